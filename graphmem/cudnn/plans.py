@@ -126,8 +126,8 @@ def _convolution(descriptors: Descriptors, convolution: Convolution) -> Descript
     descriptors.set(made, 101, Type.CONVOLUTION_MODE, [_CROSS_CORRELATION])
     descriptors.set(made, 102, Type.INT64, convolution.dilation)
     descriptors.set(made, 103, Type.INT64, convolution.stride)
-    descriptors.set(made, 104, Type.INT64, convolution.padding)
-    descriptors.set(made, 105, Type.INT64, convolution.padding_after or convolution.padding)
+    descriptors.set(made, 104, Type.INT64, convolution.padding_after or convolution.padding)
+    descriptors.set(made, 105, Type.INT64, convolution.padding)
     descriptors.set(made, 106, Type.INT64, [len(convolution.stride)])
     descriptors.finalize(made)
     return made

@@ -23,6 +23,17 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
     "NonMaxSuppression": (2, 3, 4), "If": (0,), "Loop": (0, 1),
 }  # fmt: skip
+#: The same of operators of com.microsoft (``bert/group_query_attention.cc``).
+_MICROSOFT_HOST_INPUTS: dict[str, tuple[int, ...]] = {"GroupQueryAttention": (6,)}
+
+
+def host_inputs(node: Node) -> tuple[int, ...]:
+    """Positions of the inputs that a card's kernel of ``node`` reads in host memory."""
+    if node.domain == "com.microsoft":
+        return _MICROSOFT_HOST_INPUTS.get(node.op_type, ())
+    return HOST_INPUTS.get(node.op_type, ()) if not node.domain else ()
+
+
 #: CUDA kernels whose output is in CPU memory: ``core/providers/cuda/tensor/shape_op.cc``, ``size.cc``.
 HOST_OUTPUTS = frozenset(("Shape", "Size"))
 SMALL_INITIALIZER_ELEMENTS = 100  # kSmallInitializerThreshold, fallback_cpu_capability.cc
@@ -41,7 +52,7 @@ class Placement:
 
     def read_at(self, index: int, node: Node, position: int) -> Place:
         """Where the node reads its input ``position``."""
-        if index in self.host_nodes or (not node.domain and position in HOST_INPUTS.get(node.op_type, ())):
+        if index in self.host_nodes or position in host_inputs(node):
             return Place.HOST
         return Place.DEVICE
 
@@ -132,7 +143,7 @@ def _host_nodes(graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph
 def _prefers_cpu(graph: Graph, node: Node, on_cpu: set[str], anywhere: set[str]) -> bool:
     if not any(name in on_cpu for name in node.inputs):  # only consumers of CPU tensors are candidates
         return False
-    wanted_on_cpu = HOST_INPUTS.get(node.op_type, ()) if not node.domain else ()
+    wanted_on_cpu = host_inputs(node)
     for position, name in enumerate(node.inputs):
         if not name:
             continue

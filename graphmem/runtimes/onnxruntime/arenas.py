@@ -15,14 +15,14 @@ from graphmem.trace import Category, EventKind, Place, Trace
 def reserved_allocations(trace: Trace, options: Options) -> frozenset[int]:
     """Which device allocations of ``trace``, counted from 0 and without empty ones, are made with ``Reserve``.
 
-    They are the initializers, and prepacked weights on the CPU, where the session reserves them at all.
+    They are what kernels reserve, and the initializers, with prepacked weights on the CPU, where the session reserves
+    them at all.
     """
-    if not options.session.reserves_initializers:
-        return frozenset()
+    kinds = {Category.HELD, *([Category.PARAMETER] if options.session.reserves_initializers else [])}
     births = trace.subjects[trace.kinds == EventKind.ALLOC].tolist()
     storages = [trace.storages[subject] for subject in births]
     held = [storage for storage in storages if storage.place == Place.DEVICE and storage.bytes > 0]
-    return frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER)
+    return frozenset(index for index, storage in enumerate(held) if storage.category in kinds)
 
 
 def session_count(trace: Trace) -> int:

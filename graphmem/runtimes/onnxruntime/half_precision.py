@@ -8,14 +8,19 @@ which would then do nothing, stand in as Neg nodes meanwhile, so fusions across 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 _HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 _MARK = "graphmem cast to "  # begins the names of nodes that stand in for casts
 _PAYLOADS = ("raw_data", "float_data", "int32_data")
+#: Of the formulas of GELU that are fused (``gelu_fusion.cc``, ``fast_gelu_fusion.cc``).
+_CONSTANTS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
 #: Operators whose output type an input or an attribute chooses in ways that widening would change.
 _CONVERTING = frozenset(("CastLike", "QuantizeLinear", "DequantizeLinear"))
 
@@ -72,9 +77,16 @@ def _widen_cast(node: onnx.NodeProto, index: int, types: dict[str, int]) -> bool
 def _widen(tensor: onnx.TensorProto) -> None:
     has_values = any(len(getattr(tensor, field)) for field in _PAYLOADS)
     if has_values and tensor.data_location != TensorProto.EXTERNAL:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
+        tensor.CopyFrom(numpy_helper.from_array(_single(numpy_helper.to_array(tensor)), tensor.name))
     del tensor.external_data[:]  # its length is that of float16
     tensor.data_type = _SINGLE
+
+
+def _single(values: Any) -> Any:
+    """``values`` in fp32; one that is a constant of a formula, rounded, is that constant: fusions round what they
+    expect of float16 (``IsInitializerWithExpectedValue``, ``optimizer/utils.cc``)."""
+    known = [] if values.size != 1 else [c for c in _CONSTANTS if np.float16(c) == values.reshape(-1)[0]]
+    return np.full(values.shape, known[0], np.float32) if known else values.astype(np.float32)
 
 
 def narrowed(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:

@@ -636,6 +636,100 @@ one(
 )
 
 
+# --- kernels that choose among several implementations ----------------------------------------------------------------
+
+_HALF = np.float16
+_QKV, _HEADS = [("batch", "s", 256)] * 3, [("batch", 4, "s", 64)] * 3
+_CROSS = [("batch", 4, "s", 64), ("batch", 4, "t", 64), ("batch", 4, "t", 64)]
+_GROUPED = [("batch", 4, "s", 64), ("batch", 2, "s", 64), ("batch", 2, "s", 64)]
+_WIDE = [("batch", 4, "s", 256)] * 3
+for _name, _inputs, _weights in (
+    ("", _QKV, []),
+    ("_bias", _QKV, [_f(768, dtype=_HALF)]),
+    ("_packed", [("batch", "s", 4, 3, 64)], []),
+    ("_packed_keys", [("batch", "s", 256), ("batch", "s", 4, 2, 64)], []),
+    ("_lengths", _QKV, [None, np.ones(16, np.int32)]),
+):
+    one(
+        f"mha_half{_name}",
+        "MultiHeadAttention",
+        _inputs,
+        _weights,
+        kinds=[HALF] * len(_inputs),
+        domain=_MS,
+        num_heads=4,
+    )
+one("mha_float", "MultiHeadAttention", _QKV, domain=_MS, num_heads=4)
+one(
+    "ms_attention_lengths", "Attention", [("batch", "s", 256)],
+    [_f(256, 768, dtype=_HALF), _f(768, dtype=_HALF), np.ones(16, np.int32)], kinds=[HALF], domain=_MS, num_heads=4,
+)  # fmt: skip
+one(
+    "ms_attention_lines", "Attention", [("batch", "s", 256)], [_f(256, 768, dtype=_HALF), _f(768, dtype=_HALF)],
+    kinds=[HALF], domain=_MS, num_heads=4,
+)  # fmt: skip
+for _name, _inputs in (("", _HEADS), ("_cross", _CROSS), ("_grouped", _GROUPED), ("_wide", _WIDE)):
+    one(f"attention_half{_name}", "Attention", _inputs, kinds=[HALF] * 3, opset=23)
+one("attention_float_grouped", "Attention", _GROUPED, opset=23)
+one("attention_mask", "Attention", [*_HEADS, ("s", "s")], kinds=[HALF] * 3 + [BOOL], opset=23)
+one("attention_rows", "Attention", _QKV, kinds=[HALF] * 3, opset=24, q_num_heads=4, kv_num_heads=4)
+
+
+def _group_query(packed: bool, **attributes: Any) -> Made:
+    """Grouped queries of a decoder: past keys are inputs, present ones outputs."""
+
+    def write(path: Path) -> None:
+        widths = [512] if packed else [256, 128, 128]
+        inputs: dict[str, tuple[int, Sequence[Any]]] = {
+            f"x{i}": (HALF, ("batch", "s", width)) for i, width in enumerate(widths)
+        }
+        read = [*(f"{name}_" for name in inputs), *["", ""][: 2 * packed]]
+        nodes = [helper.make_node("Neg", [name], [f"{name}_"]) for name in inputs]
+        given = dict.fromkeys(("k", "v"), (HALF, ("batch", 2, "p", 64)))
+        inputs |= {**given, "lengths": (INT32, ("batch",)), "total": (INT32, ())}
+        weights = {"cos": _f(2048, 32, dtype=_HALF), "sin": _f(2048, 32, dtype=_HALF)} if attributes else {}
+        read += ["k", "v", "lengths", "total", *weights]
+        nodes += [
+            helper.make_node(
+                "GroupQueryAttention", read, ["y0", "y1", "y2"], domain=_MS, num_heads=4, kv_num_heads=2, **attributes
+            ),
+            helper.make_node("Neg", ["y0"], ["y0_"]),
+        ]
+        written(path, nodes, inputs, dict.fromkeys(("y0_", "y1", "y2"), HALF), weights)
+
+    return write
+
+
+MODELS["gqa"], MODELS["gqa_packed_rotary"] = _group_query(False), _group_query(True, do_rotary=1)
+for _name, _depth, _columns in (("even", 256, 512), ("uneven", 200, 300)):
+    one(
+        f"nbits_{_name}", "MatMulNBits", [("batch", "s", _depth)],
+        [np.zeros((_columns, -(-_depth // 32), 16), np.uint8), _f(_columns * -(-_depth // 32), dtype=_HALF)],
+        kinds=[HALF], domain=_MS, K=_depth, N=_columns, bits=4, block_size=32,
+    )  # fmt: skip
+for _length, _count in ((5000, 17), (20000, 5), (100000, 5000)):
+    one(
+        f"topk_{_length}_{_count}", "TopK", [("batch", _length)], [np.array([_count])], outputs=2,
+        result=[FLOAT, INT64],
+    )  # fmt: skip
+one(
+    "product_int8", "MatMulInteger", [("batch", 64, 255)], [np.zeros((255, 510), np.int8)], kinds=[TensorProto.INT8],
+    result=[INT32],
+)  # fmt: skip
+_TWICE = [None, np.array([1, 1, 2, 2], np.float32)]
+one("resize_cubic", "Resize", [_X], _TWICE, mode="cubic")
+one("resize_volume", "Resize", [("batch", 4, 8, 16, 16)], [None, np.array([1, 1, 2, 2, 2], np.float32)], mode="linear")
+one(
+    "resize_smooth", "Resize", [_X], [None, np.array([1, 1, 0.5, 0.5], np.float32)], mode="cubic", antialias=1, opset=18
+)
+one("square_rows", "ReduceSumSquare", [("batch", 60000, 2)], axes=[2])
+one(
+    "lstm_reverse", "LSTM", [(100, "batch", 80)], [_f(1, 512, 80), _f(1, 512, 128), _f(1, 1024)], outputs=3,
+    hidden_size=128, direction="reverse",
+)  # fmt: skip
+one("conv_after", "Conv", [("batch", 1, 1, 1600)], [_f(160, 1, 1, 475)], strides=[1, 441], pads=[0, 17, 0, 458])
+
+
 def _dynamic_int8(float_model: str) -> Made:
     def write(path: Path) -> None:
         from onnxruntime.quantization import quantize_dynamic
@@ -764,16 +858,20 @@ def _chain(*steps: tuple[str, str, str]) -> list[onnx.NodeProto]:
     return [helper.make_node(kind, given.split(), [made], **to.get(kind, {})) for kind, given, made in steps]
 
 
-def _loop(name: str, *inside: tuple[str, str, str], before: tuple[tuple[str, str, str], ...] = ()) -> None:
-    """A loop of one run: on the stub driver no kernel computes the condition of a second one."""
+def _loop(
+    name: str, *inside: tuple[str, str, str], before: tuple[tuple[str, str, str], ...] = (), runs: int = 1
+) -> None:
+    """A loop: of one run, as on the stub driver no kernel computes the condition of a second one, or of several, whose
+    condition is a constant."""
     collected = ["o"] if any(made == "o" for _, _, made in inside) else []
     body = helper.make_graph(
-        [*_chain(("Identity", "c", "c2"), *inside)], "body",
+        [*_chain(("Identity", "c" if runs == 1 else "true", "c2"), *inside)], "body",
         [_value("i", [], TensorProto.INT64), _value("c", [], TensorProto.BOOL), _value("v")],
         [_value("c2", [], TensorProto.BOOL), *map(_value, ("v2", *collected))],
+        [] if runs == 1 else [onnx.numpy_helper.from_array(np.array(True), "true")],
     )  # fmt: skip
     loop = helper.make_node("Loop", ["count", "go", "r"], ["l", *collected], body=body)
-    constants = {"count": np.array(1, np.int64), "go": np.array(True), "w": _f(300, 300)}
+    constants = {"count": np.array(runs, np.int64), "go": np.array(True), "w": _f(300, 300)}
     last = _chain(("Neg", collected[0] if collected else "l", "y"))
     graph = helper.make_graph(
         [*_chain(("Relu", "x", "r"), *before), loop, *last], "g", [_value("x")], [_value("y", None)],
@@ -787,6 +885,9 @@ _loop("loop_carried", ("MatMul", "v w", "m"), ("Sigmoid", "m", "s"), ("Tanh", "s
 _loop("loop_collected", ("Sigmoid", "v", "v2"), ("Tanh", "v2", "o"))
 _loop("loop_captured", ("Cast", "n", "f"), ("Div", "v f", "m"), ("Tanh", "m", "v2"), before=(("Size", "r", "n"),))
 _loop("loop_counter", ("Cast", "i", "f"), ("Mul", "v f", "m"), ("Tanh", "m", "v2"))
+_loop("loop_carried_often", ("MatMul", "v w", "m"), ("Sigmoid", "m", "s"), ("Tanh", "s", "v2"), runs=4)
+_loop("loop_collected_often", ("Sigmoid", "v", "v2"), ("Tanh", "v2", "o"), runs=4)
+_loop("loop_counter_often", ("Cast", "i", "f"), ("Mul", "v f", "m"), ("Tanh", "m", "v2"), runs=4)
 
 
 def _scan(name: str, axis: int) -> None:

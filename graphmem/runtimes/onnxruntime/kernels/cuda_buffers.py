@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Iterator
 
 from graphmem.graph.model import ELEMENT_BITS, Graph, Node
+from graphmem.runtimes.onnxruntime.kernels import cuda_attention
 from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries, network_of
 from graphmem.runtimes.onnxruntime.kernels.tables import MICROSOFT
 from graphmem.runtimes.onnxruntime.kernels.working_buffers import ONLY_OUTPUTS, OUTPUTS, SOFTMAX_ONE_AXIS, Steps
 
-Rule = Callable[[Node, Graph, Libraries], Steps]
+#: None: what this node's kernel takes is not known.
+Rule = Callable[[Node, Graph, Libraries], Steps | None]
 
 
 def _shape(graph: Graph, name: str) -> tuple[int, ...]:
@@ -26,6 +28,10 @@ def _itemsize(graph: Graph, name: str) -> int:
     return ELEMENT_BITS[graph.tensors[name].dtype] // 8
 
 
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def _convolution(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     """``nn/conv.cc``: the plan's workspace, when the output is there."""
     size = libraries.convolution_workspace(node, graph)
@@ -33,11 +39,12 @@ def _convolution(node: Node, graph: Graph, libraries: Libraries) -> Steps:
 
 
 def _recurrent(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``rnn/cudnn_rnn_base.cc``: the sequences turned around where they run backward, an output that nobody wants,
-    weights that are no constants, cuDNN's work space, and the output in ONNX's order."""
+    """``rnn/cudnn_rnn_base.cc``: the sequences' lengths, the sequences turned around where they run backward, an
+    output that nobody wants, weights that are no constants, cuDNN's work space, and the output in ONNX's order."""
     network = network_of(node, graph, libraries)
     item = network.itemsize
     reverse = _is_reverse(node)
+    lengths = network.batch * _INT_BYTES
     taken = [network.rows * network.inputs * item] if reverse else []
     size = network.rows * network.hidden * network.directions * item
     has_output = bool(node.outputs and node.outputs[0])
@@ -45,16 +52,14 @@ def _recurrent(node: Node, graph: Graph, libraries: Libraries) -> Steps:
         taken.append(size)
     if not _has_constant_weights(node, graph):
         taken.append(_weights_bytes(node, graph))
-    taken.append(network.batch * _INT_BYTES)  # the sequences' lengths
     taken.append(libraries.recurrent_workspace(network))
     if reverse or network.directions == 2:
         taken.append(size)
-    return (OUTPUTS, *taken)
+    return (lengths, OUTPUTS, *taken)
 
 
 def _is_reverse(node: Node) -> bool:
-    direction = node.attributes.get("direction", "forward")
-    return (direction.decode() if isinstance(direction, bytes) else direction) == "reverse"
+    return _text(node.attributes.get("direction", "forward")) == "reverse"
 
 
 def _has_constant_weights(node: Node, graph: Graph) -> bool:
@@ -73,8 +78,8 @@ def _weights_bytes(node: Node, graph: Graph) -> int:
 
 _INT_BYTES, _INT64_BYTES = 4, 8
 _FLOAT_BYTES = 4
-#: ``reduction/reduction_functions.cu``: threads of a warp, warps of a block, values of a thread, blocks of a row, rows.
-_WARP, _MOST_WARPS, _VALUES, _MOST_BLOCKS, _MOST_ROWS = 32, 8, 4, 256, 32768
+#: ``reduction/reduction_functions.cu``: threads of a warp, warps of a block, values of a thread, blocks of a row.
+_WARP, _MOST_WARPS, _VALUES, _MOST_BLOCKS = 32, 8, 4, 256
 _PADDING = 15  # alignof(max_align_t) - 1
 #: Sums and means whose axes are the last or the first ones are reductions of a matrix.
 _OF_MATRICES = frozenset(("ReduceSum", "ReduceMean", "ReduceLogSum", "ReduceSumSquare"))
@@ -85,7 +90,8 @@ _INTEGERS = frozenset(("int8", "uint8", "int32", "int64"))
 def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     """``reduction/reduction_ops.cc``: a matrix is reduced by columns through partial sums and a flag for every row, by
     rows in place; everything else by cuDNN, which asks for room of the input's size (400 shapes asked of 9.20).
-    ``ReduceLogSumExp`` keeps what it subtracted the maximum from, and the logarithm."""
+    ``ReduceLogSumExp`` keeps what it subtracted the maximum from, and the logarithm; the index of the largest value of
+    a long row comes from pairs of every block."""
     source, result = graph.tensors[node.inputs[0]], graph.tensors[node.outputs[0]]
     shape = _shape(graph, node.inputs[0])
     axes = reduced_axes(node, graph, len(shape))
@@ -103,8 +109,10 @@ def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     if node.op_type == "ReduceLogSumExp":
         return (OUTPUTS, source.elements * item, source.elements * item, result.elements * item)
     if node.op_type in ("ArgMax", "ArgMin"):
-        if axes == (len(shape) - 1,):  # a kernel of its own (1.31.1)
-            return ONLY_OUTPUTS
+        if axes == (len(shape) - 1,):
+            rows, blocks = source.elements // shape[-1], _blocks(shape[-1])
+            pairs = rows * blocks * (_FLOAT_BYTES + _INT_BYTES) + rows * _INT_BYTES + _PADDING
+            return (OUTPUTS, pairs) if blocks > 1 else ONLY_OUTPUTS
         indices = result.elements * _INT_BYTES
         return (OUTPUTS, indices, 2 * source.nbytes, result.elements * item)
     return (OUTPUTS, *squares, source.nbytes)
@@ -156,9 +164,13 @@ def _matrix(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int] | 
 
 def _partial_sums(rows: int, columns: int) -> int:
     """``compute_reduce_matrix_columns_intermediate_buffer_size``: sums are of fp32."""
+    return rows * _blocks(columns) * _FLOAT_BYTES + rows * _INT_BYTES + _PADDING
+
+
+def _blocks(columns: int) -> int:
+    """Blocks that reduce a row (``compute_grid_and_block_dims``)."""
     warps = min(_MOST_WARPS, max(1, columns // (_VALUES * _WARP)))
-    blocks = min(_MOST_BLOCKS, max(1, columns // (_VALUES * _WARP * warps)))
-    return rows * blocks * _FLOAT_BYTES + min(_MOST_ROWS, rows) * _INT_BYTES + _PADDING
+    return min(_MOST_BLOCKS, max(1, columns // (_VALUES * _WARP * warps)))
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
@@ -172,6 +184,32 @@ def _softmax(node: Node, graph: Graph, libraries: Libraries) -> Steps:
         return ONLY_OUTPUTS
     size = graph.tensors[node.inputs[0]].nbytes
     return (OUTPUTS, size, size)
+
+
+#: Bytes of an index of the result that is looked up, by mode (``NearestMappingInfo``, ..., ``tensor/resize_impl.cu``).
+_MAPPED_BYTES = {"nearest": 8, "linear": 12, "cubic": 24}
+#: Values on either side that a filter reads where it does not scale down (``tensor/resize_antialias_impl.cu``).
+_SUPPORT = {"linear": 1, "cubic": 2}
+#: Results that are looked up where they are clipped, which a kernel against aliasing keeps.
+_CLIPPED_BYTES = 1280
+
+
+def _resize(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``tensor/upsample.cc``: where every index of the result comes from; to the nearest value in all dimensions, with
+    where each of them begins, else in the last two, or three where the rank is odd. Against aliasing every index has
+    bounds, a flag, and the weights of a window."""
+    before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
+    if 0 in after or before == after:
+        return ONLY_OUTPUTS
+    mode = _text(node.attributes.get("mode", "nearest"))
+    if mode == "nearest":
+        return (OUTPUTS, len(after) * _INT64_BYTES + sum(after) * _MAPPED_BYTES[mode])
+    axes = 3 if mode == "linear" and len(after) % 2 else 2
+    if not node.attributes.get("antialias", 0):
+        return (OUTPUTS, sum(after[-axes:]) * _MAPPED_BYTES[mode])
+    windows = [2 * -(-_SUPPORT[mode] * max(i, o) // o) + 1 for i, o in zip(before, after, strict=True)]
+    weights = sum(window * size for window, size in zip(windows[-axes:], after[-axes:], strict=True)) * _FLOAT_BYTES
+    return (OUTPUTS, 2 * sum(after[-axes:]) * _INT64_BYTES, sum(after[-axes:]) * _INT64_BYTES, weights)
 
 
 def _instance_norm(node: Node, graph: Graph, libraries: Libraries) -> Steps:
@@ -191,20 +229,57 @@ def _gather_nd(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     return (math.prod(_shape(graph, node.inputs[1])[:-1]) * _INT64_BYTES, OUTPUTS)
 
 
-#: ``kAllocAlignment`` of attention's scratch.
-_ALIGNMENT = 256
+#: Rows up to which a quantized matrix is multiplied as it is, if its shape is a multiple of the kernel's
+#: (``quantization/matmul_nbits.cc``, ``matmul_4bits.cu``).
+_FEW_ROWS, _MULTIPLE = 16, 8
 
 
-def _attention(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``bert/attention.cc`` without a fused kernel: queries, keys and values in one product, then transposed with room
-    for the scores before and after softmax (``GetAttentionWorkspaceSize``, ``bert/attention_impl.cu``)."""
-    batch, length, _ = _shape(graph, node.inputs[0])
-    heads, item = int(node.attributes["num_heads"]), _itemsize(graph, node.inputs[0])
-    columns = _shape(graph, node.inputs[1])[-1]
-    past = _shape(graph, node.inputs[4])[-2] if len(node.inputs) > 4 and node.inputs[4] else 0
-    product = batch * length * columns * item
-    scores = -(-(batch * heads * length * (past + length) * item) // _ALIGNMENT) * _ALIGNMENT
-    return (OUTPUTS, product, product + 2 * scores)
+def _quantized_product(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``quantization/matmul_nbits.cc``: the matrix in full for many rows, whole blocks of it."""
+    shape = _shape(graph, node.inputs[0])
+    depth, columns, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
+    is_even = not depth % _MULTIPLE and not columns % _MULTIPLE
+    if is_even and math.prod(shape[:-1]) <= _FEW_ROWS:
+        return ONLY_OUTPUTS
+    return (OUTPUTS, columns * -(-depth // block) * block * _itemsize(graph, node.inputs[0]))
+
+
+#: Rows and columns of 8-bit matrices are padded to this (``integer_gemm.cc``).
+_INT8_MULTIPLE = 32
+
+
+def _integer_product(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``math/matmul_integer.cc``: matrices in padded copies; sums of rows and columns depend on the zero points."""
+    left, right = (_shape(graph, name) for name in node.inputs[:2])
+    if any(node.inputs[2:]) or len(right) != 2 or len(left) < 2:
+        return None
+    padded = [
+        math.prod(shape[:-1]) * -(-shape[-1] // _INT8_MULTIPLE) * _INT8_MULTIPLE
+        for shape in (left, right)
+        if shape[-1] % _INT8_MULTIPLE
+    ]
+    return (OUTPUTS, *padded)
+
+
+#: Longest axis that is sorted in place; longer ones are divided in parts, by how long that is thought to take.
+_MOST_SORTED = 4096
+
+
+def _topk(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``math/topk_impl.cuh``."""
+    shape = _shape(graph, node.inputs[0])
+    axis = int(node.attributes.get("axis", -1))
+    return ONLY_OUTPUTS if shape and shape[axis % len(shape)] <= _MOST_SORTED else None
+
+
+#: Values of a block that is counted; blocks up to which the sums of the counts were recorded, and their room.
+_COUNTED, _MOST_COUNTS, _SUMS_BYTES = 256, 7500, 1023
+
+
+def _nonzero(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``tensor/nonzero_op.cc``: how many there are in every block, before the output's shape is known."""
+    blocks = -(-graph.tensors[node.inputs[0]].elements // _COUNTED)
+    return (blocks * _INT_BYTES, _SUMS_BYTES, OUTPUTS) if blocks <= _MOST_COUNTS else None
 
 
 _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
@@ -212,11 +287,23 @@ _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
 
 def made_with(node: Node, graph: Graph, libraries: Libraries) -> Iterator[tuple[str, int]]:
     """(label, bytes) of what a kernel takes when it is made and keeps: ``CudnnRnnBase`` has the generators of a
-    dropout that never happens, and its constant weights packed."""
+    dropout that never happens, and its constant weights packed; grouped queries a list of zeros, filters a
+    table."""
+    if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention"):
+        yield "zeros", cuda_attention.ZEROS_BYTES
+    if node.op_type == "Resize" and node.attributes.get("antialias", 0):
+        yield "table of clipped values", _CLIPPED_BYTES
     if (node.domain, node.op_type) in _RECURRENT:
         yield "dropout states", libraries.dropout_states()
         if _has_constant_weights(node, graph):
             yield f"{node.inputs[1]} (packed)", _weights_bytes(node, graph)
+
+
+def reserved_with(node: Node) -> Iterator[tuple[str, int]]:
+    """(label, bytes) of what a kernel reserves outside the arena's regions when it is made."""
+    if (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention"):
+        for side in ("queries", "keys"):
+            yield f"ends of sequences of {side}", cuda_attention.SEQUENCES_BYTES
 
 
 _REDUCTIONS = (
@@ -228,8 +315,16 @@ RULES: dict[tuple[str, str], Rule] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(_RECURRENT, _recurrent),
     **dict.fromkeys((("", name) for name in _REDUCTIONS), _reduction),
-    (MICROSOFT, "Attention"): _attention,
+    ("", "Attention"): cuda_attention.of_onnx,
+    (MICROSOFT, "Attention"): cuda_attention.attention,
+    (MICROSOFT, "MultiHeadAttention"): cuda_attention.multi_head,
+    (MICROSOFT, "GroupQueryAttention"): cuda_attention.group_query,
+    (MICROSOFT, "MatMulNBits"): _quantized_product,
     ("", "InstanceNormalization"): _instance_norm,
+    ("", "Resize"): _resize,
+    ("", "TopK"): _topk,
+    ("", "NonZero"): _nonzero,
+    ("", "MatMulInteger"): _integer_product,
     ("", "GatherND"): _gather_nd,
     (MICROSOFT, "GroupNorm"): _group_norm,
     ("", "Softmax"): _softmax,
@@ -237,10 +332,9 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 #: Operators whose kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"),
-    ("", "NonZero"), ("", "MatMulInteger"),
-    (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
-    (MICROSOFT, "PackedAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "LongformerAttention"),
-    (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
+    ("", "Einsum"), ("", "NonMaxSuppression"),
+    (MICROSOFT, "PackedAttention"), (MICROSOFT, "PackedMultiHeadAttention"), (MICROSOFT, "QAttention"),
+    (MICROSOFT, "LongformerAttention"), (MICROSOFT, "DecoderMaskedMultiHeadAttention"),
+    (MICROSOFT, "DecoderMaskedSelfAttention"), (MICROSOFT, "PagedAttention"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
     (MICROSOFT, "SparseAttention"),
 ))  # fmt: skip

@@ -46,7 +46,8 @@ def _asked(library: str | Path, card: Device) -> Cudnn:
 @dataclass
 class Libraries:
     """cuDNN on ``card``. ``library``: what to ask, None to predict; ``predicted``: shapes that were, with
-    ``extreme`` at one end of what their plans may take."""
+    ``extreme`` at one end of what their plans may take. ``unmodelled``: (operator, key) of nodes whose kernel's room
+    is not known."""
 
     card: Device
     search: str = "EXHAUSTIVE"
@@ -55,6 +56,7 @@ class Libraries:
     library: str | Path | None = None
     extreme: str = ""
     predicted: set[Convolution] = field(default_factory=set)
+    unmodelled: set[tuple[str, str]] = field(default_factory=set)
     _asked: Cudnn | None = None
     _sizes: dict[Convolution, int] = field(default_factory=dict)
 

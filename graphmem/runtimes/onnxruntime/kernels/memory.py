@@ -39,9 +39,9 @@ _CUBLAS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight rearranged for its kernel, in buffers of ``sizes`` bytes. ``reserved``: outside the arena's regions;
-    ``dropped``: found to equal one that is there already, and given back; ``frees_weight``: no kernel needs the weight
-    as it was any more."""
+    """A weight rearranged for its kernel, or what a kernel keeps, in buffers of ``sizes`` bytes. ``reserved``: outside
+    the arena's regions; ``dropped``: found to equal one that is there already, and given back; ``frees_weight``: no
+    kernel needs the weight as it was any more."""
 
     node: str
     weight: str
@@ -99,7 +99,10 @@ class KernelMemory:
         if self.cudnn_workspace_bytes is not None and kind in cuda_buffers.CONVOLUTIONS:
             return (OUTPUTS, self.cudnn_workspace_bytes) if self.cudnn_workspace_bytes else ONLY_OUTPUTS
         cuda = cuda_buffers.RULES.get(kind)
-        return ONLY_OUTPUTS if cuda is None else cuda(node, graph, self.libraries)
+        steps = ONLY_OUTPUTS if cuda is None else cuda(node, graph, self.libraries)
+        if steps is None:
+            self.libraries.unmodelled.add((node.op_type, node.key))
+        return steps or ONLY_OUTPUTS
 
     def label(self, node: Node) -> str:
         """What the working buffers of ``node`` are, for people: predicted plans of cuDNN are told apart."""
@@ -115,7 +118,10 @@ class KernelMemory:
         run on the CPU beside a card take none of its memory."""
         lacking = WITHOUT_RULE if self.libraries is None else cuda_buffers.WITHOUT_RULE
         nodes = [node for plan in plans for index, node in enumerate(plan.nodes) if index not in plan.host_nodes]
-        return dict(Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking))
+        count = Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking)
+        if self.libraries is not None:
+            count.update(operator for operator, _ in self.libraries.unmodelled)
+        return dict(count)
 
     def prepacked(self, graph: Graph, plan: SessionPlan, weights: Weights) -> Iterator[PackedWeight]:
         """What kernels of a session, or of a subgraph of one, take when they are made, in the order of the nodes: their
@@ -126,6 +132,8 @@ class KernelMemory:
                     continue
                 for label, size in cuda_buffers.made_with(node, graph, self.libraries):
                     yield PackedWeight(node.name, label, (size,), reserved=False)
+                for label, size in cuda_buffers.reserved_with(node):
+                    yield PackedWeight(node.name, label, (size,), reserved=True)
             return
         if plan.settings.disable_prepacking:
             return

@@ -69,7 +69,7 @@ CUDA = KernelTable(
     "CUDA",
     _rules(
         (_ALIAS, "", _ALIASES),
-        (_INPLACE, "", (*_ACTIVATIONS, "Gelu")),  # activation/activations.cc, tensor/gelu.cc
+        (_INPLACE, "", (*_ACTIVATIONS, "Gelu", "HardSwish")),  # activation/activations.cc, tensor/gelu.cc
         (_INPLACE, MICROSOFT, ("Affine", "ParametricSoftplus", "ScaledTanh", "Gelu", "QuickGelu")),
         (KernelRule(may_inplace=((3, 1), (4, 2))), MICROSOFT, ("GroupQueryAttention",)),  # past into present
     ),

@@ -154,7 +154,10 @@ def _run_scan(frame: Frame, node: Node) -> None:
         axis = axes[position - states] if position >= states and axes else 0
         if axis:
             moved.append(name)
-            taken.append(frame.take(frame.graph.tensors[name].nbytes, f"{node.name} before transposing"))
+            later[inner] = lambda name=name: taken.append(_untransposed(frame, node, name))  # type: ignore[misc]
+            if _is_fixed(graph, inner) or not length:
+                later[inner]()
+                later[inner] = _nothing
         elif position < states or _is_fixed(graph, inner) or not length:
             frame.output(name)
         else:
@@ -171,6 +174,11 @@ def _run_scan(frame: Frame, node: Node) -> None:
         frame.output(name)
     for storage in taken:
         frame.free(storage)
+
+
+def _untransposed(frame: Frame, node: Node, name: str) -> int:
+    """The buffer of an output whose slices do not lie along the first axis."""
+    return frame.take(frame.graph.tensors[name].nbytes, f"{node.name} before transposing")
 
 
 def _transposed_inputs(frame: Frame, node: Node, states: int) -> Iterator[int]:

@@ -68,8 +68,10 @@ class Runs:
         }
         for block in self.memory.prepacked(graph, self.plan, weights):
             operator = self.builder.operator("prepacking", block.node, phase)
-            category = Category.PARAMETER if block.reserved else Category.BUFFER
-            taken = [self._alloc(size, operator, category, self.plan.home, block.label) for size in block.sizes]
+            on_cpu = self.plan.settings.provider == "cpu"
+            reserved = Category.PARAMETER if on_cpu else Category.HELD
+            category, label = (reserved if block.reserved else Category.BUFFER), block.label if on_cpu else block.weight
+            taken = [self._alloc(size, operator, category, self.plan.home, label) for size in block.sizes]
             for storage in taken if block.dropped else ():
                 self.builder.free(storage, operator)
             if block.frees_weight:

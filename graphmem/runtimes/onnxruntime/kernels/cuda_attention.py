@@ -1,0 +1,339 @@
+"""Working buffers of attention on CUDA: which of its implementations runs, and what that one takes from the arena.
+
+``contrib_ops/cuda/bert/{attention,multihead_attention,group_query_attention}.cc`` and ``core/providers/cuda/llm/
+attention.cc`` try, by card, type and shapes: cuDNN's, flash attention, TensorRT's fused kernels, memory efficient
+attention, and products with a softmax between them. Compared with 1.31.1 at compute capability 7.5, 8.0 and 9.0
+(``tests/golden/onnxruntime/cuda``), with the environment's ``ORT_DISABLE_...`` unset.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphmem.graph.model import ELEMENT_BITS, Graph, Node
+from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries
+from graphmem.runtimes.onnxruntime.kernels.working_buffers import OUTPUTS, Steps
+
+_FLOAT_BYTES, _INT_BYTES = 4, 4
+#: Alignment of scratch (``kMemoryAlignment``, ``attention_impl.cu``).
+_ALIGNMENT = 256
+#: What the plan of cuDNN's attention asks for with several queries; of one the keys are split, by a rule of its own.
+_CUDNN_BYTES = 256
+_HALVES = ("float16", "bfloat16")
+#: Sequences from which on float32 is computed memory efficiently, and packed products by flash attention
+#: (``attention_common.h``).
+_LONG_FLOAT32, _LONG_PACKED = 256, 513
+#: Compute capabilities that TensorRT's fused kernels are compiled for, and their heads: with flash attention from
+#: sequences of 385 on, and for shorter ones (``mha_runner.cu``, ``flash_attention.cc``).
+_FUSED_CARDS = ((7, 5), (8, 0), (8, 6), (8, 9))
+_FUSED_LONG, _FUSED_LONG_HEADS, _FUSED_HEADS = 385, (16, 32, 40, 64, 80, 128, 160, 256), (32, 64)
+#: Longest keys of the fused kernel for cross attention, and its widest heads by card.
+_CROSS_KEYS, _CROSS_HEAD_TURING, _CROSS_HEAD = 128, 64, 256
+#: Columns of masks that memory efficient attention reads are multiples of this.
+_MASK_COLUMNS = 4
+#: ``kv_cache`` operators keep this many zeros (``kZerosCount``), and fused kernels two lists of the ends of sequences
+#: for at most 128 of them (``kCumulatedSequenceLengthCacheMaxBatchSize``).
+ZEROS_BYTES, SEQUENCES_BYTES = 256 * _INT_BYTES, (128 + 1) * _INT_BYTES
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """One attention: sequences of queries and keys, heads of both, values of a head."""
+
+    dtype: str
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    head: int
+    value_head: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return ELEMENT_BITS[self.dtype] // 8
+
+    @property
+    def query_bytes(self) -> int:
+        """All queries."""
+        return self.batch * self.queries * self.heads * self.head * self.itemsize
+
+    @property
+    def result_bytes(self) -> int:
+        """The result."""
+        return self.batch * self.queries * self.heads * self.value_head * self.itemsize
+
+    @property
+    def packed_bytes(self) -> int:
+        """Queries, keys and values, each with all heads."""
+        return self.query_bytes + self.batch * self.keys * self.heads * (self.head + self.value_head) * self.itemsize
+
+    def scores_bytes(self, itemsize: int) -> int:
+        """A score of every query and key, in values of ``itemsize`` bytes."""
+        return _aligned(self.batch * self.heads * self.queries * self.keys * itemsize)
+
+    @property
+    def sums_bytes(self) -> tuple[int, ...]:
+        """Memory efficient attention's sums in fp32, where a head is wide and narrower than they."""
+        is_wide = self.value_head > 128 and self.itemsize < _FLOAT_BYTES
+        return (self.batch * self.queries * self.heads * self.value_head * _FLOAT_BYTES,) if is_wide else ()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+# --- which one runs ---------------------------------------------------------------------------------------------------
+
+
+def _has_cudnn(shapes: Shapes, libraries: Libraries) -> bool:
+    """``cudnn_sdpa::is_supported``; it is asked from Hopper on."""
+    return shapes.dtype in _HALVES and libraries.capability >= (9, 0) and _fits_flash(shapes)
+
+
+def _has_flash(shapes: Shapes, libraries: Libraries) -> bool:
+    """``flash::is_supported``."""
+    is_alike = shapes.head == shapes.value_head
+    return shapes.dtype in _HALVES and libraries.capability >= (8, 0) and is_alike and _fits_flash(shapes)
+
+
+def _fits_flash(shapes: Shapes) -> bool:
+    heads = (shapes.head, shapes.value_head)
+    return all(not head % 8 and head <= 256 for head in heads) and not shapes.heads % shapes.key_heads
+
+
+def _has_fused(shapes: Shapes, libraries: Libraries) -> bool:
+    """``FusedMHARunnerFP16v2::IsSupported``."""
+    if shapes.dtype != "float16" or libraries.capability not in _FUSED_CARDS or shapes.head != shapes.value_head:
+        return False
+    return shapes.head in (_FUSED_LONG_HEADS if shapes.queries >= _FUSED_LONG else _FUSED_HEADS)
+
+
+def _has_cross(shapes: Shapes, libraries: Libraries) -> bool:
+    """``has_fused_cross_attention_kernel``."""
+    widest = _CROSS_HEAD_TURING if libraries.capability == (7, 5) else _CROSS_HEAD
+    is_known = shapes.dtype == "float16" and libraries.capability in _FUSED_CARDS
+    return is_known and shapes.head == shapes.value_head <= widest and shapes.keys <= _CROSS_KEYS
+
+
+def _has_efficient(shapes: Shapes, libraries: Libraries, *, is_long: bool) -> bool:
+    """``has_memory_efficient_attention``, which float32 takes for long sequences alone."""
+    if shapes.dtype == "bfloat16" and libraries.capability < (8, 0):
+        return False
+    return (shapes.dtype in _HALVES or is_long) and not shapes.head % 8 and not shapes.value_head % 8
+
+
+def _flash_buffers(shapes: Shapes, libraries: Libraries) -> tuple[int, ...]:
+    """The logarithms of the sums; where few blocks would leave a card idle the keys are split, and each part has
+    logarithms and a result of its own, in fp32 (``get_num_splits_and_buffer_sizes``)."""
+    logarithms = shapes.batch * shapes.heads * shapes.queries * _FLOAT_BYTES
+    splits = _splits(shapes, libraries.card.sm_count or 1)
+    if splits == 1:
+        return (logarithms,)
+    return (logarithms, splits * logarithms, splits * logarithms * (-(-shapes.head // 32) * 32))
+
+
+def _splits(shapes: Shapes, processors: int) -> int:
+    """``num_splits_heuristic`` (``flash_api.cc``): the fewest parts whose last wave of blocks is nearly as full as that
+    of the best number."""
+    columns = 256 if shapes.head <= 64 else 128 if shapes.head <= 128 else 64
+    blocks = -(-shapes.keys // columns)
+    work = shapes.batch * shapes.heads * -(-shapes.queries // 64)
+    if work >= 0.8 * processors:
+        return 1
+    waves = {
+        parts: work * parts / processors
+        for parts in range(1, min(128, processors, blocks) + 1)
+        if parts == 1 or -(-blocks // parts) != -(-blocks // (parts - 1))
+    }
+    filled = {parts: wave / math.ceil(wave) for parts, wave in waves.items()}
+    return next((parts for parts, share in filled.items() if share >= 0.85 * max(filled.values())), 1)
+
+
+# --- the operators ----------------------------------------------------------------------------------------------------
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in graph.tensors[name].shape)
+
+
+def _input(node: Node, position: int) -> str:
+    return node.inputs[position] if position < len(node.inputs) else ""
+
+
+def _flag(node: Node, name: str) -> bool:
+    return bool(node.attributes.get(name, 0))
+
+
+def attention(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``bert/attention.cc``: queries, keys and values in one product, then what the implementation needs of them."""
+    batch, length, _ = _shape(graph, node.inputs[0])
+    heads, dtype = int(node.attributes["num_heads"]), graph.tensors[node.inputs[0]].dtype
+    columns = _shape(graph, node.inputs[1])[-1]
+    past = _shape(graph, node.inputs[4])[-2] if _input(node, 4) else 0
+    head = columns // 3 // heads
+    shapes = Shapes(dtype, batch, length, past + length, heads, heads, head, head)
+    if _input(node, 5) or "qkv_hidden_sizes" in node.attributes:
+        return None
+    product = batch * length * columns * shapes.itemsize
+    packed, mask = product, _input(node, 3)
+    is_plain = not past and not any(node.outputs[1:])
+    lengths = _mask_is_lengths(mask, graph, batch)
+    if is_plain and lengths and _has_cudnn(shapes, libraries):
+        if length == 1:
+            return None
+        return (OUTPUTS, product, packed, *([batch * _INT_BYTES] if mask else []), _CUDNN_BYTES)
+    if is_plain and not mask and length >= _LONG_PACKED and _has_flash(shapes, libraries):
+        return (OUTPUTS, *_flash_buffers(shapes, libraries), product, packed)
+    if is_plain and lengths and not _flag(node, "unidirectional") and _has_fused(shapes, libraries):
+        return (OUTPUTS, product, packed + _offsets_bytes(batch))
+    if is_plain and not mask and _has_efficient(shapes, libraries, is_long=length >= _LONG_FLOAT32):
+        return (OUTPUTS, product, packed + sum(shapes.sums_bytes))
+    if mask and _shape(graph, mask) == (3 * batch + 2,):
+        return None
+    return (OUTPUTS, product, packed + 2 * shapes.scores_bytes(shapes.itemsize))
+
+
+def _mask_is_lengths(mask: str, graph: Graph, batch: int) -> bool:
+    """Whether there is no mask, or one of a length for each sequence."""
+    return not mask or _shape(graph, mask) == (batch,)
+
+
+def _offsets_bytes(batch: int) -> int:
+    """Where every sequence and its padding begin (``GetSequenceOffsetSize``)."""
+    return _aligned((2 * batch + 1) * _INT_BYTES)
+
+
+def multi_head(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``bert/multihead_attention.cc``: queries, keys and values that are packed or have a bias are unpacked first."""
+    query, key, value, bias, mask = (_input(node, position) for position in range(5))
+    if any(node.inputs[5:]) or any(node.outputs[1:]) or (key and len(_shape(graph, key)) == 4):
+        return None
+    shapes = _multi_head_shapes(node, graph, query, key, value)
+    lengths = _mask_is_lengths(mask, graph, shapes.batch)
+    causal = _flag(node, "unidirectional")
+    packed = shapes.packed_bytes if bias or not value else 0
+    if lengths and _has_cudnn(shapes, libraries):
+        if shapes.queries == 1:
+            return None
+        taken: tuple[int, ...] = (packed, shapes.batch * _INT_BYTES if mask else 0, _CUDNN_BYTES)
+    elif not mask and _has_flash(shapes, libraries):
+        taken = (*_flash_buffers(shapes, libraries), packed)
+    elif not mask and not causal and (value or (key and not bias)) and _has_cross(shapes, libraries):
+        taken = ((shapes.packed_bytes if value else 0) + 2 * _offsets_bytes(shapes.batch),)
+    elif (
+        lengths
+        and not causal
+        and (value or not key)
+        and shapes.queries == shapes.keys
+        and _has_fused(shapes, libraries)
+    ):
+        is_packed = not key and not bias
+        taken = ((0 if is_packed else shapes.packed_bytes) + _offsets_bytes(shapes.batch),)
+    elif not mask and _has_efficient(shapes, libraries, is_long=max(shapes.queries, shapes.keys) >= _LONG_FLOAT32):
+        taken = (packed + sum(shapes.sums_bytes),)
+    else:
+        taken = (shapes.packed_bytes + 2 * shapes.scores_bytes(shapes.itemsize),)
+    return (OUTPUTS, *filter(None, taken))
+
+
+def _multi_head_shapes(node: Node, graph: Graph, query: str, key: str, value: str) -> Shapes:
+    """Queries are (batch, length, values), packed ones (batch, length, heads, 3, head) or with keys (..., 2, head)."""
+    heads, dtype = int(node.attributes["num_heads"]), graph.tensors[query].dtype
+    given = _shape(graph, query)
+    batch, length = given[:2]
+    head = given[-1] if len(given) == 5 else given[-1] // heads
+    keys = _shape(graph, key)[1] if key else length
+    value_head = _shape(graph, value)[-1] // heads if value else head
+    return Shapes(dtype, batch, length, keys, heads, heads, head, value_head)
+
+
+def of_onnx(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``core/providers/cuda/llm/attention.cc``: inputs of four dimensions are transposed for the kernels that want them
+    otherwise; keys of fewer heads are repeated where a kernel knows one number of heads."""
+    query, key, value, mask = (_input(node, position) for position in range(4))
+    if any(node.inputs[4:]) or any(node.outputs[1:]) or node.attributes.get("softcap", 0.0):
+        return None
+    shapes, is_transposed = _onnx_shapes(node, graph, query, key, value)
+    moved = (shapes.query_bytes, shapes.result_bytes) if is_transposed else ()
+    is_grouped = shapes.heads != shapes.key_heads
+    if not mask and _has_flash(shapes, libraries):
+        return (OUTPUTS, *_flash_buffers(shapes, libraries), *moved)
+    converted = _mask_bytes(mask, graph, shapes.itemsize)
+    is_aligned = not mask or not _shape(graph, mask)[-1] % _MASK_COLUMNS
+    is_repeated = not is_grouped or shapes.itemsize < _FLOAT_BYTES
+    if is_aligned and is_repeated and _has_efficient(shapes, libraries, is_long=True):
+        repeated = shapes.batch * shapes.keys * shapes.heads * shapes.itemsize
+        copies = (repeated * shapes.head, repeated * shapes.value_head) if is_grouped else ()
+        return (OUTPUTS, *moved[:1], *copies, *moved[1:], *converted, *shapes.sums_bytes)
+    copied = shapes.batch * shapes.keys * shapes.key_heads * shapes.itemsize
+    before = (
+        ()
+        if is_transposed
+        else (shapes.query_bytes, copied * shapes.head, copied * shapes.value_head, shapes.result_bytes)
+    )
+    return (OUTPUTS, *converted, *before, 2 * shapes.scores_bytes(_FLOAT_BYTES))
+
+
+def _mask_bytes(mask: str, graph: Graph, itemsize: int) -> tuple[int, ...]:
+    """A mask of truth values is made one to add."""
+    is_bool = bool(mask) and graph.tensors[mask].dtype == "bool"
+    return (graph.tensors[mask].elements * itemsize,) if is_bool else ()
+
+
+def _onnx_shapes(node: Node, graph: Graph, query: str, key: str, value: str) -> tuple[Shapes, bool]:
+    """The shapes, and whether the inputs are (batch, heads, length, head) instead of (batch, length, values)."""
+    given, keys, values = (_shape(graph, name) for name in (query, key, value))
+    dtype = graph.tensors[query].dtype
+    if len(given) == 4:
+        return Shapes(dtype, given[0], given[2], keys[2], given[1], keys[1], given[3], values[3]), True
+    heads, key_heads = (int(node.attributes[name]) for name in ("q_num_heads", "kv_num_heads"))
+    return (
+        Shapes(
+            dtype, given[0], given[1], keys[1], heads, key_heads, given[2] // heads, values[2] // key_heads
+        ),
+        False,
+    )  # fmt: skip
+
+
+def group_query(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``bert/group_query_attention.cc``: three lengths of every sequence, and queries, keys and values unpacked."""
+    key, past = _input(node, 1), _input(node, 3)
+    is_quantized = any(_text(node.attributes.get(f"{name}_quant_type", "NONE")) != "NONE" for name in "kv")
+    if is_quantized or any(node.inputs[10:]) or not any(node.outputs[1:2]):
+        return None
+    shapes = _group_query_shapes(node, graph, key)
+    if past and past not in graph.inputs and shapes.queries == 1 and libraries.capability >= (8, 0):
+        return None  # keys may be appended in place, for which there is a kernel with room of its own
+    lengths = 3 * shapes.batch * _INT_BYTES
+    is_unpacked = not key or _flag(node, "do_rotary")
+    queries = (shapes.query_bytes,) if is_unpacked else ()
+    is_plain = node.attributes.get("softcap", 0.0) == 0.0 and not _flag(node, "smooth_softmax")
+    has_window = int(node.attributes.get("local_window_size", -1)) != -1
+    if is_plain and not has_window and _has_cudnn(shapes, libraries):
+        if shapes.queries == 1:
+            return None
+        return (OUTPUTS, lengths, *queries, _CUDNN_BYTES)
+    if _has_flash(shapes, libraries):
+        return (OUTPUTS, *_flash_buffers(shapes, libraries), lengths, *queries)
+    if not _has_efficient(shapes, libraries, is_long=True):
+        return None
+    repeated = shapes.batch * shapes.heads * shapes.keys * shapes.head * shapes.itemsize
+    copies = (repeated, repeated) if shapes.heads != shapes.key_heads else ()
+    parts = shapes.heads + shapes.key_heads * (1 if key else 2)
+    unpacked = shapes.query_bytes * parts // shapes.heads if is_unpacked else 0
+    return (OUTPUTS, lengths, *copies, *shapes.sums_bytes, *filter(None, (unpacked,)))
+
+
+def _group_query_shapes(node: Node, graph: Graph, key: str) -> Shapes:
+    heads, key_heads = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    batch, length, columns = _shape(graph, node.inputs[0])
+    head = columns // heads if key else columns // (heads + 2 * key_heads)
+    kept = _shape(graph, node.outputs[1])[2]
+    return Shapes(graph.tensors[node.inputs[0]].dtype, batch, length, kept, heads, key_heads, head, head)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
