@@ -8,6 +8,7 @@ one on, and evaluates arguments from right to left. The versions and their sourc
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
     name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
     members = {key: staticmethod(method) for key, method in methods.items()}
-    node: Any = type(name, (_node,), members)
+    node: Any = types.new_class(name, (_node,), exec_body=lambda namespace: namespace.update(members))
 
     def run(*inputs: Any) -> Any:
         wants = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
