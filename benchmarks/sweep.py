@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import graphmem
-from graphmem import captures
+from graphmem.answering import runs
+from graphmem.answering.question import Question
 from graphmem.devices import custom_device
-from graphmem.question import Question
 from graphmem.units import GIB
 
 BATCH, SEQ_LEN = 4, 512
@@ -62,7 +62,7 @@ def main() -> None:
     alone = [timed(lambda c=c, d=d: graphmem.analyze(model, **sizes, alloc_conf=c, device=d)) for c, d in corners]
     one = Seconds(*(statistics.mean(values) for values in zip(*(taken for taken, _ in alone), strict=True)))
     question = Question(model, **sizes)
-    capture, _ = timed(lambda: captures.record(question, captures.load(question)))
+    capture, _ = timed(lambda: runs.record(question, runs.load(question)))
     sweep, rows = timed(lambda: graphmem.sweep(model, vary=vary, **sizes))
     assert [rows[0].estimate.to_dict(), rows[-1].estimate.to_dict()] == [found.to_dict() for _, found in alone]
 

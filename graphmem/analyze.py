@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from graphmem import captures, simulate
+from graphmem.answering import runs, stages
+from graphmem.answering.question import Question
+from graphmem.answering.ranks import fullest
 from graphmem.devices import Device
 from graphmem.errors import NotModelledError
 from graphmem.estimate import Estimate
-from graphmem.question import Question
-from graphmem.ranks import fullest
 from graphmem.sources.base import OnnxModel
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
@@ -118,16 +118,16 @@ def analyze(
     say = progress or (lambda _: None)
     if ranks is not None:
         return fullest(question, ranks, say)
-    shelf = captures.Captures()
+    shelf = runs.RunCache()
     try:
-        return simulate.beside_other_loop(simulate.answer(question, shelf, say), question, say, shelf)
+        return stages.beside_other_loop(stages.estimate_of(question, shelf, say), question, say, shelf)
     except NotModelledError as error:
         raise _with_what_is_known(error, question) from None
 
 
 def _with_what_is_known(error: NotModelledError, question: Question) -> NotModelledError:
     """The error with the bytes that no provider changes, those of the run that takes the most."""
-    loaded = captures.load(replace(question, runtime=None, alloc_conf=""))
+    loaded = runs.load(replace(question, runtime=None, alloc_conf=""))
     assert isinstance(loaded, OnnxModel)
     graphs = [session[-1] for session in loaded.sessions]
     known = {
@@ -156,7 +156,7 @@ def replay_trace(
     question = Question(
         None, runtime=runtime, device=device, alloc_conf=alloc_conf, torch_version=torch_version, top=top, margin=margin
     )
-    return simulate.replay_recorded(trace, question)
+    return stages.replay_recorded(trace, question)
 
 
 def operator_graph(
@@ -185,4 +185,4 @@ def operator_graph(
         iterations=iterations,
         trust=trust,
     )
-    return captures.operator_graph(question)
+    return runs.operator_graph(question)

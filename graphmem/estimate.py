@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from graphmem import reports
+from graphmem.base.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 from graphmem.diagnostics import Diagnostic as Diagnostic
-from graphmem.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 
 if TYPE_CHECKING:
     import numpy as np

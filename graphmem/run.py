@@ -10,9 +10,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graphmem.base.figures import Communicator
+from graphmem.base.textbook import Sharded
 from graphmem.diagnostics import Diagnostic
-from graphmem.figures import Communicator
-from graphmem.textbook import Sharded
 from graphmem.trace import Trace
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RunMode:
     """How a run is made. A run that turns out not to serve is made once more, with less of this
-    (:mod:`graphmem.retries`)."""
+    (:mod:`graphmem.answering.retries`)."""
 
     limited: bool = False  # requests beyond the memory of the card are refused, as they are there
     shortens: bool = False  # of long generations only some tokens are followed
-    leaves_alike: bool = True  # loops without training end once their iterations are alike
+    ends_alike_loops: bool = True  # loops without training end once their iterations are alike
     covers_both_loops: bool = False  # one run gives the traces of both graphmem.training.LOOPS, where it can
     remark: str = ""  # why it is made so, for the reader
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.errors import CaptureError
 
 GONE: Any = type("gone", (), {"__repr__": lambda self: "gone"})()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.documents import parse_json, shown
+from graphmem.base.documents import parse_json, shown
 from graphmem.errors import TraceError
 
 SCHEMA = "graphmem.trace/1"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import check_fields
+from graphmem.base.documents import check_fields
 from graphmem.errors import UsageError
 from graphmem.training import DataParallel, FullyShard, Inference, PipelineParallel, Training, ZeRO
 

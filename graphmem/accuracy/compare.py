@@ -12,12 +12,12 @@ from graphmem.accuracy.coverage import Interval, Judged, intervals
 from graphmem.accuracy.record import OK, Machine, Record
 from graphmem.accuracy.tensorflow_replay import replayed_peaks
 from graphmem.accuracy.workers import side_by_side
+from graphmem.answering.question import Question
+from graphmem.answering.stages import estimate_of
 from graphmem.devices import Device, described_device, device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
 from graphmem.labels import ESTIMATES
-from graphmem.question import Question
-from graphmem.simulate import answer
 from graphmem.trace import Trace
 
 #: Compute capability of a machine whose card has no part in a run.
@@ -135,7 +135,7 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
             torch_version=_release(machine.versions.get("torch", "")),
             top=0,
         )
-        estimate = answer(question)
+        estimate = estimate_of(question)
     except GraphmemError as error:
         return Predicted(error=str(error))
     storages = estimate.trace.storages if estimate.trace is not None else ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from graphmem.base.figures import Doubts
 from graphmem.estimate import Estimate
-from graphmem.figures import Doubts
 
 #: A prediction is under-estimated where more than this share of the measured value is missing.
 NOTABLE = 0.01

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphmem.accuracy.align import Match, align
-from graphmem.documents import fits, read_gzipped_json
+from graphmem.base.documents import fits, read_gzipped_json
 from graphmem.errors import TraceError
 from graphmem.trace import EventKind, Place, Trace
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from graphmem.documents import check_fields, fits, read_json, shown
+from graphmem.base.documents import check_fields, fits, read_json, shown
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

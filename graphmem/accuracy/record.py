@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.documents import check_fields, parse_json, read_lines, shown
+from graphmem.base.documents import check_fields, parse_json, read_lines, shown
 from graphmem.errors import GraphmemError, TraceError
 
 SCHEMA = 2

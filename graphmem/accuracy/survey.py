@@ -12,10 +12,10 @@ from pathlib import Path
 
 from graphmem.accuracy.case import Case
 from graphmem.accuracy.workers import side_by_side
+from graphmem.answering.question import Question
+from graphmem.answering.stages import estimate_of
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Peak
-from graphmem.question import Question
-from graphmem.simulate import answer
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -43,7 +43,7 @@ def _survey_one(case: Case, device: str | None) -> Surveyed:
     begun = time.perf_counter()
     peak, error, unknown = None, "", 0
     try:
-        estimate = answer(Question(case.model, training=case.step, device=device, top=0))
+        estimate = estimate_of(Question(case.model, training=case.step, device=device, top=0))
         peak, unknown = estimate.peak, sum(item.count for item in estimate.diagnostics if item.kind == "unknown")
     except GraphmemError as raised:
         error = str(raised)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphmem.allocators.tensorflow_bfc import BFCOptions, TensorFlowBFC
-from graphmem.documents import fits, read_gzipped_json
+from graphmem.base.documents import fits, read_gzipped_json
 from graphmem.errors import TraceError
 
 #: Limit on the pool of the recorded process, in bytes: ``TF_CPU_BFC_MEM_LIMIT_IN_MB=65536``.

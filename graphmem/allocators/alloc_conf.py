@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.errors import UsageError
 from graphmem.units import MIB
 

@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 import torch
 from torch.overrides import get_ignored_functions, handle_torch_function, has_torch_function
 
-from graphmem import torch_names, versions
+from graphmem import torch_names
+from graphmem.base import versions
 from graphmem.capture.threads import Threads, current_threads
 from graphmem.capture.torch_internals import has_kernel
 from graphmem.torch_names import private

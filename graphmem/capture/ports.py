@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from graphmem.textbook import Sharded
+from graphmem.base.textbook import Sharded
 from graphmem.trace import Category, TraceBuilder
 
 #: What PyTorch calls a pool: {0, n} made by the user (MemPool, graph_pool_handle), {n, 0} by a graph for itself

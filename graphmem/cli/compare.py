@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from graphmem.base.documents import fits, read_json
 from graphmem.cli.options import form_of, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish
-from graphmem.documents import fits, read_json
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Fit
 from graphmem.reports.document import Column, Document, Facts, Table, section

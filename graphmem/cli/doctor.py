@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.cli.options import form_of, form_options
 from graphmem.cli.output import check_output, publish
 from graphmem.cudnn.library import AUTO, find_library

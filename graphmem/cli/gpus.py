@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from graphmem.base.figures import Communicator, Figure
 from graphmem.cli.options import form_of, form_options
 from graphmem.cli.output import check_output, publish
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
-from graphmem.figures import Communicator, Figure
 from graphmem.reports.document import Column, Document, Facts, Table, Text, section
 from graphmem.units import format_bytes
 

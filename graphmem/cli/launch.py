@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import read_yaml, shown
+from graphmem.base.documents import read_yaml, shown
 from graphmem.errors import UsageError
 from graphmem.training.processes import Processes
 

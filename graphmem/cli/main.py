@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.cli.endings import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.plugins import Kind

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import click
 
+from graphmem.base.figures import parse_margin
 from graphmem.cli.groups import grouped
 from graphmem.cli.step_options import GENERATION_OPTIONS, POSITIVE, STEP_OPTIONS, step_of
 from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
 from graphmem.errors import UsageError
-from graphmem.figures import parse_margin
 from graphmem.graph.asked import Range
 from graphmem.reports import FORMATS, Format, format_named, format_of_file
 from graphmem.runtimes import built_in, runtime_named

@@ -13,11 +13,11 @@ from typing import Any
 import click
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from graphmem.base.files import write_whole
 from graphmem.cli.options import Output
 from graphmem.cli.progress import stderr_console
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.files import write_whole
 from graphmem.reports import Answer, Format
 from graphmem.reports.document import Document, clean
 from graphmem.reports.formats.text import MINIMUM_WIDTH

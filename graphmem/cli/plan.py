@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphmem.base.files import write_whole
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import FORM_OPTIONS, form_of
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
-from graphmem.files import write_whole
 from graphmem.training import Training, parse_optimizer_arg
 
 if TYPE_CHECKING:

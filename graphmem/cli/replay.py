@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphmem.base.documents import open_file, read_bounded, text_of
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import output_of, output_options, target_of, target_options
 from graphmem.cli.output import check_output, show, working
-from graphmem.documents import open_file, read_bounded, text_of
 from graphmem.errors import SourceError, TraceError, UsageError
 from graphmem.trace import Trace, from_json
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from graphmem.documents import read_json
+from graphmem.base.documents import read_json
 from graphmem.errors import UsageError
 from graphmem.training import (
     AMP_DTYPES,

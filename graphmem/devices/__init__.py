@@ -14,12 +14,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from graphmem.base.figures import Figure, Loads
 from graphmem.devices import context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
-from graphmem.figures import Figure, Loads
 from graphmem.units import format_bytes
 
 __all__ = [

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from graphmem import versions
-from graphmem.documents import check_fields
+from graphmem.base import versions
+from graphmem.base.documents import check_fields
+from graphmem.base.versions import Version
 from graphmem.units import KIB
-from graphmem.versions import Version
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -31,8 +31,8 @@ known why cuDNN takes 300 MiB on A100 and 8 on RTX 3060; both were measured with
 
 from __future__ import annotations
 
+from graphmem.base.figures import Figure, Loads
 from graphmem.devices.capabilities import Capability
-from graphmem.figures import Figure, Loads
 from graphmem.units import MIB
 
 #: Bytes of a CUDA context per thread that can be resident on the card (local memory for the default 1 KiB stack and

@@ -41,8 +41,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graphmem.base.figures import Communicator, Figure, Loads
 from graphmem.devices.capabilities import Links
-from graphmem.figures import Communicator, Figure, Loads
 from graphmem.units import KIB, MIB
 
 #: PyTorch -> the NCCL that its wheels bring (the requirements of torch 2.6 to 2.15 on the package index; older ones as

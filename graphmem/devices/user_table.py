@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import fits, read_json, shown
+from graphmem.base.documents import fits, read_json, shown
+from graphmem.base.files import write_whole
 from graphmem.errors import UsageError, first_line
-from graphmem.files import write_whole
 
 _VARIABLE = "GRAPHMEM_DEVICES"
 _NEEDED = {"name", "capacity_bytes", "compute_capability", "sm_count", "max_threads_per_sm", "context_bytes"}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from graphmem.documents import open_file
+from graphmem.base.documents import open_file
 from graphmem.errors import ShapeError, SourceError, first_line
 from graphmem.graph.model import ELEMENT_BITS, Dimension, Node, TensorSpec
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphmem.captures import Captures, Say, within
+from graphmem.answering.runs import Progress, RunCache, labelled
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_advice
@@ -75,9 +75,9 @@ def advise(
     ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where the step itself cannot be
     analysed.
     """
-    request, captures = Request(model, example_inputs, options), Captures()
+    request, captures = Request(model, example_inputs, options), RunCache()
     report = say or request.progress
-    base = request.run(captures, within(report, "as it is"))
+    base = request.run(captures, labelled(report, "as it is"))
     found = []
     for change in _changes(request, base):
         found.append(_tried(request, base, change, captures, report))
@@ -87,9 +87,9 @@ def advise(
     return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))))
 
 
-def _tried(request: Request, base: Estimate, change: Advice, captures: Captures, report: Say) -> Advice:
+def _tried(request: Request, base: Estimate, change: Advice, captures: RunCache, report: Progress) -> Advice:
     try:
-        estimate = request.changed(**change.settings).run(captures, within(report, change.change))
+        estimate = request.changed(**change.settings).run(captures, labelled(report, change.change))
     except GraphmemError as error:
         return replace(change, reason=str(error))
     return replace(change, estimate=estimate, saved_bytes=base.device - estimate.device)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from graphmem.answering.remarks import no_card_named
 from graphmem.estimate import LEVELS, Estimate, Fit
-from graphmem.remarks import no_card_named
 from graphmem.reports.document import Column, Document, Facts, Items, Section, Table, Text, Value, section
 from graphmem.units import format_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.captures import Captures, within
+from graphmem.answering.runs import RunCache, labelled
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_fit
@@ -112,7 +112,7 @@ class _Search:
         say: Callable[[str], None],
     ) -> None:
         self._spare_bytes = spare_bytes
-        self._captures = Captures()  # an ONNX file is read once
+        self._captures = RunCache()  # an ONNX file is read once
         self._request, self._size, self._step, self._bound, self._say = request, size, step, bound, say
         self._low, self._high = 0, bound + 1
         self._below: Estimate | None = None
@@ -199,7 +199,7 @@ class _Search:
         value = count * self._step
         name = option_of(self._size).removeprefix("dim:")
         estimate = self._request.changed(**{self._size: value}).run(
-            self._captures, within(self._say, f"{name} {value:,}")
+            self._captures, labelled(self._say, f"{name} {value:,}")
         )
         self._tried.append((value, estimate.device))
         self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None

@@ -19,13 +19,13 @@ from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.sizes import get_allocation_size
 from graphmem.analyze import replay_trace
+from graphmem.base.versions import version_named
 from graphmem.devices import Device, custom_device
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.estimate import Estimate
 from graphmem.replay import Replay, replay
 from graphmem.sources.snapshot import Recording, heap_at_death, trace_of
 from graphmem.trace import EventKind, Trace
-from graphmem.versions import version_named
 
 #: Values that are tried of each setting. Which one helps depends on the sizes of the run, so several are.
 _TRIED = (

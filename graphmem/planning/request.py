@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from graphmem import simulate
-from graphmem.captures import Captures, Say, unheard
+from graphmem.answering import stages
+from graphmem.answering.question import Question
+from graphmem.answering.runs import Progress, RunCache, silent
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.question import Question
 from graphmem.training import Inference, Training
 
 #: Keywords of :func:`graphmem.analyze` that can be changed; every other name is a field of the step.
@@ -63,13 +63,13 @@ class Request:
         return Request(self.model, self.example_inputs, options)
 
     @property
-    def progress(self) -> Say:
+    def progress(self) -> Progress:
         """The callback that is told the progress of an analysis."""
-        return self.options.get("progress") or unheard
+        return self.options.get("progress") or silent
 
-    def run(self, captures: Captures | None = None, say: Say | None = None) -> Estimate:
+    def run(self, captures: RunCache | None = None, say: Progress | None = None) -> Estimate:
         """Analyse it; a capture made for another request about the same model is used where it serves.
 
         The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`.
         """
-        return replace(simulate.answer(self.question, captures, say or self.progress), trace=None, timeline=None)
+        return replace(stages.estimate_of(self.question, captures, say or self.progress), trace=None, timeline=None)

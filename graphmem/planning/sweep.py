@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pickle import PicklingError
 from typing import Any
 
-from graphmem.captures import Captures, Say, unheard, within
+from graphmem.answering.question import CaptureKey, capture_key, check_counts
+from graphmem.answering.runs import Progress, RunCache, labelled, silent
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_sweep
 from graphmem.planning.request import Request, option_of
-from graphmem.question import CaptureKey, capture_key, check_counts
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 
@@ -116,11 +116,11 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[
 def _answer_group(
     request: Request,
     chosen: Mapping[int, Mapping[str, Any]],
-    report: Callable[[int], Say] = lambda _: unheard,
-    captures: Captures | None = None,
+    report: Callable[[int], Progress] = lambda _: silent,
+    captures: RunCache | None = None,
 ) -> list[_Answer]:
     """One capture, and a replay for each combination, which has a number."""
-    shared = captures or Captures()
+    shared = captures or RunCache()
     answers: list[_Answer] = []
     for number, settings in chosen.items():
         try:
@@ -133,12 +133,12 @@ def _answer_group(
 def _one_by_one(
     request: Request, chosen: Sequence[Mapping[str, Any]], groups: Sequence[list[int]], report: Callable[[str], None]
 ) -> Iterator[_Answers]:
-    captures = Captures()  # of one group at a time; an ONNX file is read for all of them
+    captures = RunCache()  # of one group at a time; an ONNX file is read for all of them
     order = [number for numbers in groups for number in numbers]
 
-    def told(number: int) -> Say:
+    def told(number: int) -> Progress:
         words = ", ".join(map(" ".join, words_of(chosen[number]).items()))
-        return within(report, f"{order.index(number) + 1} of {len(order)}, {words}")
+        return labelled(report, f"{order.index(number) + 1} of {len(order)}, {words}")
 
     for numbers in groups:
         yield numbers, _answer_group(request, {number: chosen[number] for number in numbers}, told, captures)

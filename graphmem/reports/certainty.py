@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
+    from graphmem.base.figures import Cause, Spread
     from graphmem.estimate import Estimate
-    from graphmem.figures import Cause, Spread
 
 #: Levels that the line tells; what was requested is as sure as what is allocated.
 _LEVELS = ("allocated", "reserved", "device")

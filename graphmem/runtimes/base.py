@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
+from graphmem.base.figures import Cause, Figure, unknown
 from graphmem.devices import Device
 from graphmem.diagnostics import Diagnostic
 from graphmem.errors import UsageError
 from graphmem.estimate import MEANINGS, Findings
-from graphmem.figures import Cause, Figure, unknown
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphmem import files
+from graphmem.base import files
 from graphmem.errors import GraphmemError
 from graphmem.sandbox import linux
 from graphmem.sandbox.namespace import can_hold, remove_tree

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from graphmem.captures import Say, unheard
+from graphmem.answering.runs import Progress, silent
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import GraphmemError, UsageError
@@ -173,7 +173,7 @@ def serve(
     Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
     want of memory is an answer (:attr:`ServingReport.starts`).
     """
-    report = say or unheard
+    report = say or silent
     chosen = _engine(engine, report)
     assumptions: list[str] = []
     card = device
@@ -206,7 +206,7 @@ def serve(
     )
 
 
-def _engine(name: str, say: Say) -> Engine:
+def _engine(name: str, say: Progress) -> Engine:
     """The engine of this name. Raises :class:`UsageError`."""
     if name.strip().lower() == CAPTURED:
         from graphmem.serving import generating
@@ -275,7 +275,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
-def _followed(served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Say) -> LoadReport | None:
+def _followed(served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress) -> LoadReport | None:
     """The load on the engine; None where it does not start, which is the answer."""
     if served.refusal is not None:
         return None

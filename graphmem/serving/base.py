@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from graphmem.base.figures import Figure
 from graphmem.devices import Device
-from graphmem.figures import Figure
 from graphmem.sources.checkpoints import Checkpoint
 
 #: Where the engine runs: as a server, or inside a program (``LLM(...)``); defaults differ.

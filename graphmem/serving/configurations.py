@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import SourceError
 from graphmem.serving import gguf
 from graphmem.serving.base import ServedModel

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from graphmem import simulate
-from graphmem.captures import Captures, Say, unheard, within
+from graphmem.answering import stages
+from graphmem.answering.question import Question as Analysis
+from graphmem.answering.runs import Progress, RunCache, labelled, silent
+from graphmem.base.documents import shown
 from graphmem.devices import Device
-from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.question import Question as Analysis
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import without_encoder
 from graphmem.serving.options import DTYPE, flag, one_of, options_of, share, whole
@@ -116,13 +116,13 @@ class Transformers:
     #: An answer without a batch, or without a length, has looked for it.
     searches = True
 
-    def __init__(self, say: Say = unheard) -> None:
+    def __init__(self, say: Progress = silent) -> None:
         self._say = say
         try:  # the installed version, which is the one that is captured
             self.newest = ".".join(metadata.version("transformers").split(".")[:2])
         except metadata.PackageNotFoundError:
             raise UsageError("--engine hf runs transformers; install it with: pip install 'graphmem[hf]'") from None
-        self._captures = Captures()
+        self._captures = RunCache()
         self._known: dict[tuple[_Run, int, int], _Analysis] = {}
 
     def serve(self, question: Question) -> Served:
@@ -136,7 +136,7 @@ class Transformers:
         key = run, batch, length
         if key not in self._known:
             step = Inference(run.dtype, weights=run.weights, generate=run.generation)
-            estimate = simulate.answer(
+            estimate = stages.estimate_of(
                 Analysis(
                     run.name,
                     batch=batch,
@@ -146,7 +146,7 @@ class Transformers:
                     alloc_conf=run.alloc_conf,
                 ),
                 self._captures,
-                within(self._say, f"batch {batch:,}, {length:,} tokens"),
+                labelled(self._say, f"batch {batch:,}, {length:,} tokens"),
             )
             self._known[key] = _analysis(estimate)
         return self._known[key]

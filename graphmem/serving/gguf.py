@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from graphmem.documents import open_file, shown
+from graphmem.base.documents import open_file, shown
 from graphmem.errors import SourceError
 from graphmem.sources.checkpoints import Checkpoint
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphmem.base.documents import shown
 from graphmem.devices import Loads
-from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import NormalDist
 
-from graphmem.documents import read_lines, shown
+from graphmem.base.documents import read_lines, shown
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Request
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Protocol
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question
 

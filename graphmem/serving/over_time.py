@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphmem.captures import Say, unheard, within
+from graphmem.answering.runs import Progress, labelled, silent
 from graphmem.errors import UsageError
 from graphmem.serving.base import Batch, Request, Scheduler, Served
 
@@ -131,7 +131,7 @@ def loaded(
     speed: Speed,
     max_wait: float,
     described: str,
-    say: Say = unheard,
+    say: Progress = silent,
 ) -> LoadReport:
     """The load on an engine that starts. Raises :class:`UsageError` for an engine whose scheduler is not followed."""
     if served.scheduler is None:
@@ -148,7 +148,7 @@ def loaded(
     answers: dict[int, LoadAnswer] = {}
 
     def enough(copies: int) -> bool:
-        heard = within(say, f"the load on {copies:,} like this")
+        heard = labelled(say, f"the load on {copies:,} like this")
         bears = None if copies == 1 and seconds <= _WHOLE else max_wait
         answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears, heard)
         return _enough(answers[copies], max_wait)
@@ -197,7 +197,7 @@ def simulate(
     seconds: float,
     speed: Speed,
     bears: float | None = None,
-    say: Say = unheard,
+    say: Progress = silent,
 ) -> LoadAnswer:
     """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival. ``bears``: it is given
     up once the 99th percentile of waiting will be more than so many seconds; None: it is followed to the end."""
@@ -212,7 +212,7 @@ class _Run:
         seconds: float,
         speed: Speed,
         bears: float | None,
-        say: Say,
+        say: Progress,
     ) -> None:
         self._scheduler, self._requests, self._seconds, self._speed = scheduler, requests, seconds, speed
         self._bears, self._say = bears, say

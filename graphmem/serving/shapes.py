@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
-from graphmem.figures import Communicator, Figure
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.options import Named
 from graphmem.serving.stored import kind_of, stored

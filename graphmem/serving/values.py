@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 

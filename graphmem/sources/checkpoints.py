@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import LARGEST_NUMBER, open_file, parse_json, shown
+from graphmem.base.documents import LARGEST_NUMBER, open_file, parse_json, shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.configurations import read
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import read_json, shown
+from graphmem.base.documents import read_json, shown
 from graphmem.errors import SourceError, UsageError, first_line
 from graphmem.training.generation import DRAFTING, Generation
 

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import open_file
+from graphmem.base.documents import open_file
 
 #: Parts of a name that say how a model was trained further, which leaves its shape as it was.
 _VARIANTS = r"[-_](instruct|chat|it|hf|base)(?=[-_]|$)"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources import hub
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len

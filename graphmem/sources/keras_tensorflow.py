@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from graphmem.base.figures import MEASURED, TRACE_LEVELS, Cause, seen, unknown
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import SourceError
-from graphmem.figures import MEASURED, TRACE_LEVELS, Cause, seen, unknown
 from graphmem.runtimes.base import Taken
 from graphmem.runtimes.tensorflow.card import with_eigen_scratch
 from graphmem.runtimes.tensorflow.dataflow import trace_of

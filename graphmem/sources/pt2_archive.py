@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import open_file, parse_json
+from graphmem.base.documents import open_file, parse_json
 from graphmem.errors import SourceError
 
 #: Bytes of a JSON file in the archive, and of one that is compressed (PyTorch compresses nothing).

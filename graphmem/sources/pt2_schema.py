@@ -22,7 +22,7 @@ from functools import cache
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from graphmem.documents import LARGEST_NUMBER, parse_json, shown
+from graphmem.base.documents import LARGEST_NUMBER, parse_json, shown
 from graphmem.torch_names import private
 
 _LOST = "programs of torch.export cannot be read"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.base import BlockView, SegmentView
-from graphmem.documents import open_file, read_bounded
+from graphmem.base.documents import open_file, read_bounded
 from graphmem.errors import TraceError, UsageError
 from graphmem.sources.plain_pickle import load_plain_pickle
 from graphmem.trace import MAX_STORAGE_BYTES, Category, EventKind, Trace, TraceBuilder

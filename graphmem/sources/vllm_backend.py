@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import SourceError, UsageError, first_line
 from graphmem.trace import Category, EventKind, Place, Trace
 
@@ -126,12 +126,12 @@ def followed(values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code
     Raises :class:`SourceError` for a configuration that transformers does not know, :class:`UsageError` for a model
     that the backend does not run or that is not followed.
     """
+    from graphmem.base.versions import installed_version
     from graphmem.capture.session.run import Subject, capture_subject
     from graphmem.devices import device_named
     from graphmem.sources.base import Sizes
     from graphmem.sources.huggingface import offline
     from graphmem.training import Inference
-    from graphmem.versions import installed_version
 
     version, config = _configured(values, name)
     torch_version = installed_version()

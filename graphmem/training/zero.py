@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import parse_json, read_json
+from graphmem.base.documents import parse_json, read_json
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 

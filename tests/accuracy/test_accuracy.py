@@ -41,13 +41,13 @@ from graphmem.accuracy.record import (
 )  # fmt: skip
 from graphmem.accuracy.report import Contents, published_figures, reason, render_html, render_markdown, section
 from graphmem.accuracy.statistics import percentile, summarize_errors
+from graphmem.base.figures import BOUNDS, Cause, Doubts, bounded
+from graphmem.base.versions import version_named
 from graphmem.devices import device_named
 from graphmem.errors import SourceError, TraceError
 from graphmem.estimate import Peak
-from graphmem.figures import BOUNDS, Cause, Doubts, bounded
 from graphmem.trace import Category, TraceBuilder
 from graphmem.training import Inference, Training
-from graphmem.versions import version_named
 
 MIB = 1 << 20
 CASE = case_of("zoo:mlp", Training(optimizer="adam", optimizer_args=(("betas", (0.9, 0.95)),)), batch=8)

@@ -19,8 +19,8 @@ from graphmem.accuracy.published.case import (
     PublishedComparison,
     Script,
 )
+from graphmem.base.figures import Cause, Doubts, Spread
 from graphmem.estimate import Peak
-from graphmem.figures import Cause, Doubts, Spread
 from graphmem.training import Inference, Training
 
 TRAINED = OwnLoop(ModelSpec("torchvision", "vgg16"), Training(optimizer_args=(("lr", 0.1),), amp="fp16"), 8, 3)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphmem.allocators.alloc_conf import UNLIMITED, AllocConf, parse_alloc_conf
+from graphmem.base.versions import ALLOCATOR_OPTIONS, NEWEST
 from graphmem.errors import UsageError
 from graphmem.units import MIB
-from graphmem.versions import ALLOCATOR_OPTIONS, NEWEST
 from tests import places
 
 OFF = (0,) * 16

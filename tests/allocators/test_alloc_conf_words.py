@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.errors import UsageError
 
 alloc_conf = pytest.importorskip("graphmem.allocators.alloc_conf")

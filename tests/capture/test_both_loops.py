@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from graphmem.analyze import analyze  # noqa: E402
+from graphmem.answering.question import Question  # noqa: E402
+from graphmem.answering.runs import RunCache  # noqa: E402
 from graphmem.capture.session import run  # noqa: E402
-from graphmem.captures import Captures  # noqa: E402
-from graphmem.question import Question  # noqa: E402
 from graphmem.run import Run, RunMode  # noqa: E402
 from graphmem.sources.zoo import usual_step  # noqa: E402
 from graphmem.trace import Trace  # noqa: E402
@@ -37,7 +37,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
             return whole(subject, replace(mode, covers_both_loops=covers_both and mode.covers_both_loops), **options)
 
         monkeypatch.setattr(run, "capture_subject", capture_subject)
-        shelf = Captures()
+        shelf = RunCache()
         return shelf.recorded(question, shelf.loaded(question))
 
     return capture

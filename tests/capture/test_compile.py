@@ -11,10 +11,10 @@ import torch
 from click.testing import CliRunner
 
 import graphmem
+from graphmem.base.versions import COMPILER_FOLLOWED_SINCE
 from graphmem.cli.main import cli
 from graphmem.trace import EventKind, Place
 from graphmem.trace import to_json as trace_to_json
-from graphmem.versions import COMPILER_FOLLOWED_SINCE
 from tests import places
 from tests.recorded.steps import runs
 from tests.support.captures import births, record

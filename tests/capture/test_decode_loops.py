@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from graphmem import captures
+from graphmem.answering import runs
+from graphmem.answering.question import Question
 from graphmem.capture.program import decoding, leaving
-from graphmem.question import Question
 from graphmem.trace import Trace
 from graphmem.training.program import Program
 from tests.support.captures import rows
@@ -166,7 +166,7 @@ assert idx.shape[1] == 61
 def traced(path: Path, source: str) -> Trace:
     path.write_text(PRELUDE + source, encoding="utf-8")
     question = Question(Program(str(path)), device="H200-141GB")
-    made: Any = captures.record(question, captures.load(question))
+    made: Any = runs.record(question, runs.load(question))
     assert not made.ending.failed, made.ending.words()
     return made.trace
 

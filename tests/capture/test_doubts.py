@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import graphmem  # noqa: E402
-from graphmem import causes  # noqa: E402
+from graphmem.answering import causes  # noqa: E402
 from graphmem.diagnostics import MEANINGS, Code  # noqa: E402
 from graphmem.estimate import LEVELS, Estimate  # noqa: E402
 

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from graphmem.answering.question import Question  # noqa: E402
+from graphmem.answering.runs import RunCache  # noqa: E402
 from graphmem.capture.device.fake_results import FakeResults  # noqa: E402
-from graphmem.captures import Captures  # noqa: E402
-from graphmem.question import Question  # noqa: E402
 from graphmem.sources.zoo import usual_step  # noqa: E402
 from graphmem.trace import Trace, to_json  # noqa: E402
 from graphmem.training import FullyShard, Inference, Training  # noqa: E402
@@ -38,7 +38,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Trace]]
 
 
 def captured(question: Question) -> Trace:
-    shelf = Captures()
+    shelf = RunCache()
     return shelf.recorded(question, shelf.loaded(question)).trace
 
 

@@ -16,10 +16,10 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from graphmem.analyze import analyze  # noqa: E402
+from graphmem.answering.ranks import _axes  # noqa: E402
+from graphmem.base.figures import Communicator  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
-from graphmem.figures import Communicator  # noqa: E402
-from graphmem.ranks import _axes  # noqa: E402
 from graphmem.training import Training  # noqa: E402
 from graphmem.training.processes import Processes, cards_of  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION  # noqa: E402

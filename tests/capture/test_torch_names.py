@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from graphmem import torch_names, versions
+from graphmem import torch_names
+from graphmem.base import versions
 from graphmem.torch_names import GONE, MANIFEST, MissingName, declarations, manifest, private
 from tests import places
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import graphmem
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.diagnostics import Code
 from graphmem.errors import UsageError
 from graphmem.reports.estimate import headlines

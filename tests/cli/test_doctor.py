@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.cli import doctor
 from graphmem.cli.main import cli
 from graphmem.torch_names import Declaration

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.main import cli
 from graphmem.cli.replay import replay_command

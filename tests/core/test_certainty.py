@@ -8,14 +8,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from graphmem import causes, versions
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.analyze import replay_trace
-from graphmem.devices import custom_device, device_named
-from graphmem.diagnostics import Code, Diagnostic
-from graphmem.errors import UsageError
-from graphmem.estimate import LEVELS, Estimate, Fit, Peak
-from graphmem.figures import (
+from graphmem.answering import causes
+from graphmem.answering.question import Question
+from graphmem.answering.verdict import holding, probability
+from graphmem.base import versions
+from graphmem.base.figures import (
     EXACT,
     MOST_TIMES,
     TRACE_LEVELS,
@@ -27,13 +26,15 @@ from graphmem.figures import (
     seen,
     unknown,
 )
-from graphmem.question import Question
+from graphmem.devices import custom_device, device_named
+from graphmem.diagnostics import Code, Diagnostic
+from graphmem.errors import UsageError
+from graphmem.estimate import LEVELS, Estimate, Fit, Peak
 from graphmem.replay import Replay, replay
 from graphmem.reports import certainty
 from graphmem.runtimes.base import Runs, within_card
 from graphmem.trace import Category, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB, MIB
-from graphmem.verdict import holding, probability
 from tests import places
 
 SHARES = st.floats(0, 1)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphmem.analyze import replay_trace
+from graphmem.base.figures import Communicator
 from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
 from graphmem.devices.nccl import HONOURED
 from graphmem.estimate import Estimate
-from graphmem.figures import Communicator
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import causes, diagnostics
+from graphmem import diagnostics
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.answering import causes
+from graphmem.base.figures import Cause, Doubts
 from graphmem.devices import device_named
 from graphmem.diagnostics import MEANINGS, Code, Diagnostic, Effect, Meaning
 from graphmem.estimate import Peak
-from graphmem.figures import Cause, Doubts
 from graphmem.replay import replay
 from graphmem.trace import TraceBuilder
 from graphmem.units import GIB

@@ -9,8 +9,8 @@ import typing
 
 import pytest
 
-from graphmem import versions
-from graphmem.figures import Cause
+from graphmem.base import versions
+from graphmem.base.figures import Cause
 from graphmem.reports import document
 from graphmem.runtimes.base import Runtime, Taken
 from tests import places
@@ -66,8 +66,8 @@ def test_runtime_names_every_part_of_what_a_runtime_takes() -> None:
     text = page("runtime.md")
     named = set(re.findall(r"\bTaken\.(\w+)", text))
     assert {"findings", "doubts"} <= named <= {field.name for field in dataclasses.fields(Taken)}
-    assert "graphmem.figures.Cause" in text
-    assert Cause.__module__ == "graphmem.figures"
+    assert "graphmem.base.figures.Cause" in text
+    assert Cause.__module__ == "graphmem.base.figures"
     methods = set(re.findall(r"^        def (\w+)", text, re.MULTILINE))
     assert methods <= set(dir(Runtime))
 

@@ -15,9 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphmem import documents
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
-from graphmem.documents import open_file, parse_json, read_content, read_gzipped_json, read_json, read_lines, read_yaml
+from graphmem.base import documents
+from graphmem.base.documents import (
+    open_file,
+    parse_json,
+    read_content,
+    read_gzipped_json,
+    read_json,
+    read_lines,
+    read_yaml,
+)
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving import loads
 from graphmem.serving.base import Request

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphmem.answering.question import Question
 from graphmem.errors import UsageError
-from graphmem.question import Question
 from graphmem.training import Epoch, Training, parse_lengths
 from graphmem.training.epochs import BatchSize
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Loads, device_named
 from graphmem.devices.nccl import nccl_of
-from graphmem.figures import Communicator, Figure
 from graphmem.units import MIB
 
 EIGHT = Communicator(8, on_node=8, reduced_bytes=0)

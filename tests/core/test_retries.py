@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphmem.answering.retries import RETRIES, Outcome, run_until_served
 from graphmem.errors import CannotShortenError, CaptureError, ProgramOutOfMemory
-from graphmem.retries import RETRIES, Outcome, run_until_served
 from graphmem.run import Run, RunMode
 from graphmem.trace import TraceBuilder
 

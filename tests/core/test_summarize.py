@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from graphmem.answering.summarize import summarize
 from graphmem.devices import described_device
 from graphmem.replay import replay
 from graphmem.runtimes.pytorch import default_allocator
-from graphmem.summarize import summarize
 from graphmem.trace import Category, TraceBuilder
 from graphmem.units import GIB, MIB
 

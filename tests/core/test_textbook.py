@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem.textbook import STAGES, STATES, Sharded, Transformer, compared
+from graphmem.base.textbook import STAGES, STATES, Sharded, Transformer, compared
 from graphmem.units import MIB
 
 #: Parameters of the recorded llama of four layers.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphmem import versions
+from graphmem.base import versions
 from tests import places
 
 PAGE = places.ROOT / "docs" / "modeling" / "versions.md"
@@ -46,7 +46,7 @@ def test_every_change_is_asked_by_a_rule() -> None:
 
 def test_the_page_is_made_of_the_register() -> None:
     page = PAGE.read_text()
-    assert versions.with_table(page) == page, "run python -m graphmem.versions docs/modeling/versions.md"
+    assert versions.with_table(page) == page, "run python -m graphmem.base.versions docs/modeling/versions.md"
 
 
 def test_a_page_without_marks_is_refused() -> None:

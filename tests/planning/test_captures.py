@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import captures
+from graphmem.answering import runs
+from graphmem.answering.question import Question, capture_key, card_facts
+from graphmem.base.versions import NEWEST
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, custom_device, device_named
 from graphmem.errors import UsageError
-from graphmem.question import Question, capture_key, card_facts
 from graphmem.run import Run
 from graphmem.runtimes.onnxruntime import runtime as onnxruntime
 from graphmem.trace import to_json
 from graphmem.training import Inference, Training
 from graphmem.units import GIB, MIB
-from graphmem.versions import NEWEST
 from tests.support import onnx_samples
 
 torch = pytest.importorskip("torch")
@@ -52,13 +52,13 @@ def step(batch: int = 4) -> Any:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """The questions for which something was captured or planned."""
     asked: list[Question] = []
-    record = captures.record
+    record = runs.record
 
     def noted(question: Question, loaded: Any, say: Any) -> Run:
         asked.append(question)
         return record(question, loaded, say)
 
-    monkeypatch.setattr(captures, "record", noted)
+    monkeypatch.setattr(runs, "record", noted)
     return asked
 
 
@@ -185,7 +185,7 @@ def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
         )
 
     first, second = question(), question()
-    traces = [to_json(captures.record(one, captures.load(one)).trace) for one in (first, second)]
+    traces = [to_json(runs.record(one, runs.load(one)).trace) for one in (first, second)]
     if capture_key(first) == capture_key(second):
         assert traces[0] == traces[1]
 

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import simulate
-from graphmem.captures import Say, shape_of
+from graphmem.answering import stages
+from graphmem.answering.question import Question
+from graphmem.answering.runs import Progress, shape_of
+from graphmem.base.textbook import ModelShape
 from graphmem.cli.launch import accelerate_launch
 from graphmem.devices import Device, custom_device
 from graphmem.errors import UsageError
@@ -28,8 +30,6 @@ from graphmem.planning.layouts.communication import Links, Sent, sent
 from graphmem.planning.layouts.configuration import accelerate, files_of
 from graphmem.planning.layouts.cost import cost_of
 from graphmem.planning.layouts.search import Search, needs_no_more
-from graphmem.question import Question
-from graphmem.textbook import ModelShape
 from graphmem.training import Training, ZeRO
 from graphmem.units import GIB, MIB
 
@@ -183,7 +183,7 @@ def captured(tiny: str, asked: Job, layout: Layout, iterations: int = 2, **chang
 @functools.cache
 def estimated(tiny: str, rows: int, step: Training, device: Device, iterations: int) -> graphmem.Estimate:
     question = Question(tiny, batch=rows, seq_len=64, training=step, device=device, top=0, iterations=iterations)
-    return simulate.answer(question, figures_only=True)
+    return stages.estimate_of(question, figures_only=True)
 
 
 STEPS = (
@@ -327,11 +327,11 @@ def test_what_saves_memory_needs_no_more() -> None:
     assert not needs_no_more(replace(layout, shard="grad-op"), layout)
 
 
-def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout, Say], tuple[Any, str]]:
+def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout, Progress], tuple[Any, str]]:
     """Captures that find what ``bytes_of`` says."""
     capacity = asked.cluster.card.capacity_bytes
 
-    def capture(layout: Layout, say: Say) -> tuple[Any, str]:
+    def capture(layout: Layout, say: Progress) -> tuple[Any, str]:
         needed = int(bytes_of(layout))
         fit = SimpleNamespace(
             passes=needed <= capacity, needs_cache_flush=False, capacity_bytes=capacity, margin_bytes=capacity - needed

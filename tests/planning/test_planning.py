@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import simulate
+from graphmem.answering import stages
+from graphmem.answering.question import Question
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Estimate, Fit
 from graphmem.planning.fit import fit
-from graphmem.question import Question
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.support.estimates import training_estimate
@@ -39,7 +39,7 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
             fit = Fit("card", GIB, device, GIB - device, fits, probability=float(fits))
             return replace(estimate, peak=peak, fit=fit)
 
-        monkeypatch.setattr(simulate, "answer", answer)
+        monkeypatch.setattr(stages, "answer", answer)
         return asked
 
     return stand_in
@@ -84,28 +84,28 @@ def test_a_size_that_cannot_be_analysed_ends_the_search_with_its_reason(
     needing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needing(lambda batch: batch)
-    small = simulate.answer
+    small = stages.estimate_of
 
     def refusing(question: Question, *others: Any) -> Estimate:
         if question.batch is not None and question.batch > 50:
             raise SourceError("the table of positions ends")
         return small(question, *others)
 
-    monkeypatch.setattr(simulate, "answer", refusing)
+    monkeypatch.setattr(stages, "answer", refusing)
     found = fit("model")
     assert (found.value, found.above) == (50, None)
     assert "batch 51 cannot be analysed: the table of positions ends" in found.stopped_by
 
 
 def needs_two_samples(monkeypatch: pytest.MonkeyPatch, at_least: int) -> None:
-    anything = simulate.answer
+    anything = stages.estimate_of
 
     def refusing(question: Question, *others: Any) -> Estimate:
         if question.batch is not None and question.batch < at_least:
             raise SourceError("expected more than 1 value per channel when training")
         return anything(question, *others)
 
-    monkeypatch.setattr(simulate, "answer", refusing)
+    monkeypatch.setattr(stages, "answer", refusing)
 
 
 def test_a_model_that_takes_no_single_sample_is_searched_from_two_on(

@@ -67,8 +67,8 @@ class EverydayProgram:
                 return None
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
-        from graphmem import captures
-        from graphmem.question import Question
+        from graphmem.answering import runs
+        from graphmem.answering.question import Question
         from graphmem.training.program import Program
 
         question = Question(
@@ -79,7 +79,7 @@ class EverydayProgram:
             cudnn=library or "never",
         )
         with contextlib.redirect_stdout(io.StringIO()):
-            made: Any = captures.record(question, captures.load(question))
+            made: Any = runs.record(question, runs.load(question))
         assert not made.ending.failed, made.ending.words()
         return made.trace, made.assumed
 

@@ -109,8 +109,8 @@ class GeneratingProgram:
         return model
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
-        from graphmem import captures
-        from graphmem.question import Question
+        from graphmem.answering import runs
+        from graphmem.answering.question import Question
 
         with tempfile.TemporaryDirectory() as folder:
             generation = self.generation
@@ -130,7 +130,7 @@ class GeneratingProgram:
                 torch_version=".".join(map(str, torch_version)),
                 cudnn=library or "never",
             )
-            made: Any = captures.record(question, captures.load(question))
+            made: Any = runs.record(question, runs.load(question))
         return made.trace, made.assumed
 
 

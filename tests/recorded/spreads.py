@@ -1,6 +1,6 @@
 """How far predictions were off, by their cause: ``python -m tests.recorded.spreads [part ...]``.
 
-Writes ``graphmem/causes/measured.json``, which the intervals of reports are made of. Needs no CUDA build:
+Writes ``graphmem/answering/causes/measured.json``, which the intervals of reports are made of. Needs no CUDA build:
 recordings that are committed are compared. With parts of names only their rows are made anew.
 
 - ``networks``: how far predicted workspaces of cuDNN move peaks. ``python -m tests.oracles.cudnn networks`` measures

@@ -30,7 +30,7 @@ import json, sys
 import torch
 from torch import nn
 import graphmem
-from graphmem import versions
+from graphmem.base import versions
 
 steps = {"training": graphmem.Training(), "inference": graphmem.Inference()}
 if versions.installed_version() >= versions.COMPILER_FOLLOWED_SINCE:

@@ -134,7 +134,7 @@ class WholePrograms:
 
     def load(self, name: str) -> RecordedRun:
         """A recording, with nothing said of its loop."""
-        from graphmem.versions import version_named
+        from graphmem.base.versions import version_named
         from tests.recorded.steps.runs import RecordedRun
 
         document = self._document(name)

@@ -39,8 +39,8 @@ class WrittenLoop:
         return self.case.program()
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
-        from graphmem import captures
-        from graphmem.question import Question
+        from graphmem.answering import runs
+        from graphmem.answering.question import Question
         from graphmem.training import Training
 
         with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ class WrittenLoop:
                 torch_version=".".join(map(str, torch_version)),
                 cudnn=library or "never",
             )
-            made: Any = captures.record(question, captures.load(question))
+            made: Any = runs.record(question, runs.load(question))
         return made.trace, made.assumed
 
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 
 from graphmem import analyze
+from graphmem.base.figures import MEASURED
 from graphmem.errors import NotModelledError
-from graphmem.figures import MEASURED
 from graphmem.graph.asked import Asked
 from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.runtimes.onnxruntime import cuda_fusions, initializer_order

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from graphmem import sandbox
-from graphmem.files import write_whole
+from graphmem.base.files import write_whole
 
 
 def main(mechanism: str, program: str, report: str, attempts: str = "1") -> None:

@@ -312,7 +312,7 @@ def test_other_files_run_nothing_and_read_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_small_archive_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    from graphmem.documents import read_gzipped_json
+    from graphmem.base.documents import read_gzipped_json
     from graphmem.errors import SourceError
     from graphmem.sources.pt2_archive import read_archive
 

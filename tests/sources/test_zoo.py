@@ -11,9 +11,9 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 import graphmem
+from graphmem.answering.question import Question
 from graphmem.cli.main import cli
 from graphmem.errors import SourceError
-from graphmem.question import Question
 from graphmem.sources.zoo import usual_step, zoo_entries, zoo_entry
 from graphmem.training import Inference, Training
 from models_zoo import manifest, tasks

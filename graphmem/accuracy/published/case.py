@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from graphmem import simulate
 from graphmem.accuracy.coverage import Judged, around
 from graphmem.accuracy.published.models import factory_of, let_torchvision_load
+from graphmem.answering import stages
+from graphmem.answering.question import Question
+from graphmem.base.figures import BOUNDS, EXACT, NO_DOUBTS, Cause, Doubts, bounded
+from graphmem.base.versions import version_named
 from graphmem.cudnn.library import NEVER
 from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, SourceError
 from graphmem.estimate import Estimate
-from graphmem.figures import BOUNDS, EXACT, NO_DOUBTS, Cause, Doubts, bounded
 from graphmem.labels import ESTIMATES
-from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
 from graphmem.trace import Category, EventKind, Trace
 from graphmem.training import Inference, Training
 from graphmem.training.program import Program
-from graphmem.versions import version_named
 
 
 @dataclass(frozen=True)
@@ -245,10 +245,10 @@ def _estimate(case: PublishedCase, cudnn: str) -> Estimate:
     if isinstance(case.run, OwnLoop):
         step = case.run.step
         model = factory_of(case.run.model, case.run.batch, training=isinstance(step, Training))
-        return simulate.answer(_question(case, model, step, device, cudnn))
+        return stages.estimate_of(_question(case, model, step, device, cudnn))
     let_torchvision_load()
     program = Program(case.run.program, case.run.arguments)
-    estimate = simulate.answer(_question(case, program, case.run.step, device, cudnn))
+    estimate = stages.estimate_of(_question(case, program, case.run.step, device, cudnn))
     if estimate.details["program"]["code"]:
         raise SourceError(f"{Path(case.run.program).name}: {estimate.details['program']['words']}")
     return estimate

@@ -17,7 +17,7 @@ from typing import Any
 
 import graphmem
 from graphmem.accuracy.published.case import PublishedCase, Script, Skipped
-from graphmem.documents import read_json
+from graphmem.base.documents import read_json
 from graphmem.errors import SourceError
 from graphmem.units import GIB, MIB
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import floor
 
-from graphmem import versions
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.base import SegmentView
 from graphmem.allocators.cuda_driver import CudaDriver
@@ -46,6 +45,7 @@ from graphmem.allocators.pytorch_caching.sizes import (
 )
 from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
 from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views
+from graphmem.base import versions
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
 

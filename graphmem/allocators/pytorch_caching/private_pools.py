@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphmem import versions
 from graphmem.allocators.pytorch_caching.blocks import Block, Pool
+from graphmem.base import versions
 from graphmem.errors import UsageError
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
+from graphmem.base.files import own_compiler_folder
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.graph_trees import GraphTrees
 from graphmem.capture.compile.padding import follow_padding
@@ -26,7 +27,6 @@ from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, TorchDispatchMode, disable_current_modes
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.files import own_compiler_folder
 from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
 from graphmem.capture.compile.validation import patched_by_dynamo, without_validation

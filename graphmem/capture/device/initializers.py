@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values import generators

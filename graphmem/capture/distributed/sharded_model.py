@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from graphmem.base.textbook import Sharded, Transformer
 from graphmem.capture.values.tensors import HALF_TYPES, tensors_in
-from graphmem.textbook import Sharded, Transformer
 
 
 def sharded(model: torch.nn.Module, inputs: Any) -> Sharded | None:

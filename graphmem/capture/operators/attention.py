@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
 from graphmem.capture.operators.operators_by_version import mask_by_filling

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.operators.recurrent.cudnn import weights_in_half
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.values.tensors import HALF_TYPES

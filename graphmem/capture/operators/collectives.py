@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from graphmem import versions
+from graphmem.base import versions
+from graphmem.base.figures import Communicator
+from graphmem.base.versions import Version
 from graphmem.capture.values.callers import called_for_reducer
 from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
-from graphmem.figures import Communicator
 from graphmem.torch_names import private
 from graphmem.training.processes import Processes
-from graphmem.versions import Version
 
 _aten = torch.ops.aten
 _INTEGERS = (torch.int32, torch.int64)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem import versions
+from graphmem.base import versions
+from graphmem.base.versions import Since
 from graphmem.capture.values.selection import Selection
-from graphmem.versions import Since
 
 _aten = torch.ops.aten
 Decomposition = Callable[..., Any]

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem import versions
+from graphmem.base import versions
+from graphmem.base.versions import Since
 from graphmem.capture.torch_internals import suggest_memory_format
 from graphmem.capture.values.selection import Selection
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.versions import Since
 
 _aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 A formula is C++ of the installed version, which calls operators. Where another version calls others, or keeps what they
 make for longer, the operator is given a gradient of its own here. As formulas run on a card: they write in place
 (``areAnyTensorSubclassLike`` is false there), C++ destroys the temporaries of an expression at its end, from the last
-one on, and evaluates arguments from right to left. The versions and their sources are in :mod:`graphmem.versions`.
+one on, and evaluates arguments from right to left. The versions and their sources are in :mod:`graphmem.base.versions`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.operators_by_version import composed_rms_norm
 from graphmem.capture.torch_internals import suggest_memory_format

@@ -2,7 +2,7 @@
 
 A model's own code and PyTorch's Python are those of the installed version. What C++ decides between a call and its
 kernels is replayed here where it changed since 2.4; kernels have their versions in ``capture/kernels``. The
-versions and their sources are in :mod:`graphmem.versions`.
+versions and their sources are in :mod:`graphmem.base.versions`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.tensors import HALF_TYPES
 

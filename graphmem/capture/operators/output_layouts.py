@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import is_dense
 from graphmem.capture.torch_internals import compute_elementwise_output_strides, suggest_memory_format
 from graphmem.torch_names import private

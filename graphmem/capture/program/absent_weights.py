@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from graphmem.base.documents import read_json, shown
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.safetensors_files import Described, SafeFile
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.documents import read_json, shown
 from graphmem.errors import CaptureError
 
 _MODULE = "transformers.modeling_utils"

@@ -50,12 +50,12 @@ class Left(BaseException):
 
 class Leaving:
     """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes.
-    ``leaves_alike``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
+    ``ends_alike_loops``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
     whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
 
-    def __init__(self, steps: int, recorder: Recorder, leaves_alike: bool = True, shortens: bool = False) -> None:
+    def __init__(self, steps: int, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False) -> None:
         self.wanted = steps
-        self.leaves_alike = leaves_alike
+        self.ends_alike_loops = ends_alike_loops
         self.shortens = shortens
         self.recorder = recorder
         self.log: list[int] = []  # numbers of the optimizers, step by step
@@ -149,7 +149,7 @@ class Loop:
                 return True
             leaving.is_ending = self._is_over = self.has_trained = True
             return False
-        if leaving.leaves_alike and self._repeats() and not self._may_train():
+        if leaving.ends_alike_loops and self._repeats() and not self._may_train():
             leaving.repeated[self._where] += 1
             if self._collects():
                 leaving.recorder.collected.begin(self._first)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from graphmem.base.documents import read_content
 from graphmem.capture.program.leaving import Leaving, Left, Loops
 from graphmem.capture.program.loops import compiled, rewritten_loops
-from graphmem.documents import read_content
 from graphmem.errors import SourceError, first_line
 from graphmem.training.program import Ending, Program
 

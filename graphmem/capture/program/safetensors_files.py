@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
+from graphmem.base.documents import parse_json
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.file_storages import SMALL
 from graphmem.capture.program.torch_archives import IN_FULL, write_zeros
 from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values.known_values import KnownValues
-from graphmem.documents import parse_json
 
 #: Names of types in the header.
 _TYPES = {

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS
 from graphmem.devices.capabilities import Capability
@@ -118,7 +118,7 @@ class Workspaces:
     """Which workspaces a run holds already.
 
     cublasLt, which ``addmm`` with a bias uses, first had a buffer of its own around every call, then one kept per
-    thread beside cuBLAS's, then shared cuBLAS's; now both are taken and given back (:mod:`graphmem.versions`).
+    thread beside cuBLAS's, then shared cuBLAS's; now both are taken and given back (:mod:`graphmem.base.versions`).
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.record.recorder import Recorder
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphmem.base.textbook import Sharded
 from graphmem.capture.kernels.parts.known import is_exact, layout_of
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.collectives import ProcessGroups
@@ -37,7 +38,6 @@ from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
-from graphmem.textbook import Sharded
 from graphmem.trace import EventKind, TraceBuilder
 
 

@@ -48,7 +48,7 @@ class Context:
     processes: Processes | None
     leave_after: int | None = None
     shortens: bool = False
-    leaves_alike: bool = True
+    ends_alike_loops: bool = True
     numbers: Numbers | None = field(init=False, default=None)
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
@@ -344,7 +344,7 @@ def _leaving(context: Context) -> Iterator[None]:
         return
     from graphmem.capture.program.leaving import Leaving, patch_leaving
 
-    context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike, context.shortens)
+    context.leaving = Leaving(context.leave_after, context.recorder, context.ends_alike_loops, context.shortens)
     context.recorder.phases.names_stages = True
     patches, handles = Patches(), []
     try:

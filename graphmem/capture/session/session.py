@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphmem import torch_names
+from graphmem.base.versions import version_of
 from graphmem.capture.device.pretend_device import Teller, numbered
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
@@ -41,7 +42,6 @@ from graphmem.torch_names import absences, private
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
 from graphmem.units import format_bytes
-from graphmem.versions import version_of
 
 if TYPE_CHECKING:
     from graphmem.capture.program.leaving import Leaving
@@ -155,7 +155,7 @@ def capture(
     recorder.post = post
     teller = Teller(device, set() if told is None else told)
     mode = mode or RunMode()
-    context = Context(teller, recorder, processes, leave_after, mode.shortens, mode.leaves_alike)
+    context = Context(teller, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from graphmem.base.textbook import ModelShape
 from graphmem.capture.distributed.blocks import unsplit_blocks
 from graphmem.capture.distributed.sharded_model import NAMES, configurations, first
 from graphmem.capture.session.session import Session, capture
 from graphmem.devices import Device
 from graphmem.errors import SourceError
-from graphmem.textbook import ModelShape
 
 #: Of configurations of transformers, beside those of :data:`sharded_model.NAMES`.
 _MORE_NAMES = {

@@ -2,7 +2,7 @@
 
 One process is analysed, and what another one sends decides at times what it does: the shapes of a pipeline's
 activations, the name of a run that the first process broadcasts. Such a process is run too, as far as the message, and
-what it says is kept here for the others (:mod:`graphmem.other_ranks`). Floats are seldom asked for, and
+what it says is kept here for the others (:mod:`graphmem.answering.other_ranks`). Floats are seldom asked for, and
 are large.
 """
 

@@ -11,6 +11,7 @@ those of TF32, and :func:`is_certain` says so.
 
 from __future__ import annotations
 
+from graphmem.base.numbers import round_up
 from graphmem.cudnn.recurrent import (
     GRU,
     LSTM,
@@ -22,7 +23,6 @@ from graphmem.cudnn.recurrent import (
     Network,
 )
 from graphmem.devices.capabilities import limits_of
-from graphmem.numbers import round_up
 
 #: Gates of a cell by mode.
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}

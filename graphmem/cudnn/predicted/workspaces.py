@@ -33,8 +33,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from graphmem.base.numbers import round_up
 from graphmem.cudnn.predicted.problem import Direction, Problem, Product
-from graphmem.numbers import round_up
 
 #: Alignment slack and flags that a plan with a workspace adds, by far the most frequent of the values seen (16 to 147).
 SLACK = 147

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphmem.captures import within
+from graphmem.answering.runs import labelled
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts.axes import Job, Layout
@@ -44,7 +44,7 @@ def tweaks_of(job: Job, best: Candidate, capture: Capture, say: Callable[[str], 
     conf = {"alloc_conf": best.alloc_conf} if best.alloc_conf else {}
     for change, option, changed in _changes(job, best.layout):
         try:
-            heard = within(say, f"advice, {change}")
+            heard = labelled(say, f"advice, {change}")
             device = capture(**{"layout": best.layout, "say": heard, **changed, **conf})[0].device
         except GraphmemError as error:
             yield Tweak(change, option, None, None, str(error))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphmem.base.textbook import ModelShape
 from graphmem.planning.layouts.cluster import Cluster
-from graphmem.textbook import ModelShape
 from graphmem.training import DataParallel, FullyShard, PipelineParallel, Training, ZeRO
 
 #: The largest micro-batch that is considered, in sequences.

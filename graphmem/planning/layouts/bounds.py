@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphmem.base.textbook import STATES
 from graphmem.planning.layouts.axes import Job, Layout
-from graphmem.textbook import STATES
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 _FP32 = 4

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from graphmem import simulate
-from graphmem.captures import Captures, Say, shape_of
+from graphmem.answering import stages
+from graphmem.answering.question import Question
+from graphmem.answering.runs import Progress, RunCache, shape_of
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts import search
@@ -22,7 +23,6 @@ from graphmem.planning.layouts.configuration import File, files_of
 from graphmem.planning.layouts.cost import describe
 from graphmem.planning.layouts.document import of_plan
 from graphmem.planning.layouts.search import Candidate, Search
-from graphmem.question import Question
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.training import Training
@@ -150,7 +150,7 @@ def plan(
             "give a multiple of the number of cards"
         )
 
-    def capture(layout: Layout, say: Say, **changed: Any) -> tuple[Estimate, str]:
+    def capture(layout: Layout, say: Progress, **changed: Any) -> tuple[Estimate, str]:
         arguments = _asked(asked, layout, step, changed)
         each = [replace(arguments["training"], rank=rank) for rank in layout.ranks]
         found = [_captured(Question(model, example_inputs, **{**arguments, "training": one}), say) for one in each]
@@ -185,13 +185,13 @@ def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dic
 def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate, str]:
     """Of one process. Where it does not fit as it is, and nobody chose the allocator's options, the same events with
     segments that grow."""
-    shelf = Captures()
+    shelf = RunCache()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks, again and again
-        estimate = simulate.answer(question, shelf, say)
+        estimate = stages.estimate_of(question, shelf, say)
         fit = estimate.fit
         if question.alloc_conf is None and fit is not None and (not fit.passes or fit.needs_cache_flush):
-            other = simulate.answer(replace(question, alloc_conf=GROWING), shelf, say)
+            other = stages.estimate_of(replace(question, alloc_conf=GROWING), shelf, say)
             if other.fit is not None and other.fit.passes and not other.fit.needs_cache_flush:
                 return replace(other, trace=None, timeline=None), GROWING
     return replace(estimate, trace=None, timeline=None), ""

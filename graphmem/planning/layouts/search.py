@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from graphmem.captures import Say, within
+from graphmem.answering.runs import Progress, labelled
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts import bounds
@@ -36,7 +36,7 @@ WANTED = 4
 
 #: Estimates a layout: a capture of its fullest process, with the allocator's options that it takes (those asked for,
 #: else the default ones, else segments that grow where only those fit). Raises :class:`GraphmemError`.
-Capture = Callable[[Layout, Say], tuple[Estimate, str]]
+Capture = Callable[[Layout, Progress], tuple[Estimate, str]]
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Search:
         number = f"{self.captured + 1} of at most {self.budget}"
         self.say(f"{number}: {candidate.layout.words()}")
         try:
-            candidate.estimate, candidate.alloc_conf = self.capture(candidate.layout, within(self.say, number))
+            candidate.estimate, candidate.alloc_conf = self.capture(candidate.layout, labelled(self.say, number))
         except GraphmemError as error:
             candidate.status, candidate.reason = FAILED, str(error)
             for other in self._open():  # what frameworks refuse, they refuse in every size

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from graphmem.allocators.base import Allocator
-from graphmem.figures import MEASURED, TRACE_LEVELS, Cause, Spread, seen
+from graphmem.base.figures import MEASURED, TRACE_LEVELS, Cause, Spread, seen
 from graphmem.replay import Replay, replay
 from graphmem.trace import Category, EventKind, Place, Trace
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 
+from graphmem.base.signals import interruptible
 from graphmem.errors import SourceError
 from graphmem.graph.constant_work import constant_work
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
@@ -25,7 +26,6 @@ from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
 from graphmem.graph.shapes import scope_of
 from graphmem.runtimes.onnxruntime import cuda_fusions, half_precision
 from graphmem.runtimes.onnxruntime.levels import LEVELS
-from graphmem.signals import interruptible
 
 #: Constant folding computes with the weights it folds, holes or not; beyond this it is left out, to stay within memory.
 MAX_FOLDED_BYTES = 1 << 30

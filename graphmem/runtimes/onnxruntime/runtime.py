@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena
+from graphmem.base.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
 from graphmem.diagnostics import Code
-from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from graphmem import versions
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.base import versions
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError

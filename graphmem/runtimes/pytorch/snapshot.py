@@ -15,10 +15,10 @@ from typing import Any
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.views import as_snapshot
+from graphmem.base.versions import version_named
 from graphmem.replay import replay
 from graphmem.runtimes.pytorch import runtime
 from graphmem.trace import EventKind, Operator, Place, Trace
-from graphmem.versions import version_named
 
 #: Version of pickle that every Python that runs PyTorch reads.
 _PROTOCOL = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 
+from graphmem.base.figures import unknown
 from graphmem.errors import UsageError
-from graphmem.figures import unknown
 from graphmem.graph.model import Graph
 from graphmem.runtimes.base import GRAPH_RUNS, Graphs, Runs, Runtime, Setting, Taken
 from graphmem.runtimes.tensorflow.card import describe, run_on_card, with_eigen_scratch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.options import flag, one_of, whole
 from graphmem.serving.vllm.lora import Adapters

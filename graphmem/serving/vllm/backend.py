@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from graphmem.documents import parse_json, shown
+from graphmem.base.documents import parse_json, shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import number, rope_of

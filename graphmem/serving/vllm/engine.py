@@ -14,9 +14,9 @@ from typing import Any
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
-from graphmem.figures import Communicator, Figure
 from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from graphmem.base.documents import shown
+from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
-from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import counted, mapping, matches
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
-from graphmem.versions import Version
 
 #: Marlin (csrc/quantization/marlin): rows and columns of a multiprocessor's share of sums in fp32, and locks for four
 #: thread blocks of each (``MARLIN_MAX_BLOCKS_PER_SM``).

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from graphmem.base.versions import Version
 from graphmem.errors import UsageError
 from graphmem.serving.base import ENTRIES, Question, ServedModel
 from graphmem.serving.values import count, counted, number, rope_of
@@ -17,7 +18,6 @@ from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES
 from graphmem.serving.vllm.run import Batch
 from graphmem.units import GIB
-from graphmem.versions import Version
 
 #: ``CacheConfig.DEFAULT_BLOCK_SIZE`` (config/cache.py).
 BLOCK_SIZE = 16

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphmem.base.versions import Version
 from graphmem.errors import UsageError
-from graphmem.versions import Version
 
 NEWEST: Version = (0, 32)
 OLDEST: Version = (0, 8)

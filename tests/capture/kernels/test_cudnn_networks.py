@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from graphmem import causes
+from graphmem.answering import causes
 from graphmem.units import MIB
 from tests.oracles.cudnn.manifest import read_manifest
 from tests.oracles.cudnn.networks import QUANTILES, SET_SIZE, SETS, Network, changes, draw_networks, peaks

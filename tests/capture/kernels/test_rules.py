@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.base.versions import NEWEST  # noqa: E402
 from graphmem.capture.kernels import RULES, rule_of, run_rule  # noqa: E402
 from graphmem.capture.kernels.parts import script as script_module  # noqa: E402
 from graphmem.capture.kernels.parts.script import Call, Script, rule, signature_of  # noqa: E402
-from graphmem.versions import NEWEST  # noqa: E402
 from tests.support.cards import HOPPER  # noqa: E402
 
 

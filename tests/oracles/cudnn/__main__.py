@@ -7,7 +7,7 @@
 ``build`` follows ``manifest.toml`` and writes ``graphmem/cudnn/predicted/plans/FAMILY.trees``; ``LIBCUDNN`` is
 the path of ``libcudnn.so.9`` in the folders of NVIDIA's wheels. Answers are kept (``--answers``), so that only new
 questions are asked. ``networks`` measures how far the trees move peaks (:mod:`tests.oracles.cudnn.networks`) and writes
-it into ``graphmem/causes/measured.json``; a minute a family. ``show`` prints a file's header and its trees,
+it into ``graphmem/answering/causes/measured.json``; a minute a family. ``show`` prints a file's header and its trees,
 or the trees of sections whose names contain a text.
 """
 

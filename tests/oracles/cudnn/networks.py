@@ -4,7 +4,7 @@ nothing is grown from.
 A network (:mod:`tests.oracles.cudnn.written`) is trained, or run under ``no_grad``, three times in PyTorch's allocator:
 its tensors' sizes follow from its layers, its workspaces once from cuDNN's answers and once from the trees. The changes
 of the peaks from the trees' to cuDNN's, as parts of the trees', are what reports make the interval of (``networks`` in
-``graphmem/causes/measured.json``), by family.
+``graphmem/answering/causes/measured.json``), by family.
 """
 
 from __future__ import annotations

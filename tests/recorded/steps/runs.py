@@ -26,13 +26,13 @@ from graphmem.accuracy.align import Match, align
 from graphmem.accuracy.divergence import changes_of
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.base.versions import version_named
 from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, described_device, device_named
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace
 from graphmem.units import GIB
-from graphmem.versions import version_named
 from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
 from tests import places

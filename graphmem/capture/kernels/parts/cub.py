@@ -6,7 +6,7 @@ Sources: ``cub/device/dispatch/dispatch_radix_sort.cuh``, ``tuning/tuning_radix_
 
 from __future__ import annotations
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 
 _ALIGNMENT = 256

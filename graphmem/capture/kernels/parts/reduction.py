@@ -17,9 +17,9 @@ from functools import lru_cache
 
 import torch
 
+from graphmem.base.numbers import div_up, last_pow2
 from graphmem.capture.kernels.parts.layout import Strided
 from graphmem.capture.kernels.parts.script import Card, Script
-from graphmem.numbers import div_up, last_pow2
 
 _MAX_INT32 = 2**31 - 1
 _WARP = 32

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device

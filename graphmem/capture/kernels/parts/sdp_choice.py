@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import HALF_TYPES
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.devices.capabilities import Capability

@@ -13,11 +13,11 @@ from functools import lru_cache
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
+from graphmem.base.numbers import last_pow2, round_up
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
-from graphmem.numbers import last_pow2, round_up
 
 _FP32 = 4
 #: Philox seed and offset of flash attention: uint64[2] and a uint64 that is never used.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
 from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized

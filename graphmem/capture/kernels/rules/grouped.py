@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 #: Three pointers, three strides and three 32-bit sizes of every group (GroupMM.cu).

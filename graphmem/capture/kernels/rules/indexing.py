@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, is_dense
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
+from graphmem.base.numbers import last_pow2
 from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, Strided, bytes_of
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.capture.torch_internals import suggest_memory_format
-from graphmem.numbers import last_pow2
 
 
 def _accumulate_bytes(tensor: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel

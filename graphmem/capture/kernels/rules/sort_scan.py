@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graphmem import versions
+from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides, is_dense
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from graphmem.documents import shown as quoted
+from graphmem.base.documents import shown as quoted
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import counted, mapping, rope_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from graphmem.documents import shown
+from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping

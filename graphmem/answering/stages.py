@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from graphmem.capture.threads import turn
-from graphmem.captures import Captures, could_go_on, within
-from graphmem.causes import (
+from graphmem.answering.causes import (
     Outcome,
     cause_of_version,
     causes_of_context,
@@ -20,25 +18,27 @@ from graphmem.causes import (
     neighbours,
     together,
 )
+from graphmem.answering.question import Question
+from graphmem.answering.remarks import device_notes, headlines, plans_told, workspaces_told
+from graphmem.answering.runs import RunCache, could_go_on, labelled
+from graphmem.answering.summarize import fits_card, summarize
+from graphmem.answering.verdict import holding, loads_eagerly, loads_of, probability
+from graphmem.base.figures import Cause, Loads
+from graphmem.base.textbook import Sharded, compared
+from graphmem.base.versions import Version, beyond_known, other_compiler, version_notes, words, workspace_variables
+from graphmem.capture.threads import turn
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.errors import CaptureError, GraphmemError, TraceError, UsageError
 from graphmem.estimate import Estimate, Peak, found_later
-from graphmem.figures import Cause, Loads
-from graphmem.question import Question
-from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.replay import Replay
 from graphmem.run import Run
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken, doubts_of
 from graphmem.sources import OnnxModel, TorchModel
-from graphmem.summarize import fits_card, summarize
-from graphmem.textbook import Sharded, compared
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training, other_loop
 from graphmem.units import format_bytes
-from graphmem.verdict import holding, loads_eagerly, loads_of, probability
-from graphmem.versions import Version, beyond_known, other_compiler, version_notes, words, workspace_variables
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Traced:
     tried: Mapping[str, Outcome] = field(default_factory=dict)
 
 
-def answer(
+def estimate_of(
     question: Question,
-    captures: Captures | None = None,
+    captures: RunCache | None = None,
     say: Callable[[str], None] = lambda _: None,
     *,
     figures_only: bool = False,
@@ -73,7 +73,7 @@ def answer(
     step = question.step
     if not isinstance(step, Inference) or step.generate is None or not step.generate.is_open:
         return _within_its_card(question, captures, say, figures_only)
-    shelf = captures or Captures()
+    shelf = captures or RunCache()
     none_right = replace(question, training=replace(step, generate=replace(step.generate, accepted=0)))
     say("drafted tokens: all are right, then none")
     all_right, in_vain = (_within_its_card(one, shelf, say, figures_only) for one in (question, none_right))
@@ -86,9 +86,9 @@ def answer(
 
 
 def _within_its_card(
-    question: Question, captures: Captures | None, say: Callable[[str], None], figures_only: bool
+    question: Question, captures: RunCache | None, say: Callable[[str], None], figures_only: bool
 ) -> Estimate:
-    shelf = captures or Captures()
+    shelf = captures or RunCache()
     estimate, may_go_on = _once(question, shelf, say, figures_only)
     if may_go_on and (estimate.fit is None or not estimate.fit.fits):
         with turn():
@@ -105,7 +105,7 @@ def beside_other_loop(
     estimate: Estimate,
     question: Question,
     say: Callable[[str], None] = lambda _: None,
-    captures: Captures | None = None,
+    captures: RunCache | None = None,
 ) -> Estimate:
     """The estimate with the figures of the other loop in ``details["loop"]``, where the two differ by more than 1 %.
 
@@ -120,7 +120,7 @@ def beside_other_loop(
         return estimate
     other = other_loop(step.loop)
     question = replace(question, training=replace(step, loop=other), top=0)
-    theirs = answer(question, captures, within(say, f"with --loop {other}"), figures_only=True)
+    theirs = estimate_of(question, captures, labelled(say, f"with --loop {other}"), figures_only=True)
     levels = ("allocated", "reserved", "device")
     if all(abs(getattr(theirs, n) - getattr(estimate, n)) <= _TOLD_DIFFERENCE * getattr(estimate, n) for n in levels):
         return estimate
@@ -132,7 +132,7 @@ def _is_torch_loop(loaded: OnnxModel | TorchModel) -> bool:
     return isinstance(loaded, OnnxModel) or loaded.framework != "Keras"
 
 
-def _once(question: Question, shelf: Captures, say: Callable[[str], None], figures_only: bool) -> tuple[Estimate, bool]:
+def _once(question: Question, shelf: RunCache, say: Callable[[str], None], figures_only: bool) -> tuple[Estimate, bool]:
     """The estimate, and whether the program, run within the card of the question, may do otherwise."""
     with turn():
         say("loading")
@@ -159,8 +159,8 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
     for version in neighbours(question.setting.torch_version):
         with contextlib.suppress(GraphmemError):
             other = replace(question, torch_version=words(version), top=0)
-            heard = within(say, f"with PyTorch {words(version)}")
-            peaks[version] = answer(other, say=heard, figures_only=True).peak
+            heard = labelled(say, f"with PyTorch {words(version)}")
+            peaks[version] = estimate_of(other, say=heard, figures_only=True).peak
     return peaks
 
 
@@ -184,7 +184,7 @@ def _of_other_values(
             for value in values:
                 step = replace(question.step, assume=(*question.step.assume, (place, value)))
                 other = replace(question, training=step, bounds=False, top=0)
-                theirs = answer(other, say=within(say, f"{place} read as {value:g}"), figures_only=True)
+                theirs = estimate_of(other, say=labelled(say, f"{place} read as {value:g}"), figures_only=True)
                 if _lines_assumed(theirs.diagnostics) - _lines_assumed(decided):
                     raise CaptureError("other lines decide then")
                 peaks.append(theirs.peak)

@@ -14,12 +14,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from graphmem.captures import Captures, Say, unheard, within
+from graphmem.answering.question import Question
+from graphmem.answering.runs import Progress, RunCache, labelled, silent
+from graphmem.answering.stages import estimate_of
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.question import Question
-from graphmem.simulate import answer
 from graphmem.trace import Trace
 from graphmem.training import Training
 from graphmem.training.processes import Processes
@@ -29,7 +29,7 @@ from graphmem.units import format_bytes
 MOST_ANALYSED = 32
 
 
-def fullest(question: Question, ranks: str | Sequence[int], say: Say = unheard) -> Estimate:
+def fullest(question: Question, ranks: str | Sequence[int], say: Progress = silent) -> Estimate:
     """The estimate of the process that holds the most of the card; ``details["ranks"]`` has the others' figures.
 
     ``ranks``: which are analysed, or ``all`` that differ. Raises :class:`GraphmemError`.
@@ -53,7 +53,7 @@ class _Job:
     question: Question
     step: Training
     processes: Processes
-    say: Say
+    say: Progress
     done: dict[int, _Analysed] = field(default_factory=dict)
     is_cut: bool = False
 
@@ -61,9 +61,9 @@ class _Job:
         """The process of this rank, which is analysed once."""
         if rank not in self.done:
             one = replace(self.question, training=replace(self.step, rank=rank))
-            shelf = Captures()
+            shelf = RunCache()
             try:
-                estimate = answer(one, shelf, within(self.say, f"rank {rank}"))
+                estimate = estimate_of(one, shelf, labelled(self.say, f"rank {rank}"))
             except GraphmemError as error:
                 raise type(error)(f"rank {rank}: {error}") from error
             assert shelf.last is not None

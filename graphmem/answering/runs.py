@@ -9,20 +9,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphmem import sandbox, sources
+from graphmem.answering.other_ranks import run_with_messages
+from graphmem.answering.question import Question, capture_key
+from graphmem.answering.retries import run_until_served
+from graphmem.base.files import without_compiler_folder
+from graphmem.base.textbook import ModelShape
+from graphmem.base.versions import installed_version
 from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
 from graphmem.errors import GraphmemError, SourceError, UsageError
-from graphmem.files import without_compiler_folder
-from graphmem.other_ranks import run_with_messages
-from graphmem.question import Question, capture_key
-from graphmem.retries import run_until_served
 from graphmem.run import Run, RunMode
 from graphmem.sources import OnnxModel, TorchModel
-from graphmem.textbook import ModelShape
 from graphmem.trace import Place
 from graphmem.training import DTYPES, Inference, Training, other_loop
-from graphmem.versions import installed_version
 
 if TYPE_CHECKING:
     from graphmem.capture.values.messages import Post
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 #: Who is told how far it is.
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 _OWN_STEP = "custom step function"
 #: Frameworks of models whose inputs were bound when they were read.
 _OF_ONE_SIZE = ("ONNX", "Keras")
 
 
-def within(say: Say, what: str) -> Say:
+def labelled(say: Progress, what: str) -> Progress:
     """Tells how far a part of something longer is: ``what`` stands before it."""
     return lambda stage: say(f"{what}: {stage}")
 
 
-def unheard(_: str) -> None:
+def silent(_: str) -> None:
     """Nobody is told."""
 
 
-class Captures:
+class RunCache:
     """What was captured last for one model, kept for the next question: one with an equal :class:`CaptureKey` takes it.
 
     A step's own code may ask the card for its name or its memory, or be refused some; what such a step gave serves only
@@ -80,7 +80,7 @@ class Captures:
         run: Run | None = self._records.made
         return run
 
-    def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Run:
+    def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent) -> Run:
         """The run of a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
         return self._of_other_loop(question) or self._records.get(
             capture_key(question), lambda: record(question, loaded, say)
@@ -152,7 +152,7 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
 
 
 @without_compiler_folder()
-def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Run:
+def record(question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent) -> Run:
     """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
     if question.sizes.weights is not None and not (isinstance(loaded, TorchModel) and loaded.quantizes):
         raise UsageError(
@@ -200,7 +200,7 @@ def _planned(question: Question, loaded: TorchModel) -> Run | None:
     return Run(taken.trace, words, planned=replace(taken, assumptions=(*taken.assumptions, *told)))
 
 
-def _record_step(question: Question, loaded: TorchModel, say: Say) -> Run:
+def _record_step(question: Question, loaded: TorchModel, say: Progress) -> Run:
     run = _captured(question, loaded, say)
     if run.is_own_step and not any(s.place == Place.DEVICE for s in run.trace.storages):
         if run.ending is not None:
@@ -212,7 +212,7 @@ def _record_step(question: Question, loaded: TorchModel, say: Say) -> Run:
     return run
 
 
-def _captured(question: Question, loaded: TorchModel, say: Say = unheard, *, record_graph: bool = False) -> Run:
+def _captured(question: Question, loaded: TorchModel, say: Progress = silent, *, record_graph: bool = False) -> Run:
     """The captured step. Every run but the first loads the model anew, as its code may keep a state."""
     installed_version()  # one that is too old is refused before it is imported
     ready = [loaded]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from graphmem.answering.question import Question
+from graphmem.base.figures import Figure
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.figures import Figure
 from graphmem.labels import WORKSPACES_OF_CUDNN
-from graphmem.question import Question
 from graphmem.replay import Replay
 from graphmem.trace import Trace
 from graphmem.units import format_bytes

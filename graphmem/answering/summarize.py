@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from graphmem.base.figures import Doubts, Figure, Loads
 from graphmem.devices import Device
 from graphmem.estimate import (
     MEANINGS,
@@ -25,7 +26,6 @@ from graphmem.estimate import (
     PoolUse,
     Timeline,
 )
-from graphmem.figures import Doubts, Figure, Loads
 from graphmem.replay import Replay
 from graphmem.trace import Category, EventKind, Place, Trace
 

@@ -9,18 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.documents import LARGEST_NUMBER, shown
+from graphmem.base.figures import parse_margin
+from graphmem.base.versions import version_named, workspace_variables
 from graphmem.cudnn.library import AUTO, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
-from graphmem.documents import LARGEST_NUMBER, shown
 from graphmem.errors import UsageError
-from graphmem.figures import parse_margin
 from graphmem.graph.asked import Asked, Range
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
 from graphmem.sources.zoo import ZOO, usual_step
 from graphmem.training import Inference, Training
-from graphmem.versions import version_named, workspace_variables
 
 #: Models whose step their own runtime may tell, and another one captures.
 _OF_THEIR_RUNTIME = "keras:"
@@ -172,7 +172,7 @@ class CaptureKey:
     """What a trace depends on, of everything that can be asked about one model: equal keys give equal traces.
 
     Not in it: the allocator's options, the card's capacity and context, the runtime a captured trace is replayed by. A
-    step's own code may ask the card for its name and its memory; :class:`graphmem.captures.Captures` notices it.
+    step's own code may ask the card for its name and its memory; :class:`graphmem.answering.runs.RunCache` notices it.
     Compared, not hashed: options of optimizers may be lists.
     """
 

@@ -3,7 +3,7 @@
 Nothing is guessed: a cause has the bounds of its source, or errors that recordings showed (``measured.json`` beside
 this file, which ``python -m tests.recorded.spreads`` makes of recordings that are committed), or no bound. What has no
 doubt is no cause: plans that cuDNN told, operators that are modelled or proven, versions of PyTorch that were recorded.
-How causes add up is told, and done, in :mod:`graphmem.figures`.
+How causes add up is told, and done, in :mod:`graphmem.base.figures`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, VALUES, Diagnostic, Effect
-from graphmem.estimate import Peak
-from graphmem.figures import (
+from graphmem.base.figures import (
     BOUNDS,
     EXACT,
     MEASURED,
@@ -34,9 +31,12 @@ from graphmem.figures import (
     seen,
     unknown,
 )
+from graphmem.base.versions import NEWEST, RECORDED, Version, words
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
+from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, VALUES, Diagnostic, Effect
+from graphmem.estimate import Peak
 from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
-from graphmem.versions import NEWEST, RECORDED, Version, words
 
 #: Sources of the causes that diagnostics share, where they are not the diagnostics themselves.
 _SOURCES = {

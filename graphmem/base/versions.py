@@ -2,7 +2,7 @@
 
 A rule asks ``versions.FUSED_RMS_NORM.holds(torch_version)`` where it needs to know. A change names its source and the
 releases whose CUDA builds were recorded on the stub driver; what was not looked at is said.
-``python -m graphmem.versions docs/modeling/versions.md`` writes the register there as a table.
+``python -m graphmem.base.versions docs/modeling/versions.md`` writes the register there as a table.
 """
 
 from __future__ import annotations

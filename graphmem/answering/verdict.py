@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from graphmem.answering.summarize import fits_card
+from graphmem.base.figures import Communicator, Doubts, Loads
+from graphmem.base.versions import Version
 from graphmem.devices import Device, nccl
-from graphmem.figures import Communicator, Doubts, Loads
 from graphmem.runtimes.base import Runs, Setting
-from graphmem.summarize import fits_card
 from graphmem.trace import Trace
-from graphmem.versions import Version
 
 #: Operators of PyTorch, of ONNX and of Keras for which cuDNN loads its engines. Attention loads none of those that
 #: were measured.

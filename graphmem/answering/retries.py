@@ -34,9 +34,9 @@ def every_token(mode: RunMode, outcome: Outcome) -> RunMode | None:
 
 def every_iteration(mode: RunMode, outcome: Outcome) -> RunMode | None:
     """What a loop that was ended early would have collected is used after it."""
-    if not (mode.leaves_alike and isinstance(outcome, Run) and outcome.lacks_iterations):
+    if not (mode.ends_alike_loops and isinstance(outcome, Run) and outcome.lacks_iterations):
         return None
-    return replace(mode, shortens=False, leaves_alike=False)
+    return replace(mode, shortens=False, ends_alike_loops=False)
 
 
 def own_loop(mode: RunMode, outcome: Outcome) -> RunMode | None:
