@@ -81,9 +81,10 @@ class Kind(Generic[Part]):
     def _brought(self) -> dict[str, EntryPoint]:
         """The entry points of other packages by name. Raises :class:`UsageError` where two have one name."""
         found: dict[str, EntryPoint] = {}
+        own = set(map(_key, self.own()))
         for entry in entry_points(group=self.group):
             named = f"{_a(self.word)} {entry.name!r}"
-            if entry.name in self.own():
+            if _key(entry.name) in own:
                 raise UsageError(f"{_origin(entry)} brings {named}, which is graphmem's own; remove it")
             other = found.setdefault(entry.name, entry)
             if other.value != entry.value:

@@ -147,7 +147,8 @@ class OnnxRuntime(Runtime[Options]):
             traces = [plan(order, options).trace for order in others]
             _keep(self._orders, planned.trace, (planned.trace, traces))
         outside = (*_cublas(options, planned), *_bound_by_caller(options, runs, planned))
-        return Taken(planned.trace, assumptions, diagnostics, later, tuple(_unfollowed(options, planned)), outside)
+        doubts = tuple(_unfollowed(options, planned))
+        return Taken(planned.trace, assumptions, diagnostics, later, doubts, outside, self.proven)
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""
