@@ -244,6 +244,9 @@ class Diagnostic:
         if isinstance(self.code, str):  # by its name in JSON
             object.__setattr__(self, "code", Code[self.code.upper()])
 
+    def __str__(self) -> str:
+        return self.message
+
     @property
     def meaning(self) -> Meaning:
         """The row of its code."""

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tests.support.captures import record  # noqa: E402
 
 
-class Image(torch.Tensor):  # type: ignore[misc,name-defined]
+class Image(torch.Tensor):
     """As fastai's and torchvision's: it hands everything on."""
 
     @classmethod
@@ -20,7 +20,7 @@ class Image(torch.Tensor):  # type: ignore[misc,name-defined]
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-class Plain(torch.Tensor):  # type: ignore[misc,name-defined]
+class Plain(torch.Tensor):
     """A class and nothing else."""
 
 

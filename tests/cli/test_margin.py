@@ -127,9 +127,9 @@ def test_the_safe_size_is_the_one_of_the_margin(tmp_path: Path) -> None:
     """Of an option that is not followed no size is safe, and the search says why. Both providers were recorded."""
     model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
     asked = ("fit", model, "--gpu-memory", "2GiB", "--gpu-like", "T4", "--at-most", "100000000")
-    unbounded = run(*asked, "--margin", "p99", "--alloc-conf", "prefer_nhwc:1")
+    unbounded = run(*asked, "--margin", "p99", "--alloc-conf", "gpu_external_alloc:1")
     assert unbounded.exit_code == 3
-    assert "nothing bounds: prefer_nhwc" in " ".join(unbounded.stdout.split())
+    assert "nothing bounds: gpu_external_alloc" in " ".join(unbounded.stdout.split())
     known = (*asked, "--alloc-conf", "provider:cpu")
     safe = {}
     for margin in ("p60", "p99", None):

@@ -39,7 +39,7 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
             fit = Fit("card", GIB, device, GIB - device, fits, probability=float(fits))
             return replace(estimate, peak=peak, fit=fit)
 
-        monkeypatch.setattr(stages, "answer", answer)
+        monkeypatch.setattr(stages, "estimate_of", answer)
         return asked
 
     return stand_in
@@ -91,7 +91,7 @@ def test_a_size_that_cannot_be_analysed_ends_the_search_with_its_reason(
             raise SourceError("the table of positions ends")
         return small(question, *others)
 
-    monkeypatch.setattr(stages, "answer", refusing)
+    monkeypatch.setattr(stages, "estimate_of", refusing)
     found = fit("model")
     assert (found.value, found.above) == (50, None)
     assert "batch 51 cannot be analysed: the table of positions ends" in found.stopped_by
@@ -105,7 +105,7 @@ def needs_two_samples(monkeypatch: pytest.MonkeyPatch, at_least: int) -> None:
             raise SourceError("expected more than 1 value per channel when training")
         return anything(question, *others)
 
-    monkeypatch.setattr(stages, "answer", refusing)
+    monkeypatch.setattr(stages, "estimate_of", refusing)
 
 
 def test_a_model_that_takes_no_single_sample_is_searched_from_two_on(

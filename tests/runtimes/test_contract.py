@@ -83,7 +83,10 @@ def test_an_unknown_runtime_is_refused_wherever_one_is_named(tmp_path: Path) -> 
         assert str(caught.value) == accepted
 
 
-@pytest.mark.parametrize("stage", ["question", "captures", "simulate", "summarize", "replay", "reports/estimate"])
+@pytest.mark.parametrize(
+    "stage",
+    ["answering/question", "answering/runs", "answering/stages", "answering/summarize", "replay", "reports/estimate"],
+)
 def test_the_stages_know_no_runtime_by_name(stage: str) -> None:
     source = (Path(graphmem.__file__).parent / f"{stage}.py").read_text(encoding="utf-8")
     assert not set(re.findall(r"\w+", source)) & set(NAMES)

@@ -7,6 +7,7 @@ would have kept between them is then not there on a card. Such a step may need l
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
     compiled = torch.jit.script
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(getattr(obj, "__module__", "")).startswith("torch."):
+        if isinstance(obj, (type, FunctionType)) and obj.__module__.startswith("torch."):
             return compiled(obj, *args, **kwargs)
         remark(Code.SCRIPT_AS_PYTHON.about())
         return obj

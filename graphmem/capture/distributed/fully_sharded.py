@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.distributed.blocks import unsplit_blocks
+from graphmem.capture.blocks import unsplit_blocks
 from graphmem.capture.distributed.mesh import shards_of
 from graphmem.capture.distributed.strategy import Strategy
 from graphmem.capture.patches import Patches

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from graphmem.capture.distributed.blocks import outermost_blocks
+from graphmem.capture.blocks import outermost_blocks
 from graphmem.errors import CaptureError
 
 

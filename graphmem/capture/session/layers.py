@@ -86,7 +86,7 @@ class Layer:
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
         waits = self.doors or self.libraries
-        if not waits or self.is_due(context) or any(name in sys.modules for name in self.libraries):
+        if not waits or self.is_due(context) or any(map(_is_loaded, self.libraries)):
             self._install(context, stack)
         else:
             stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks))
@@ -105,6 +105,11 @@ class Layer:
             if not self.lost:
                 raise
             context.recorder.unmodelled.update([Code.NAME_GONE.about(path=error.path, lost=self.lost)])
+
+
+def _is_loaded(library: str) -> bool:
+    """Whether the library, or a part of it, was imported before."""
+    return library in sys.modules or any(name.startswith(f"{library}.") for name in list(sys.modules))
 
 
 def _patching(patch: Callable[[Patches, Context], None]) -> _Install:

@@ -29,7 +29,12 @@ def known_lengths(tensor: Tensor | None) -> list[int]:
 
 
 def pack(values: KnownValues, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    return _Pack.apply(input, known_lengths(values.of(lengths)), batch_first)  # type: ignore[no-any-return]
+    numbers = known_lengths(values.of(lengths))
+    if min(numbers, default=1) <= 0:  # in PyTorch's words
+        raise RuntimeError(
+            "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
+        )
+    return _Pack.apply(input, numbers, batch_first)  # type: ignore[no-any-return]
 
 
 class _Pack(torch.autograd.Function):  # type: ignore[misc]

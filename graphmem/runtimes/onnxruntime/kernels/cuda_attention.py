@@ -24,6 +24,8 @@ _HALVES = ("float16", "bfloat16")
 #: Sequences from which on float32 is computed memory efficiently, and packed products by flash attention
 #: (``attention_common.h``).
 _LONG_FLOAT32, _LONG_PACKED = 256, 513
+#: Compute capabilities that the provider's conditions name (``sdpa`` kernels of cuDNN, of flash attention).
+_TURING, _AMPERE, _HOPPER = (7, 5), (8, 0), (9, 0)
 #: Compute capabilities that TensorRT's fused kernels are compiled for, and their heads: with flash attention from
 #: sequences of 385 on, and for shorter ones (``mha_runner.cu``, ``flash_attention.cc``).
 _FUSED_CARDS = ((7, 5), (8, 0), (8, 6), (8, 9))
@@ -90,13 +92,13 @@ def _aligned(size: int) -> int:
 
 def _has_cudnn(shapes: Shapes, libraries: Libraries) -> bool:
     """``cudnn_sdpa::is_supported``; it is asked from Hopper on."""
-    return shapes.dtype in _HALVES and libraries.capability >= (9, 0) and _fits_flash(shapes)
+    return shapes.dtype in _HALVES and libraries.capability >= _HOPPER and _fits_flash(shapes)
 
 
 def _has_flash(shapes: Shapes, libraries: Libraries) -> bool:
     """``flash::is_supported``."""
     is_alike = shapes.head == shapes.value_head
-    return shapes.dtype in _HALVES and libraries.capability >= (8, 0) and is_alike and _fits_flash(shapes)
+    return shapes.dtype in _HALVES and libraries.capability >= _AMPERE and is_alike and _fits_flash(shapes)
 
 
 def _fits_flash(shapes: Shapes) -> bool:
@@ -113,14 +115,14 @@ def _has_fused(shapes: Shapes, libraries: Libraries) -> bool:
 
 def _has_cross(shapes: Shapes, libraries: Libraries) -> bool:
     """``has_fused_cross_attention_kernel``."""
-    widest = _CROSS_HEAD_TURING if libraries.capability == (7, 5) else _CROSS_HEAD
+    widest = _CROSS_HEAD_TURING if libraries.capability == _TURING else _CROSS_HEAD
     is_known = shapes.dtype == "float16" and libraries.capability in _FUSED_CARDS
     return is_known and shapes.head == shapes.value_head <= widest and shapes.keys <= _CROSS_KEYS
 
 
 def _has_efficient(shapes: Shapes, libraries: Libraries, *, is_long: bool) -> bool:
     """``has_memory_efficient_attention``, which float32 takes for long sequences alone."""
-    if shapes.dtype == "bfloat16" and libraries.capability < (8, 0):
+    if shapes.dtype == "bfloat16" and libraries.capability < _AMPERE:
         return False
     return (shapes.dtype in _HALVES or is_long) and not shapes.head % 8 and not shapes.value_head % 8
 
@@ -305,7 +307,7 @@ def group_query(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
     if is_quantized or any(node.inputs[10:]) or not any(node.outputs[1:2]):
         return None
     shapes = _group_query_shapes(node, graph, key)
-    if past and past not in graph.inputs and shapes.queries == 1 and libraries.capability >= (8, 0):
+    if past and past not in graph.inputs and shapes.queries == 1 and libraries.capability >= _AMPERE:
         return None  # keys may be appended in place, for which there is a kernel with room of its own
     lengths = 3 * shapes.batch * _INT_BYTES
     is_unpacked = not key or _flag(node, "do_rotary")
