@@ -51,6 +51,6 @@ def workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
     """How much of the answer may be workspaces that cuDNN could tell."""
     sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
     largest = max(sizes, default=0)
-    if not peak or not largest or largest < _NOTABLE * peak:  # nothing was reserved: the first request was refused
+    if not trace.predicted_plans or not peak or largest < _NOTABLE * peak:  # no peak: the first request was refused
         return ()
     return (Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak),)

@@ -33,7 +33,7 @@ _SEARCH = (
 def fit_command(**options: Any) -> None:
     """The largest batch (or --find another size) of MODEL that fits the card of --gpu or --gpu-memory.
 
-    MODEL and the options are those of 'graphmem analyze'. Each size tried is analysed in full, about ten of them.
+    MODEL and the options are those of 'graphmem analyze'. Each size tried is analysed in full: ten to forty of them.
     For example, the longest sequence in steps of 128:
 
     \b

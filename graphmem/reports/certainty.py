@@ -67,9 +67,9 @@ def _off(spread: Spread) -> str:
     if least is None and most is None:
         return "without bound"
     if least is None:
-        return "any less" if most == 0 else f"any less to {_signed(most or 0)}"
+        return "any amount less" if most == 0 else f"any amount less to {_signed(most or 0)}"
     if most is None:
-        return "any more" if least == 0 else f"{_signed(least)} to any more"
+        return "any amount more" if least == 0 else f"{_signed(least)} to any amount more"
     if least == -most:
         return f"+-{format_bytes(most)}"
     return " to ".join(_signed(end) for end in (least, most) if end)

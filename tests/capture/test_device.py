@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn.utils.rnn import pack_padded_sequence  # noqa: E402
 
 from graphmem import Inference, analyze  # noqa: E402
 from graphmem.capture.session.error_messages import explained  # noqa: E402
@@ -396,6 +397,14 @@ def test_tensors_that_are_swapped_hold_each_others_data() -> None:
         (lambda: torch.nested.nested_tensor([torch.zeros(2)], device="cuda", layout=torch.jagged), "nested tensors"),
         (lambda: torch.zeros(4, 4, device="cuda").to_sparse_csr(), "sparse tensors"),
         (lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))), "quantized"),
+        (
+            lambda: pack_padded_sequence(
+                torch.zeros(9, 5, 2, device="cuda"),
+                nn.Linear(4, 5).cuda()(torch.ones(4, device="cuda")).long().cpu(),
+                enforce_sorted=False,
+            ),
+            "lengths of packed sequences",
+        ),
         (lambda: torch.utils.dlpack.to_dlpack(torch.zeros(3, device="cuda")), "custom_op"),
         (lambda: torch.cuda.caching_allocator_alloc(8), "own allocator"),
         (lambda: torch.zeros(3, device="cuda") + torch.zeros(3), "move them with .to()"),
