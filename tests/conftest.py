@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["GRAPHMEM_DEVICES"] = os.devnull + ".json"
 
 GOLDEN = places.GOLDEN
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settled_heap() -> None:
+    """Collections of garbage look only at what a module has made: the heap of hours of tests takes a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
