@@ -465,6 +465,10 @@ def _with_default(proto: onnx.NodeProto) -> onnx.NodeProto:
     return copy
 
 
+#: Functions of ONNX for which it has no rule of their own, and the operators whose rule is theirs too.
+_SHAPED_LIKE = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
+
+
 def _schema(state: Propagation, node: Node) -> Any:
     key = (node.domain, node.op_type)
     schemas = state.facts.schemas
@@ -476,7 +480,8 @@ def _schema(state: Propagation, node: Node) -> Any:
         except Exception:  # onnx.defs.SchemaError, a plain Exception in some versions; an int beyond C++'s TypeError
             schema = None
         if schema is not None and not schema.has_type_and_shape_inference_function:
-            schema = None
+            like = _SHAPED_LIKE.get(node.op_type) if node.domain == "" else None
+            schema = onnx.defs.get_schema(like, state.opsets[node.domain]) if like else None
         schemas[key] = schema
     return schemas[key]
 

@@ -104,6 +104,7 @@ def test_nothing_is_imported() -> None:
 
 
 def test_the_installed_pytorch_has_every_name_that_is_declared() -> None:
+    pytest.importorskip("torch")
     command = [sys.executable, "-m", "graphmem", "doctor", "--names", "--format", "json"]
     ran = subprocess.run(command, cwd=places.ROOT, capture_output=True, text=True, check=False)
     assert json.loads(ran.stdout)["names"] == []
@@ -115,6 +116,8 @@ def test_newest_versions_are_those_that_the_rest_of_the_package_follows() -> Non
 
     newest = {library.name: library.newest for library in doctor.LIBRARIES}
     tomllib = pytest.importorskip("tomllib")
+    if not (places.ROOT / "pyproject.toml").exists():
+        pytest.skip("needs the checkout: the tests of an installed package are away from it")
     pinned = tomllib.loads((places.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
     for name, package in (("transformers", "transformers"), ("Keras", "keras")):
         assert any(entry.startswith(f"{package}=={newest[name]}.") for entry in pinned), name
