@@ -15,17 +15,18 @@ from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.base.versions import Since
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
-Decomposition = Callable[..., Any]
 
 
 def _where_asked(decomposition: Callable[..., Tensor], in_place: bool) -> Decomposition:
     """``decomposition(written, ...)`` in deterministic mode; other calls are one kernel. A call out of place writes a
     copy."""
 
-    def run(_: Selection, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run(_: Selection, self: Tensor, *args: object, **kwargs: object) -> Any:
         if not torch.are_deterministic_algorithms_enabled():
             return NotImplemented
         written = self if in_place else self.clone()
@@ -34,7 +35,7 @@ def _where_asked(decomposition: Callable[..., Tensor], in_place: bool) -> Decomp
     return run
 
 
-def _index_add(written: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+def _index_add(written: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     return _put(written, dim, index, source * alpha, accumulate=True)
 
 
@@ -101,7 +102,7 @@ def _via_flat_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *
     return written
 
 
-def _scattering(via_index_put: Decomposition) -> dict[Any, Decomposition]:
+def _scattering(via_index_put: Decomposition) -> dict[OpOverload, Decomposition]:
     return {
         _aten.scatter.src: _where_asked(_scatter(via_index_put), False),
         _aten.scatter_.src: _where_asked(_scatter(via_index_put), True),
@@ -111,7 +112,7 @@ def _scattering(via_index_put: Decomposition) -> dict[Any, Decomposition]:
 
 
 #: Operator -> its decomposition, which answers ``NotImplemented`` where the mode is off.
-DETERMINISTIC: dict[Any, Decomposition] = {
+DETERMINISTIC: dict[OpOverload, Decomposition] = {
     _aten.index_add.default: _where_asked(_index_add, False),
     _aten.index_add_.default: _where_asked(_index_add, True),
     _aten.index_copy.default: _where_asked(_index_copy, False),
@@ -119,7 +120,7 @@ DETERMINISTIC: dict[Any, Decomposition] = {
     **_scattering(_via_index_put),
 }
 #: Operator -> the change of versions, and its decomposition before it.
-DETERMINISTIC_BEFORE: dict[Any, tuple[Since, Decomposition]] = {
+DETERMINISTIC_BEFORE: dict[OpOverload, tuple[Since, Decomposition]] = {
     op: (versions.SCATTERS_BY_COORDINATES, decomposition)
     for op, decomposition in _scattering(_via_flat_index_put).items()
 }

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from graphmem.capture.torch_internals import OpOverload
 
 _NAMES = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
 
 
-def _overloads() -> set[Any]:
+def _overloads() -> set[OpOverload]:
     packets = [getattr(torch.ops.aten, name) for name in _NAMES if hasattr(torch.ops.aten, name)]
     return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
 

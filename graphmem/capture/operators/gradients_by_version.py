@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from graphmem.base import versions
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten
@@ -27,10 +30,10 @@ _single_level: Any = private("torch._functorch.utils.enable_single_level_autogra
 Formula = Callable[..., "tuple[Tensor | None, ...]"]
 
 
-def formulas_of_version(torch_version: versions.Version) -> dict[Any, Callable[..., Any]]:
+def formulas_of_version(torch_version: versions.Version) -> dict[OpOverload, Decomposition]:
     """By operator: itself with the gradient that this version computes, where the installed one computes another."""
     installed = versions.version_of(torch.__version__)
-    table: dict[Any, Callable[..., Any]] = {}
+    table: dict[OpOverload, Decomposition] = {}
     for change, before, now in (
         (versions.ATAN2_OF_ZEROS, _ATAN2_BEFORE, _ATAN2),
         (versions.EQUAL_VALUES_SHARE_GRADIENTS, _ONE_TAKES_ALL, _SHARED),
@@ -41,25 +44,25 @@ def formulas_of_version(torch_version: versions.Version) -> dict[Any, Callable[.
     return table
 
 
-def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
+def _with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
     """The operator below autograd, with this formula as its node of the graph."""
 
-    def forward(*inputs: Any) -> Any:
+    def forward(*inputs: object) -> Tensor:
         with _below_autograd():
             return op(*inputs)
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
         ctx.save_for_backward(*inputs)
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         return formula(ctx.needs_input_grad, grad, *ctx.saved_tensors)
 
     name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    members = {key: staticmethod(method) for key, method in methods.items()}
+    members = {key: staticmethod(method) for key, method in methods.items()}  # type: ignore[arg-type, var-annotated]
     node: Any = types.new_class(name, (_node,), exec_body=lambda namespace: namespace.update(members))
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: object) -> Tensor:
         wants = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
         if not wants:
             return forward(*inputs)

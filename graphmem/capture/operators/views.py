@@ -25,5 +25,5 @@ def patch_views(patches: Patches) -> None:
     )
 
 
-def _left_to_the_kernel(*_: Any, **__: Any) -> Any:
+def _left_to_the_kernel(*_: object, **__: object) -> Any:
     return NotImplemented

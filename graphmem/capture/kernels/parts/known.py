@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import is_dense
 from graphmem.diagnostics import Code
 
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
@@ -124,17 +125,7 @@ def layout_of(tensor: torch.Tensor) -> str:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()]):
         return "channels_last"
-    return "permuted" if _is_dense(tensor) else "sliced"
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether every element has one place, and there is none between them."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return "permuted" if is_dense(tensor) else "sliced"
 
 
 @functools.cache

@@ -10,10 +10,11 @@ How to write one: docs/adding/kernel_rule.md.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, partial, wraps
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +24,8 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.devices.capabilities import Capability
 from graphmem.torch_names import private
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +61,25 @@ class Card:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-class Call:
-    """One call of an operator: its arguments under their names in the operator's schema, its outputs, and the card.
+class Arguments:
+    """The arguments of one call under their names in the operator's schema.
 
     ``call.weight``, ``call.dim``: an argument as it was given, or the schema's default. A name that the schema lacks is
     an AttributeError; :meth:`get` is for rules of several overloads of which some lack it.
     """
 
-    __slots__ = ("_args", "_kwargs", "_signature", "card", "outputs")
+    __slots__ = ("_args", "_kwargs", "_signature")
 
-    #: The output tensors. Outputs that are no tensors, such as gradients that were not asked for, are left out of the
-    #: list and of the counting.
-    outputs: Sequence[Any]
-    #: What the operator runs on.
-    card: Card
-
-    def __init__(
-        self, signature: Signature, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-    ) -> None:
+    def __init__(self, signature: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._signature = signature
         self._args = args
         self._kwargs = kwargs
-        self.outputs = outputs
-        self.card = card
 
     def __getattr__(self, name: str) -> Any:
         position = self._signature.positions.get(name)
         if position is None:
-            raise AttributeError(f"{self.operator} has no argument {name!r}; it has {', '.join(self._names())}")
+            known = ", ".join(self._signature.positions)
+            raise AttributeError(f"{self.operator} has no argument {name!r}; it has {known}")
         if position < len(self._args):
             return self._args[position]
         return self._kwargs.get(name, self._signature.defaults[position])
@@ -100,19 +94,50 @@ class Call:
         return self._signature.operator
 
     @property
-    def dtype(self) -> Any:
-        """The type of the first output: the argument ``dtype`` where the operator has one and it was given."""
-        return self.outputs[0].dtype
-
-    @property
     def all_tensors(self) -> list[torch.Tensor]:
         """The arguments that are tensors, in the order of the schema: for operators that name the same one otherwise,
         as ``mat1`` of addmm and ``batch1`` of baddbmm."""
-        values = (getattr(self, name) for name in self._names())
+        values = (getattr(self, name) for name in self._signature.positions)
         return [value for value in values if isinstance(value, torch.Tensor)]
 
-    def _names(self) -> Sequence[str]:
-        return tuple(self._signature.positions)
+
+class Call(Arguments):
+    """One call of an operator: its arguments, its outputs, and the card. ``outputs``: the output tensors; what is no
+    tensor, such as a gradient that was not asked for, is left out of the list and of the counting."""
+
+    __slots__ = ("card", "outputs")
+
+    def __init__(
+        self,
+        signature: Signature,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        outputs: Sequence[torch.Tensor],
+        card: Card,
+    ) -> None:
+        super().__init__(signature, args, kwargs)
+        self.outputs = outputs
+        self.card = card
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the first output: the argument ``dtype`` where the operator has one and it was given."""
+        return self.outputs[0].dtype
+
+
+def named(operator: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The function takes its operator's arguments as one value, by their names, behind any parameters of its own."""
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        own = len(inspect.signature(function).parameters) - 1
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> T:
+            return function(*args[:own], Arguments(_signature(operator), args[own:], kwargs))
+
+        return run
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +205,29 @@ class Script:
     steps: list[Step] = field(default_factory=list)
     _tokens: int = 0
 
+    @staticmethod
+    def of(call: Call) -> Script:
+        """A script in which all outputs are allocated first, in their order."""
+        return Script().outputs(*range(len(call.outputs)))
+
     def output(self, index: int = 0, size: int | None = None) -> Script:
         """Output ``index`` (position among the output tensors) is allocated here, of ``size`` bytes if given."""
         self.steps.append(Step("output", index, size))
         return self
 
+    def outputs(self, *indices: int) -> Script:
+        """These outputs are allocated here, in this order."""
+        self.steps.extend(Step("output", index) for index in indices)
+        return self
+
     def take(self, size: int, label: str) -> int:
         """A buffer of ``size`` bytes is allocated here. Returns the token to give it back with."""
-        self._tokens += 1
-        self.steps.append(Step("take", self._tokens, size, label))
-        return self._tokens
+        return self.take_for_plan((size,), label, None)
+
+    def scratch(self, size: int, label: str) -> Script:
+        """A buffer of ``size`` bytes is allocated here and given back at once."""
+        self.give(self.take(size, label))
+        return self
 
     def take_for_plan(self, plans: tuple[int, ...], label: str, shape: Any) -> int:
         """The workspace of a library's call is allocated here: of the first plan, in bytes, unless only a later one has
@@ -202,13 +240,15 @@ class Script:
         """The copy that ``tensor.contiguous()`` makes if it must, as a list of none or one token."""
         return [] if tensor.is_contiguous() else [self.take(bytes_of(tensor), label)]
 
-    def give(self, *tokens: int) -> None:
+    def give(self, *tokens: int) -> Script:
         """The buffers go back, in this order."""
         self.steps.extend(Step("give", token) for token in tokens)
+        return self
 
-    def product(self) -> None:
+    def product(self) -> Script:
         """The operator calls cuBLAS here, whose workspace is taken now unless the thread holds it already."""
         self.steps.append(Step("product", 0))
+        return self
 
     def call(
         self, operator: str, *args: Any, card: Card, outputs: Sequence[Any], births: Sequence[Birth], **kwargs: Any
@@ -284,9 +324,16 @@ BoundRule = Callable[[Sequence[Any], dict[str, Any], Sequence[Any], Card], "Scri
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str, torch_before: tuple[int, int] | None = None, library: str | None = None) -> _Register:
+#: The rules whose whole sequences recordings hold, each with where they are. Every other rule is doubted.
+PROOFS: dict[str, str] = {}
+
+
+def rule(
+    *operators: str, proof: str = "", torch_before: tuple[int, int] | None = None, library: str | None = None
+) -> _Register:
     """Register a rule for operators by full name, for example ``aten.sum.dim_IntList``.
 
+    ``proof``: where recordings hold its whole sequence; without one, reports call the operator not checked.
     A name that the newest PyTorch does not know is refused, unless the rule is for versions ``torch_before`` some
     (major, minor), or for the operators of an optional ``library``, such as torchvision. Other versions may lack some
     operators, whose rules are then never asked. A second rule for an operator is refused. Raises ValueError.
@@ -298,11 +345,15 @@ def rule(*operators: str, torch_before: tuple[int, int] | None = None, library: 
                 raise ValueError(f"{operator} has a rule already: {RULES[operator].__qualname__}")
             _refuse_unknown(operator, torch_before, library)
             RULES[operator] = function
+            if proof:
+                PROOFS[operator] = proof
         return function
 
     return register
 
 
+#: Registers a rule that the recordings of graphmem's own tests hold.
+recorded_rule = partial(rule, proof="tests/golden/pytorch")
 _Register = Callable[[Rule], Rule]
 _RUNNING = versions.version_of(torch.__version__)
 
