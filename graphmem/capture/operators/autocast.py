@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -28,34 +30,8 @@ from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.torch_names import private
 
-_LOWER_PRECISION = (
-    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
-    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
-    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
-    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
-)  # fmt: skip
-_FP32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
-    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
-    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
-    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
-    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
-    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d",
-    "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_nearest3d",
-    "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
-    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
-)  # fmt: skip
-_FP32_DTYPE_ARGUMENT = (
-    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
-    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
-)  # fmt: skip
-_PROMOTE = (
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-    "scatter_add",
-)  # fmt: skip
-
+#: The lists, by what autocast does: PyTorch's, in ``autocast.json``.
+_LISTS: dict[str, list[str]] = json.loads(resources.files(__package__).joinpath("autocast.json").read_text("utf-8"))
 T = TypeVar("T")
 _LOST = "autocast cannot be followed"
 _excluded: Any = private("torch._C._ExcludeDispatchKeyGuard", _LOST)
@@ -68,19 +44,18 @@ def _keys() -> Any:
     return _key_set(_key if _key else None)
 
 
-#: What ``autocast`` does to the operators of each list.
 _IN_WORDS = {
-    _LOWER_PRECISION: "arguments are cast to the lower precision",
-    _FP32: "arguments are cast to float32",
-    _FP32_DTYPE_ARGUMENT: "computes in float32, by its argument dtype",
-    _PROMOTE: "arguments are cast to the widest type among them",
+    "lower_precision": "arguments are cast to the lower precision",
+    "fp32": "arguments are cast to float32",
+    "fp32_dtype_argument": "computes in float32, by its argument dtype",
+    "promote": "arguments are cast to the widest type among them",
 }
 
 
 def autocast_of(func: OpOverload) -> str | None:
     """The casts of an overload's arguments under autocast, in words; None where it leaves them."""
     name = str(func).removeprefix("aten.").removesuffix(".default")
-    return next((words for names, words in _IN_WORDS.items() if name in names), None)
+    return next((words for kind, words in _IN_WORDS.items() if name in _LISTS[kind]), None)
 
 
 class _WeightCache:
@@ -255,10 +230,10 @@ def _overload(name: str) -> OpOverload | None:
 
 #: The operators of each list, and what makes their kernel.
 _TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache], Decomposition]], ...] = (
-    (_LOWER_PRECISION, functools.partial(_casting, _lower)),
-    (_FP32, functools.partial(_casting, _single)),
-    (_FP32_DTYPE_ARGUMENT, _with_dtype),
-    (_PROMOTE, functools.partial(_casting, _widest)),
+    (_LISTS["lower_precision"], functools.partial(_casting, _lower)),
+    (_LISTS["fp32"], functools.partial(_casting, _single)),
+    (_LISTS["fp32_dtype_argument"], _with_dtype),
+    (_LISTS["promote"], functools.partial(_casting, _widest)),
     (("norm.Scalar", "norm.ScalarOpt_dim"), _norm),
     (("_cudnn_rnn",), _recurrent),
 )

@@ -27,11 +27,11 @@ from graphmem.capture.operators.layers_and_losses import LAYERS_AND_LOSSES
 from graphmem.capture.operators.meta_kernels import META_KERNELS
 from graphmem.capture.operators.normalization import normalization_composites
 from graphmem.capture.operators.operators_by_version import older_composites, patch_indexing
+from graphmem.capture.operators.output_layouts import patch_views
 from graphmem.capture.operators.recurrent.cells import CELL_SHAPES
 from graphmem.capture.operators.recurrent.cudnn import CUDNN_SHAPES
 from graphmem.capture.operators.recurrent.operators import recurrent_composites
 from graphmem.capture.operators.transformer_layers import transformer_layers
-from graphmem.capture.operators.views import patch_views
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.known_values import KnownValues

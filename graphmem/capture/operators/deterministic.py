@@ -8,6 +8,7 @@ and ``scatter_add`` with ``_scatter_via_index_put`` (TensorAdvancedIndexing.cpp,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,14 +48,6 @@ def _put(written: Tensor, dim: int, index: Tensor, values: Tensor, *, accumulate
     indices = [*[None] * (dim % max(1, written.dim())), index]
     _aten._index_put_impl_.default(written, indices, values, accumulate, False)
     return written
-
-
-def _scatter(via_index_put: Decomposition) -> Decomposition:
-    return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=False)
-
-
-def _scatter_add(via_index_put: Decomposition) -> Decomposition:
-    return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=True)
 
 
 def _via_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
@@ -102,21 +95,23 @@ def _via_flat_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *
     return written
 
 
+def _pair(name: str, overload: str, decomposition: Decomposition) -> dict[OpOverload, Decomposition]:
+    """The operator of this name, and its twin in place."""
+    both = ((name, False), (f"{name}_", True))
+    return {getattr(getattr(_aten, each), overload): _where_asked(decomposition, done) for each, done in both}
+
+
 def _scattering(via_index_put: Decomposition) -> dict[OpOverload, Decomposition]:
     return {
-        _aten.scatter.src: _where_asked(_scatter(via_index_put), False),
-        _aten.scatter_.src: _where_asked(_scatter(via_index_put), True),
-        _aten.scatter_add.default: _where_asked(_scatter_add(via_index_put), False),
-        _aten.scatter_add_.default: _where_asked(_scatter_add(via_index_put), True),
+        **_pair("scatter", "src", partial(via_index_put, accumulate=False)),
+        **_pair("scatter_add", "default", partial(via_index_put, accumulate=True)),
     }
 
 
 #: Operator -> its decomposition, which answers ``NotImplemented`` where the mode is off.
 DETERMINISTIC: dict[OpOverload, Decomposition] = {
-    _aten.index_add.default: _where_asked(_index_add, False),
-    _aten.index_add_.default: _where_asked(_index_add, True),
-    _aten.index_copy.default: _where_asked(_index_copy, False),
-    _aten.index_copy_.default: _where_asked(_index_copy, True),
+    **_pair("index_add", "default", _index_add),
+    **_pair("index_copy", "default", _index_copy),
     **_scattering(_via_index_put),
 }
 #: Operator -> the change of versions, and its decomposition before it.

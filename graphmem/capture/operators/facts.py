@@ -28,10 +28,16 @@ from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, SHAPES, composite_operators
 from graphmem.capture.operators.data_dependent_sizes import SELECTING
-from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
 from graphmem.capture.operators.gradient_formulas import GRADIENT_FORMULAS, IN_PLACE_IN_BACKWARD, GradientFormula
 from graphmem.capture.operators.output_layouts import Relaid, relaid
-from graphmem.capture.operators.side_effects import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
+from graphmem.capture.operators.side_effects import (
+    CALLS_CUBLAS,
+    DECISIONS,
+    FUSED_STEPS,
+    RESIZES,
+    SIZED_BY_DATA,
+    SUBSCRIPTS,
+)
 from graphmem.capture.torch_internals import OpOverload, has_kernel
 from graphmem.capture.values.device_values import TRACKED
 from graphmem.diagnostics import Code, Diagnostic

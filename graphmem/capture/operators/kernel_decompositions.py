@@ -244,17 +244,6 @@ def _isclose(
     return close
 
 
-def _isfinite(_: Selection, self: Tensor) -> Tensor:
-    if not (self.is_floating_point() or self.is_complex()):
-        return torch.ones_like(self, dtype=torch.bool)
-    absolute = self.abs()
-    bounded = absolute.ne(math.inf)
-    itself = self.eq(self)
-    finite = itself * bounded
-    del itself, bounded, absolute
-    return finite
-
-
 def _allclose(self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> None:
     close = torch.isclose(self, other, rtol, atol, equal_nan)
     close.all()
@@ -289,7 +278,6 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.ldexp.Tensor: _ldexp,
     _aten.mvlgamma.default: _mvlgamma,
     _aten.isclose.default: _isclose,
-    _aten.isfinite.default: _isfinite,
     **DETERMINISTIC,
     **LINEAR_ALGEBRA,
 }

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import channels_last_order, contiguous_strides, is_dense, iteration_order
+from graphmem.capture.operators import Perhaps
+from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import OpOverload, compute_elementwise_output_strides, suggest_memory_format
 
 _aten = torch.ops.aten
@@ -196,3 +198,26 @@ def _made_contiguous(outputs: Outputs) -> Outputs:
     if isinstance(outputs, (list, tuple)):
         return type(outputs)(_made_contiguous(output) for output in outputs)
     return outputs
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
+
+
+def patch_views(patches: Patches) -> None:
+    """Let fake views go to the C++ kernel.
+
+    Newer versions compute them in Python, to follow sizes that are symbols. That gives dimensions of one element other
+    strides than ``computeStride`` (ATen/TensorUtils.cpp) does, and kernels read a memory format off those too: of a
+    batch of one image a card may see a contiguous tensor where Python sees a channels_last one.
+    """
+    patches.wrap(
+        "torch._subclasses.fake_impls.op_implementations_dict",
+        "views of tensors with dimensions of one element may have other strides than on a card",
+        lambda table: {**table, **{view: _left_to_the_kernel for view in _VIEWS if view in table}},
+    )
+
+
+def _left_to_the_kernel(*_: object, **__: object) -> Perhaps:
+    return NotImplemented

@@ -11,76 +11,20 @@ from __future__ import annotations
 import torch
 
 from graphmem.capture.kernels.parts.conv_backend import View
+from graphmem.capture.kernels.parts.known import read_table
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
 _LABELS = {"self": "input", "input": "input", "grad_output": "gradient", "rois": "regions", "outputs": "result"}
-#: Operator -> operands that are copied where they are not contiguous, in this order, after the outputs are made and
-#: until the operator ends; ``outputs``: results that the kernel writes contiguously, and that are copied where they
-#: belong.
-_CONTIGUOUS = {
-    "aten._log_softmax.default": ("self",),
-    "aten._log_softmax_backward_data.default": ("grad_output", "output"),
-    "aten._softmax.default": ("self",),
-    "aten._upsample_bicubic2d_aa_backward.default": ("grad_output",),
-    "aten._upsample_bilinear2d_aa_backward.default": ("grad_output",),
-    "aten._upsample_nearest_exact1d.default": ("self",),
-    "aten._upsample_nearest_exact1d_backward.default": ("grad_output",),
-    "aten._upsample_nearest_exact3d.default": ("outputs", "self"),
-    "aten._upsample_nearest_exact3d_backward.default": ("grad_output",),
-    "aten.adaptive_max_pool2d.default": ("outputs", "self"),
-    "aten.adaptive_max_pool2d_backward.default": ("grad_output", "indices", "outputs"),
-    "aten.avg_pool3d.default": ("self",),
-    "aten.avg_pool3d_backward.default": ("grad_output",),
-    "aten.nll_loss_forward.default": ("self",),
-    "aten.reflection_pad1d.default": ("self",),
-    "aten.reflection_pad2d.default": ("self",),
-    "aten.reflection_pad3d.default": ("self",),
-    "aten.upsample_bicubic2d_backward.default": ("grad_output",),
-    "aten.upsample_linear1d_backward.default": ("grad_output",),
-    "aten.upsample_nearest1d.default": ("self",),
-    "aten.upsample_nearest1d_backward.default": ("grad_output",),
-    "aten.upsample_nearest3d.default": ("outputs", "self"),
-    "aten.upsample_nearest3d_backward.default": ("grad_output",),
-    "aten.upsample_trilinear3d_backward.default": ("grad_output", "outputs"),
-    "torchvision._ps_roi_align_backward.default": ("rois",),
-    "torchvision._ps_roi_pool_backward.default": ("rois",),
-    "torchvision._roi_align_backward.default": ("rois",),
-    "torchvision._roi_pool_backward.default": ("rois",),
-    "torchvision.ps_roi_align.default": ("input", "rois"),
-    "torchvision.ps_roi_pool.default": ("input", "rois"),
-    "torchvision.roi_align.default": ("input", "rois"),
-    "torchvision.roi_pool.default": ("input", "rois"),
-}
-#: Operator -> the operand that is copied unless it is contiguous or channels_last.
-_EITHER_FORMAT = {
-    "aten._upsample_bicubic2d_aa.default": "self",
-    "aten._upsample_bilinear2d_aa.default": "self",
-    "aten._upsample_nearest_exact2d.default": "self",
-    "aten._upsample_nearest_exact2d_backward.default": "grad_output",
-    "aten.avg_pool2d.default": "self",
-    "aten.max_pool2d_with_indices.default": "self",
-    "aten.upsample_bilinear2d_backward.default": "grad_output",
-    "aten.upsample_nearest2d.default": "self",
-    "aten.upsample_nearest2d_backward.default": "grad_output",
-}
-#: Operator -> operands that are copied unless they are dense in the memory format that ``self`` suggests.
-_FORMAT_OF_INPUT = {
-    "aten.avg_pool2d_backward.default": ("self", "grad_output"),
-    "aten.max_pool2d_with_indices_backward.default": ("self", "grad_output"),
-    "aten.max_pool3d_with_indices.default": ("self",),
-    "aten.max_pool3d_with_indices_backward.default": ("grad_output",),
-}
-#: Operator -> the order in which its outputs are made.
-_ORDER = {
-    "aten._cudnn_ctc_loss.Tensor": (1, 0),  # cuDNN's workspace, between the two, is not known without a device
-    "aten._cudnn_ctc_loss.default": (1, 0),
-    "aten._embedding_bag.default": (2, 1, 0, 3),  # the sizes of the bags, the bag of every index, the result
-    "aten._embedding_bag_forward_only.default": (2, 1, 0, 3),
-    "aten._thnn_fused_gru_cell.default": (1, 0),
-    "aten._thnn_fused_lstm_cell.default": (2, 0, 1),
-    "aten.native_dropout.default": (1, 0),  # the mask, one byte an element, before the output
-}
+#: ``operands.json``, by operator. ``contiguous``: operands that are copied where they are not contiguous, in order,
+#: after the outputs are made and until the operator ends; ``outputs`` are results that the kernel writes contiguously,
+#: and that are copied where they belong. ``either_format``: the operand that is copied unless it is contiguous or
+#: channels_last. ``format_of_input``: operands that are copied unless they are dense in the memory format that ``self``
+#: suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags the sizes and
+#: the bag of every index before the result.
+_TABLE = read_table("operands.json")
+_CONTIGUOUS, _EITHER_FORMAT = _TABLE["contiguous"], _TABLE["either_format"]
+_FORMAT_OF_INPUT, _ORDER = _TABLE["format_of_input"], _TABLE["order"]
 
 
 def _copies(script: Script, *operands: tuple[str, torch.Tensor]) -> Script:
