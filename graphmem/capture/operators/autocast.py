@@ -85,16 +85,6 @@ class _WeightCache:
         self._casts.clear()
 
 
-class _NoCache(_WeightCache):
-    """For other threads, whose contexts nobody follows."""
-
-    def __init__(self) -> None:
-        super().__init__(versions.NEWEST)
-
-    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return tensor.to(dtype)
-
-
 _Arguments = Sequence[object]
 
 
@@ -107,7 +97,7 @@ def _eligible(value: object) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _cast(value: T, dtype: torch.dtype, cache: _WeightCache) -> T:
+def _cast(value: T, dtype: torch.dtype, cache: _WeightCache | None) -> T:
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(item, dtype, cache) for item in value)
     if not _eligible(value) or value.dtype is dtype:
@@ -120,7 +110,7 @@ def _cast(value: T, dtype: torch.dtype, cache: _WeightCache) -> T:
         and not value._is_view()
         and torch.is_autocast_cache_enabled()
     )
-    cast: T = cache.cast(value, dtype) if cacheable else value.to(dtype)
+    cast: T = cache.cast(value, dtype) if cacheable and cache is not None else value.to(dtype)
     return cast
 
 
@@ -142,7 +132,7 @@ def _widest(values: _Arguments) -> torch.dtype:
     return torch.float32 if has_single else torch.get_autocast_dtype("cuda")
 
 
-def _casting(choice: _Choice, op: OpOverload, cache: _WeightCache) -> Decomposition:
+def _casting(choice: _Choice, op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     """Cast the last argument first: the C++ wrappers cast inside a call's argument list, and GCC, which builds the
     Linux wheels, evaluates that from right to left. Temporaries die the other way round (both seen in every recorded
     autocast run)."""
@@ -160,7 +150,7 @@ def _casting(choice: _Choice, op: OpOverload, cache: _WeightCache) -> Decomposit
     return kernel
 
 
-def _with_dtype(op: OpOverload, cache: _WeightCache) -> Decomposition:
+def _with_dtype(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     """The operator computes in float32 if its own argument says nothing else."""
     del cache
     position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
@@ -177,7 +167,7 @@ def _with_dtype(op: OpOverload, cache: _WeightCache) -> Decomposition:
     return kernel
 
 
-def _norm(op: OpOverload, cache: _WeightCache) -> Decomposition:
+def _norm(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     """``norm`` has overloads that compute in another type, and they are called."""
     del cache
     norm = torch.ops.aten.norm
@@ -192,7 +182,7 @@ def _norm(op: OpOverload, cache: _WeightCache) -> Decomposition:
     return kernel
 
 
-def _recurrent(op: OpOverload, cache: _WeightCache) -> Decomposition:
+def _recurrent(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     """``_cudnn_rnn_cast_reflatten`` (``aten/src/ATen/cudnn/AutocastRNN.cpp``): cuDNN's networks run in float16,
     whatever autocast's type is, on weights that are cast and laid out anew for every call."""
     half = torch.float16
@@ -229,7 +219,7 @@ def _overload(name: str) -> OpOverload | None:
 
 
 #: The operators of each list, and what makes their kernel.
-_TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache], Decomposition]], ...] = (
+_TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache | None], Decomposition]], ...] = (
     (_LISTS["lower_precision"], functools.partial(_casting, _lower)),
     (_LISTS["fp32"], functools.partial(_casting, _single)),
     (_LISTS["fp32_dtype_argument"], _with_dtype),
@@ -243,12 +233,14 @@ _TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache], Decompo
 def cuda_autocast(torch_version: versions.Version) -> Iterator[None]:
     """Autocast for fake device tensors works as in the CUDA build of that version for the duration."""
     with _excluded(_keys()):  # raises MissingName here, not in the middle of a step
-        cache, uncached = _WeightCache(torch_version), _NoCache()
+        cache = _WeightCache(torch_version)
     kernels, patches = Kernels(), Patches()
     try:
         for names, make in _TABLES:
             for op in filter(None, map(_overload, names)):
-                kernels.set(op, make(op, cache), "AutocastCUDA", make(op, uncached))
+                kernels.set(
+                    op, make(op, cache), "AutocastCUDA", make(op, None)
+                )  # nobody follows other threads' contexts
         patches.set(torch, "clear_autocast_cache", cache.clear)
         yield
     finally:

@@ -79,14 +79,10 @@ class _Backend:
 class _NoLibrary:
     """The C library: every function is there, does nothing, and reports no error."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., int]:
         if name.startswith("__"):
             raise AttributeError(name)
-
-        def native(*_: object) -> int:
-            return 0
-
-        return native
+        return lambda *_: 0
 
 
 class _NoContext:
@@ -96,7 +92,7 @@ class _NoContext:
     def get_instance(cls) -> _NoContext:
         return cls()
 
-    def get_context(self, _: Any) -> int:
+    def get_context(self, _: object) -> int:
         return 0
 
 

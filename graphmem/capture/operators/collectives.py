@@ -39,7 +39,7 @@ def _collectives() -> set[OpOverload]:
 COLLECTIVES = _collectives() if dist.is_available() else set()
 
 
-def _waited_for(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+def _waited_for(_: object, tensor: torch.Tensor) -> torch.Tensor:
     """Waiting makes no tensor (``wait_tensor``, torch/csrc/distributed/c10d/Functional.cpp); its meta kernel does."""
     return tensor
 
@@ -213,7 +213,7 @@ def flat_copy_bytes(func: OpOverload, args: Sequence[object]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def is_bookkeeping(kwargs: Any) -> bool:
+def is_bookkeeping(kwargs: Mapping[str, Any]) -> bool:
     """Whether one of :data:`MAKES_HOST_VALUES` makes a host tensor of indices or flags for the reducer, which reads and
     writes it itself."""
     if kwargs.get("dtype") not in _INTEGERS or kwargs.get("pin_memory"):

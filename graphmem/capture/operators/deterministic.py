@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.base.versions import Since
-from graphmem.capture.operators import Decomposition
+from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.selection import Selection
 
@@ -27,7 +26,7 @@ def _where_asked(decomposition: Callable[..., Tensor], in_place: bool) -> Decomp
     """``decomposition(written, ...)`` in deterministic mode; other calls are one kernel. A call out of place writes a
     copy."""
 
-    def run(_: Selection, self: Tensor, *args: object, **kwargs: object) -> Any:
+    def run(_: Selection, self: Tensor, *args: object, **kwargs: object) -> Perhaps:
         if not torch.are_deterministic_algorithms_enabled():
             return NotImplemented
         written = self if in_place else self.clone()

@@ -9,8 +9,7 @@ Order and sizes were recorded on the CUDA build.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -127,7 +126,7 @@ def _add_(selection: Selection, self: Tensor, other: Tensor, *, alpha: float = 1
     return _became(self, _add(selection, self, other, alpha=alpha))
 
 
-def _mul(_: Selection, self: Tensor, other: Any) -> Perhaps:
+def _mul(_: Selection, self: Tensor, other: Tensor | float) -> Perhaps:
     """By a number: new indices, then new values."""
     if not isinstance(self, Tensor) or self.layout is not torch.sparse_coo or not _is_number(other):
         return NotImplemented
@@ -135,7 +134,7 @@ def _mul(_: Selection, self: Tensor, other: Any) -> Perhaps:
     return _made(self, indices, self._values() * other, self.is_coalesced())
 
 
-def _mul_(selection: Selection, self: Tensor, other: Any) -> Perhaps:
+def _mul_(selection: Selection, self: Tensor, other: Tensor | float) -> Perhaps:
     product = _mul(selection, self, other)
     return product if product is NotImplemented else _became(self, product)
 
@@ -170,7 +169,7 @@ def _sparse_mask(selection: Selection, self: Tensor, mask: Tensor) -> Perhaps:
 def _one_by_one(func: OpOverload) -> Callable[..., None]:
     """Lists with a sparse tensor take the slow path: one operator a tensor (``can_use_fast_route``, ForeachUtils.h)."""
 
-    def run(_: Selection, tensors: Any, others: Any, **options: object) -> None:
+    def run(_: Selection, tensors: Sequence[Tensor], others: Sequence[Tensor] | float, **options: float) -> None:
         each = others if isinstance(others, (list, tuple)) else [others] * len(tensors)
         for tensor, other in zip(tensors, each, strict=True):
             func(tensor, other, **options)

@@ -103,29 +103,33 @@ def iteration_order(shape: Sequence[int], strides: Sequence[Sequence[int]], redu
     which the reduced dimensions, those of stride 0, come first.
     """
 
-    def comes_after(one: int, other: int) -> bool | None:
-        for number, operand in enumerate(strides):
-            first, second = operand[one], operand[other]
-            if number < reduced and (first == 0) != (second == 0):
-                return second == 0
-            if first == 0 or second == 0:
-                continue
-            if first != second:
-                return first > second
-            if shape[one] > shape[other]:
-                return True
-        return None
-
     order = list(reversed(range(len(shape))))
     for place in range(1, len(order)):
         for inner in reversed(range(place)):
-            answer = comes_after(order[inner], order[place])
+            answer = _comes_after(shape, strides, reduced, order[inner], order[place])
             if answer is False:
                 break
             if answer:
                 order[inner], order[place] = order[place], order[inner]
                 place = inner
     return order
+
+
+def _comes_after(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], reduced: int, one: int, other: int
+) -> bool | None:
+    """Whether the dimension ``one`` is walked after the ``other``; None where the operands leave it open."""
+    for number, operand in enumerate(strides):
+        first, second = operand[one], operand[other]
+        if number < reduced and (first == 0) != (second == 0):
+            return second == 0
+        if first == 0 or second == 0:
+            continue
+        if first != second:
+            return first > second
+        if shape[one] > shape[other]:
+            return True
+    return None
 
 
 def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class Arguments:
 
     __slots__ = ("_args", "_kwargs", "_signature")
 
-    def __init__(self, signature: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(self, signature: Signature, args: Sequence[object], kwargs: dict[str, Any]) -> None:
         self._signature = signature
         self._args = args
         self._kwargs = kwargs
@@ -84,7 +84,7 @@ class Arguments:
             return self._args[position]
         return self._kwargs.get(name, self._signature.defaults[position])
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """The argument of this name; ``default`` where this overload of the operator has none."""
         return getattr(self, name) if name in self._signature.positions else default
 
@@ -110,7 +110,7 @@ class Call(Arguments):
     def __init__(
         self,
         signature: Signature,
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         outputs: Sequence[torch.Tensor],
         card: Card,
@@ -132,7 +132,7 @@ def named(operator: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
         own = len(inspect.signature(function).parameters) - 1
 
         @wraps(function)
-        def run(*args: Any, **kwargs: Any) -> T:
+        def run(*args: object, **kwargs: object) -> T:
             return function(*args[:own], Arguments(_signature(operator), args[own:], kwargs))
 
         return run
@@ -195,7 +195,11 @@ class Step:
     bytes: int | None = None
     label: str = ""
     plans: tuple[int, ...] = ()
-    shape: Any = None
+    shape: object = None
+
+
+#: What an output of an operator that runs inside another is there: see :meth:`Script.call`.
+Birth = int | str | None
 
 
 @dataclass(slots=True)
@@ -229,7 +233,7 @@ class Script:
         self.give(self.take(size, label))
         return self
 
-    def take_for_plan(self, plans: tuple[int, ...], label: str, shape: Any) -> int:
+    def take_for_plan(self, plans: tuple[int, ...], label: str, shape: object) -> int:
         """The workspace of a library's call is allocated here: of the first plan, in bytes, unless only a later one has
         its memory. Returns the token to give it back with."""
         self._tokens += 1
@@ -251,7 +255,13 @@ class Script:
         return self
 
     def call(
-        self, operator: str, *args: Any, card: Card, outputs: Sequence[Any], births: Sequence[Birth], **kwargs: Any
+        self,
+        operator: str,
+        *args: object,
+        card: Card,
+        outputs: Sequence[torch.Tensor],
+        births: Sequence[Birth],
+        **kwargs: object,
     ) -> list[int]:
         """Another operator runs inside this one: the steps of its rule are written here.
 
@@ -259,58 +269,37 @@ class Script:
         what it is here: the number of an output of this operator, the label of a buffer that the caller gives back
         (their tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
         """
+        if len(outputs) != len(births):
+            raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")
         name = operator if operator.count(".") == 2 else f"{operator}.default"
-        written = run_rule(name, args, kwargs, outputs, card) or Script()
-        return _Inlined(self, outputs, births).write(written)
+        tokens: dict[int, int] = {}
+        waiting = dict(enumerate(births))  # outputs that the other script does not mention are born last
+        held: dict[int, int] = {}
+
+        def birth(index: int, size: int | None) -> None:
+            where = waiting.pop(index, None)
+            if isinstance(where, int):
+                self.output(where, size)
+            elif where is not None:
+                held[index] = self.take(bytes_of(outputs[index]) if size is None else size, where)
+
+        for step in (run_rule(name, args, kwargs, outputs, card) or Script()).steps:
+            if step.kind == "output":
+                birth(step.index, step.bytes)
+            elif step.kind == "take":
+                plans = step.plans or (step.bytes or 0,)
+                tokens[step.index] = self.take_for_plan(plans, step.label, step.shape)
+            elif step.kind == "give":
+                self.give(tokens[step.index])
+            else:
+                self.steps.append(step)
+        for index in list(waiting):
+            birth(index, None)
+        return [held[index] for index in sorted(held)]
 
     def empty_cache(self) -> None:
         """The operator calls ``CUDACachingAllocator::emptyCache``."""
         self.steps.append(Step("empty_cache", 0))
-
-
-#: What an output of an operator that runs inside another is there: see :meth:`Script.call`.
-Birth = int | str | None
-
-
-class _Inlined:
-    """Writes the script of one operator into that of another."""
-
-    def __init__(self, script: Script, outputs: Sequence[Any], births: Sequence[Birth]) -> None:
-        if len(outputs) != len(births):
-            raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")
-        self._script = script
-        self._outputs = outputs
-        self._births = births
-        self._held: dict[int, int] = {}
-        self._born: set[int] = set()
-
-    def write(self, inner: Script) -> list[int]:
-        """Copy the steps; outputs that the script does not mention are born last. Returns tokens of buffers."""
-        tokens: dict[int, int] = {}
-        for step in inner.steps:
-            if step.kind == "output":
-                self._birth(step.index, step.bytes)
-            elif step.kind == "take":
-                plans = step.plans or (step.bytes or 0,)
-                tokens[step.index] = self._script.take_for_plan(plans, step.label, step.shape)
-            elif step.kind == "give":
-                self._script.give(tokens[step.index])
-            else:
-                self._script.steps.append(step)
-        for index in range(len(self._births)):
-            self._birth(index, None)
-        return [self._held[index] for index in sorted(self._held)]
-
-    def _birth(self, index: int, size: int | None) -> None:
-        birth = self._births[index]
-        if index in self._born or birth is None:
-            return
-        self._born.add(index)
-        if isinstance(birth, int):
-            self._script.output(birth, size)
-        else:
-            tensor = self._outputs[index]
-            self._held[index] = self._script.take(bytes_of(tensor) if size is None else size, birth)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -318,7 +307,7 @@ class _Inlined:
 #: What an operator does to memory on this call; None for "nothing but its outputs".
 Rule = Callable[[Call], "Script | None"]
 #: The same before the call is bound: (positional args, keyword args, output tensors, card).
-BoundRule = Callable[[Sequence[Any], dict[str, Any], Sequence[Any], Card], "Script | None"]
+BoundRule = Callable[[Sequence[object], dict[str, Any], Sequence[torch.Tensor], Card], "Script | None"]
 
 #: The rules by full name of their operator.
 RULES: dict[str, Rule] = {}
@@ -377,14 +366,16 @@ def rule_of(operator: str) -> BoundRule | None:
     if function is None or signature is None:
         return None
 
-    def bound(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    def bound(
+        args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
+    ) -> Script | None:
         return function(Call(signature, args, kwargs, outputs, card))
 
     return bound
 
 
 def run_rule(
-    operator: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+    operator: str, args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
 ) -> Script | None:
     """The script that an operator's rule gives for one call; None if it has no rule, or takes only its outputs."""
     bound = rule_of(operator)

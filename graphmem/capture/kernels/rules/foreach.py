@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -53,7 +52,7 @@ def pow_of_number(call: Call) -> Script | None:
     return Script().output(0).scratch(_number_bytes(base), "base of a power")
 
 
-def _number_bytes(number: Any) -> int:
+def _number_bytes(number: complex) -> int:
     """Bytes of ``scalar_to_tensor(number)``: double, int64, complex double or bool (ATen/ScalarOps.h)."""
     if isinstance(number, bool):
         return 1

@@ -77,7 +77,8 @@ def unique_rule(call: Call) -> Script | None:
     script.scratch(size, "radix sort")
     if inverse:
         script.give(order)
-        _number_runs(script, items, _INDEX, call.card)
+        starts = script.take(items * _INDEX, "where runs start")
+        script.output(1).scratch(cub.run_numbers_bytes(items, call.card), "scan").give(starts)
     _first_of_runs(script, tensor, call.get("return_counts", False), call.card)
     return script.give(*reversed(held))
 
@@ -126,12 +127,6 @@ def unique_slices_rule(call: Call) -> Script | None:
         script.scratch(cub.unique_positions_bytes(count, call.card), "unique")
     script.output(0).give(*reversed(held))
     return script
-
-
-def _number_runs(script: Script, items: int, element: int, card: Card) -> None:
-    starts = script.take(items * element, "where runs start")
-    script.output(1)
-    script.give(script.take(cub.run_numbers_bytes(items, card), "scan"), starts)
 
 
 def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool, card: Card) -> None:
