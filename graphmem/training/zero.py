@@ -13,7 +13,6 @@ from graphmem.base.options import Whole, check_values, documented, option
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 
-
 _STAGE = Whole(0, 3, "0, 1, 2 or 3")
 
 
