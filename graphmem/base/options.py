@@ -39,7 +39,8 @@ class Option:
     """How a field is given.
 
     ``help`` says what it is; its default is added to that. ``flags``: its names on the command line, where that is not
-    the field's own; ``metavar``: the place of its value in the help; ``heading``: the section of the help.
+    the field's own; ``metavar``: the place of its value in the help; ``heading``: the section
+    of the help, for it and those after it.
 
     ``read`` makes the value of the text, where it is ``repeated`` of each of several texts. ``choices``: the only words
     that the command line accepts. ``bare``: stands for the value that it may be given without. ``is_flag``: it has no

@@ -67,13 +67,13 @@ def parameters(kind: type, heading: str = "", skipped: tuple[str, ...] = ()) -> 
     """click's options of a class by parameter name, in the order of its fields, but for the fields ``skipped``."""
     found: dict[str, click.Option] = {}
     for field, option in options_of(kind):
-        section = option.heading or heading
+        heading = option.heading or heading
         if field.name in skipped:
             continue
         for one in (*(() if option.parts else (option,)), *option.also):
-            found.setdefault(one.parameter, _parameter(kind, field, one, section))
+            found.setdefault(one.parameter, _parameter(kind, field, one, heading))
         for part in option.parts:
-            more = parameters(part, section, option.without)
+            more = parameters(part, heading, option.without)
             found |= {name: parameter for name, parameter in more.items() if name not in found}
     return found
 

@@ -119,11 +119,7 @@ class Target:
         heading=CARD,
     )
     runtime: str | None = option(
-        None,
-        f"{', '.join(built_in())}, or a plug-in's. Default: the model's.",
-        metavar="NAME",
-        make=_runtime,
-        heading=CARD,
+        None, f"{', '.join(built_in())}, or a plug-in's. Default: the model's.", metavar="NAME", make=_runtime
     )
     alloc_conf: str | None = option(
         None,
@@ -138,17 +134,15 @@ class Target:
                 repeated=True,
             ),
         ),
-        heading=CARD,
     )
     torch_version: str | None = option(
-        None, "Version of PyTorch to predict. Default: the installed one.", metavar="X.Y", heading=CARD
+        None, "Version of PyTorch to predict. Default: the installed one.", metavar="X.Y"
     )
     margin: str | None = option(
         None,
         "How sure 'fits' must be: the share of runs, p50 to p100. Default: whatever is known to be possible fits.",
         metavar="p99",
         read=_margin,
-        heading=CARD,
     )
 
 
@@ -239,14 +233,13 @@ class _Asked:
     """The step of a model, as :func:`graphmem.analyze` names what it takes."""
 
     batch: int | None = option(None, _BATCH, heading=INPUTS)
-    seq_len: int | None = option(None, _SEQ_LEN, heading=INPUTS)
+    seq_len: int | None = option(None, _SEQ_LEN)
     dims: Mapping[str, int | Range] | None = option(
         None,
         "Bind a symbolic dimension; to both ends of a range with NAME=640..1280. Repeatable.",
         flags="--dim",
         read=_dim,
         repeated=True,
-        heading=INPUTS,
     )
     input_shapes: Mapping[str, tuple[int, ...]] | None = option(
         None,
@@ -255,7 +248,6 @@ class _Asked:
         metavar="NAME:1x3x224x224",
         read=_input_shape,
         repeated=True,
-        heading=INPUTS,
     )
     input_values: Mapping[str, tuple[float, ...]] | None = option(
         None,
@@ -264,16 +256,11 @@ class _Asked:
         metavar="NAME=VALUE,...",
         read=_input_value,
         repeated=True,
-        heading=INPUTS,
     )
-    trip_count: int | None = option(
-        None, "Runs of a loop of an ONNX file, where data decides.", Whole(), heading=INPUTS
-    )
-    iterations: int | None = option(None, "Steps to simulate.", Whole(), heading=INPUTS)
-    build_on: str = option("host", "Where the model is first created.", choices=("host", "device"), heading=INPUTS)
-    trust: bool = option(
-        False, "Let PyTorch load a .pt2 file that holds more than data: it can run any program.", heading=INPUTS
-    )
+    trip_count: int | None = option(None, "Runs of a loop of an ONNX file, where data decides.", Whole())
+    iterations: int | None = option(None, "Steps to simulate.", Whole())
+    build_on: str = option("host", "Where the model is first created.", choices=("host", "device"))
+    trust: bool = option(False, "Let PyTorch load a .pt2 file that holds more than data: it can run any program.")
     training: Training | Inference | None = option(
         None,
         "The step. Default: inference for .onnx, else training.",
@@ -282,7 +269,7 @@ class _Asked:
         also=(_TRAINS,),
         heading=STEP,
     )
-    bounds: bool = option(False, BOUNDS, heading=STEP)
+    bounds: bool = option(False, BOUNDS)
     cudnn: str = option(AUTO, CUDNN, heading=CARD)
 
 

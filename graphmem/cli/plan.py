@@ -49,33 +49,23 @@ class Step:
     loop: str = option("hold", option_of(Training, "loop"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """For what a layout is looked for, as :func:`graphmem.plan` names it."""
 
     gpus: str = option(REQUIRED, "The cards, e.g. 16xH100-80GB; see 'graphmem gpus'.", metavar="NxCARD", heading=_CARDS)
-    global_batch: str = option(REQUIRED, "Of a step: sequences, or tokens (1M-tokens).", metavar="N", heading="Batch")
-    training: Training = option(
-        REQUIRED,
-        "The step.",
-        parts=(Step,),
-        make=lambda given: Training(**vars(built(Step, given))),
-        heading=STEP,
-    )
-    nodes: int | None = option(None, "Machines. Default: of 8 cards each.", Whole(), heading=_CARDS)
+    nodes: int | None = option(None, "Machines. Default: of 8 cards each.", Whole())
     links: Links | None = option(
-        None,
-        "GB/s of a card: in a machine, between them, to the host.",
-        metavar="A,B[,C]",
-        read=_read_links,
-        heading=_CARDS,
+        None, "GB/s of a card: in a machine, between them, to the host.", metavar="A,B[,C]", read=_read_links
     )
-    seq_len: int | None = option(None, "Tokens of a sequence.", Whole(), flags="-s --seq-len", heading="Batch")
-    torch_version: str | None = option(None, option_of(Request, "torch_version"), heading=STEP)
-    alloc_conf: str | None = option(
-        None, "PYTORCH_ALLOC_CONF. Default: also segments that grow.", metavar="CONF", heading=STEP
+    global_batch: str = option(REQUIRED, "Of a step: sequences, or tokens (1M-tokens).", metavar="N", heading="Batch")
+    seq_len: int | None = option(None, "Tokens of a sequence.", Whole(), flags="-s --seq-len")
+    training: Training = option(
+        REQUIRED, "The step.", parts=(Step,), make=lambda given: Training(**vars(built(Step, given))), heading=STEP
     )
-    margin: str | None = option(None, option_of(Request, "margin"), heading=STEP)
+    torch_version: str | None = option(None, option_of(Request, "torch_version"))
+    alloc_conf: str | None = option(None, "PYTORCH_ALLOC_CONF. Default: also segments that grow.", metavar="CONF")
+    margin: str | None = option(None, option_of(Request, "margin"))
     frameworks: tuple[str, ...] | None = option(
         None,
         "ddp, fsdp, deepspeed. Default: all that are installed.",
@@ -83,8 +73,8 @@ class Asked:
         read=lambda text: tuple(text.split(",")),
         heading=_SEARCH,
     )
-    confirm: int = option(8, "Captures at most.", Whole(), heading=_SEARCH)
-    advice: bool = option(True, "Try what saves memory in the best one. Default: yes.", heading=_SEARCH)
+    confirm: int = option(8, "Captures at most.", Whole())
+    advice: bool = option(True, "Try what saves memory in the best one. Default: yes.")
 
 
 def _folder(text: str) -> Path:

@@ -52,71 +52,47 @@ class Asked:
         make=_engine,
         heading=_ENGINE,
     )
-    engine_version: str | None = option(
-        None, "Its version, 0.8 to 0.32. Default: the newest.", metavar="X.Y", heading=_ENGINE
-    )
-    entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND", heading=_ENGINE)
-    tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size", heading=_ENGINE)
-    max_model_len: int | None = option(
-        None, "Longest request. Default: the model's.", metavar="N", read=_count, heading=_ENGINE
-    )
-    max_num_seqs: int | None = option(
-        None, "Requests of a batch. Default: by card.", metavar="N", read=_count, heading=_ENGINE
-    )
-    max_num_batched_tokens: int | None = option(
-        None, "Tokens of a batch. Default: by card.", metavar="N", read=_count, heading=_ENGINE
-    )
+    engine_version: str | None = option(None, "Its version, 0.8 to 0.32. Default: the newest.", metavar="X.Y")
+    entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
+    tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
+    max_model_len: int | None = option(None, "Longest request. Default: the model's.", metavar="N", read=_count)
+    max_num_seqs: int | None = option(None, "Requests of a batch. Default: by card.", metavar="N", read=_count)
+    max_num_batched_tokens: int | None = option(None, "Tokens of a batch. Default: by card.", metavar="N", read=_count)
     gpu_memory_utilization: float | None = option(
-        None, "Share of the card. Default 0.92 (0.9 before 0.21).", metavar="X", heading=_ENGINE
+        None, "Share of the card. Default 0.92 (0.9 before 0.21).", metavar="X"
     )
-    kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE", heading=_ENGINE)
-    quantization: str | None = option(
-        None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME", heading=_ENGINE
-    )
-    dtype: str = option("auto", "auto, half, bfloat16, float.", metavar="TYPE", heading=_ENGINE)
-    enforce_eager: bool = option(False, "No torch.compile and no CUDA graphs.", heading=_ENGINE)
-    cold: bool = option(False, "The first start on a machine, which compiles. Default: a later one.", heading=_ENGINE)
-    block_size: int | None = option(None, "Tokens of a block. Default 16.", heading=_ENGINE)
-    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the engine.", metavar="CONF", heading=_ENGINE)
+    kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE")
+    quantization: str | None = option(None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME")
+    dtype: str = option("auto", "auto, half, bfloat16, float.", metavar="TYPE")
+    enforce_eager: bool = option(False, "No torch.compile and no CUDA graphs.")
+    cold: bool = option(False, "The first start on a machine, which compiles. Default: a later one.")
+    block_size: int | None = option(None, "Tokens of a block. Default 16.")
+    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the engine.", metavar="CONF")
     arguments: tuple[tuple[str, str], ...] = option(
         (),
         "Another option, e.g. model_runner=v1.",
         flags="--engine-arg",
         repeated=True,
         make=lambda given: _arguments(given),
-        heading=_ENGINE,
     )
     non_torch_bytes: int = option(
-        0,
-        "What CUDA loads while it profiles. Default 0.",
-        flags="--non-torch",
-        metavar="SIZE",
-        read=parse_bytes,
-        heading=_ENGINE,
+        0, "What CUDA loads while it profiles. Default 0.", flags="--non-torch", metavar="SIZE", read=parse_bytes
     )
     gpu: str | None = option(None, "The card; see 'graphmem gpus'.", metavar="NAME", heading=_CARD)
-    gpu_memory: str | None = option(
-        None, "Memory of the card instead of its own, e.g. 24GiB.", metavar="SIZE", heading=_CARD
-    )
+    gpu_memory: str | None = option(None, "Memory of the card instead of its own, e.g. 24GiB.", metavar="SIZE")
     lengths: str | None = option(None, "Lengths of requests, e.g. p50=800,p99=6000.", metavar="LIST", heading=_LOAD)
-    load: float | None = option(None, "Requests at once: which cards hold them?", heading=_LOAD)
-    find: str | None = option(
-        None, "max-model-len, max-num-seqs or tp: the most (fewest) that does.", metavar="WHAT", heading=_LOAD
-    )
-    advice: bool = option(True, "Look for options that bring more. Default: yes.", heading=_LOAD)
+    load: float | None = option(None, "Requests at once: which cards hold them?")
+    find: str | None = option(None, "max-model-len, max-num-seqs or tp: the most (fewest) that does.", metavar="WHAT")
+    advice: bool = option(True, "Look for options that bring more. Default: yes.")
     arrivals: str | None = option(
         None, "e.g. 5/s, 20000/d; --lengths are those of prompts then.", metavar="RATE", heading=_OVER_TIME
     )
-    output_lengths: str | None = option(
-        None, "Lengths of answers, e.g. p50=200,p99=1000.", metavar="LIST", heading=_OVER_TIME
-    )
-    duration: str = option("1h", "How long requests arrive.", metavar="TIME", heading=_OVER_TIME)
-    trace: str | None = option(None, "CSV instead: timestamp,prompt,output.", metavar="FILE", heading=_OVER_TIME)
-    step_time: str | None = option(
-        None, "Seconds of a step, not predicted. Default 30ms.", metavar="TIME", heading=_OVER_TIME
-    )
-    tokens_per_second: float | None = option(None, "Of long prompts. Default 10000.", heading=_OVER_TIME)
-    max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME", heading=_OVER_TIME)
+    output_lengths: str | None = option(None, "Lengths of answers, e.g. p50=200,p99=1000.", metavar="LIST")
+    duration: str = option("1h", "How long requests arrive.", metavar="TIME")
+    trace: str | None = option(None, "CSV instead: timestamp,prompt,output.", metavar="FILE")
+    step_time: str | None = option(None, "Seconds of a step, not predicted. Default 30ms.", metavar="TIME")
+    tokens_per_second: float | None = option(None, "Of long prompts. Default 10000.")
+    max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME")
 
 
 @click.command(
