@@ -61,7 +61,7 @@ def _records(name: str, command: click.Command) -> dict[str, str]:
     """What the help of a command shows of each option: how it is written -> what it means."""
     context = click.Context(command, info_name=name, terminal_width=1000)
     records = (one.get_help_record(context) for one in command.params if isinstance(one, click.Option))
-    return {written: meaning for written, meaning in filter(None, records)}
+    return dict(filter(None, records))
 
 
 def _tables() -> str:
