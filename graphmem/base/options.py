@@ -133,7 +133,7 @@ def check_values(instance: object) -> None:
             object.__setattr__(instance, one.name, known.check(one.name, value))
 
 
-def of_json(kind: type, document: Mapping[str, object]) -> dict[str, object]:
+def of_json(kind: type, document: Mapping[str, Any]) -> dict[str, Any]:
     """Values of fields from JSON, which has no tuples and no objects of classes."""
     parts = {one.name: known.parts for one, known in options_of(kind)}
     return {name: _of_json(parts.get(name, ()), value) for name, value in document.items()}
