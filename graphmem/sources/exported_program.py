@@ -54,7 +54,7 @@ def _build(path: Path, sizes: Sizes, trust: bool) -> Built:
 def build_program(program: ExportedProgram, name: str, sizes: Sizes) -> Built:
     """The module of an ``ExportedProgram`` with its own example inputs; ``--batch`` resizes those dimensions 0 that it
     was exported with as dynamic. Raises :class:`SourceError` where there is none, or not for that size."""
-    from graphmem.sources.module_object import _fake_copy
+    from graphmem.sources.module_object import fake_copy
 
     refuse_seq_len(sizes, name)
     with unset_fake_temporarily():
@@ -65,7 +65,7 @@ def build_program(program: ExportedProgram, name: str, sizes: Sizes) -> Built:
     example: Any = dict(keywords) if keywords and not inputs else tuple(inputs)
     if inputs and keywords:
         example = _all_by_name(module, inputs, keywords)
-    built = _fake_copy(module, example, Sizes(training=sizes.training))
+    built = fake_copy(module, example, Sizes(training=sizes.training))
     but = "" if sizes.batch is None else f", with a batch of {sizes.batch}"
     return Built(built.model, built.inputs, None, (f"inputs of the sizes the program was exported with{but}",))
 
