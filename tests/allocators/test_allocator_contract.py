@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.base import Allocator, BlockView, PoolAllocator, SegmentView
-from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, HighestHole, LowestHole, NeverReused
+from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, LowestHole
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.validator import CheckedAllocator, InvalidHeapError, validate_segments
 from graphmem.errors import DeviceOutOfMemory
 from graphmem.units import KIB, MIB
+from tests.support.addresses import HighestHole, NeverReused
+from tests.support.checked_allocator import CheckedAllocator, InvalidHeapError, validate_segments
 
 Factory = Callable[[], Allocator]
 
