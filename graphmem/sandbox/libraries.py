@@ -114,7 +114,7 @@ def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> An
     is_static = isinstance(before, staticmethod)
     original = before.__func__ if is_static else before
 
-    def ours(*args: Any, **kwargs: Any) -> Any:
+    def ours(*args: object, **kwargs: object) -> Any:
         if not _is_flying(guard):
             return original(*args, **kwargs)
         mode = kwargs.get("mode", kwargs.get("flags", args[call.mode] if len(args) > call.mode else ""))
@@ -154,7 +154,7 @@ _BESIDE = ("-journal", "-wal", "-shm")
 
 def _connecting(original: Any, overlay: Overlay, guard: Guard) -> Any:
     @wraps(original)
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+    def connect(database: Any, *args: object, **kwargs: object) -> Any:
         if not _is_flying(guard):
             return original(database, *args, **kwargs)
         with guard.own():

@@ -76,7 +76,7 @@ class GraphTrees:
         *,
         is_inference: bool,
         mutated_input_idxs: Sequence[int] = (),
-        **__: Any,
+        **__: object,
     ) -> Callable[[list[Any]], Any]:
         """``cudagraphify_impl``: a function for every combination of the inputs that are numbers."""
         if not is_inference:

@@ -149,7 +149,7 @@ def _patch_mode(patches: Patches) -> None:
 
     process = aot_autograd.process_inputs
 
-    def in_mode(inputs: list[Any], settings: Any, mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+    def in_mode(inputs: list[Any], settings: Any, mode: FakeTensorMode, *args: object, **kwargs: object) -> Any:
         """The same of inputs, which 2.11 clones into the graph's mode (``frontend_utils.py``)."""
         others = (isinstance(one, FakeTensor) and one.fake_mode is not mode for one in inputs)
         inputs = [mode.from_tensor(one) if other else one for one, other in zip(inputs, others, strict=True)]
@@ -181,12 +181,12 @@ class _Kernel:
         self._name = name
         self._recorder = recorder
 
-    def run(self, *args: Any, **_: Any) -> None:
+    def run(self, *args: object, **_: object) -> None:
         for argument in args:
             if isinstance(argument, torch.Tensor):
                 self._recorder.storages.name_storage(argument, self._name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> None:
         self.run(*args, **kwargs)
 
 
@@ -214,10 +214,10 @@ def _patch_triton(patches: Patches) -> None:
 def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     async_compile = private("torch._inductor.async_compile.AsyncCompile", _LOST)
 
-    def named(_: Any, name: str, *args: Any, **kwargs: Any) -> _Kernel:
+    def named(_: Any, name: str, *args: object, **kwargs: object) -> _Kernel:
         return _Kernel(name, recorder)
 
-    def unnamed(*_: Any, **__: Any) -> _Kernel:
+    def unnamed(*_: object, **__: object) -> _Kernel:
         return _Kernel("compiled kernel", recorder)
 
     patches.set(async_compile, "triton", named)
@@ -319,7 +319,7 @@ def _patch_constants(patches: Patches) -> None:
 
 
 def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         with _OnHost():
             return method(*args, **kwargs)
 
@@ -354,7 +354,7 @@ def _patch_timing(patches: Patches, assumed: Counter[Diagnostic]) -> None:
 
     compile_graph = compile_fx.compile_fx
 
-    def with_settings(*args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
+    def with_settings(*args: object, config_patches: Any = None, **kwargs: object) -> Any:
         return compile_graph(*args, config_patches=_without(config_patches, assumed), **kwargs)
 
     patches.set(compile_fx, "compile_fx", with_settings)

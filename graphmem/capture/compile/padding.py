@@ -59,7 +59,7 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
         with disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder):
             yield
 
-    def outcome(*args: Any) -> Any:
+    def outcome(*args: object) -> Any:
         assumed[_ASSUMED] += 1
         return faster(*args)
 

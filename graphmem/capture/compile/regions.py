@@ -159,7 +159,7 @@ class CompiledCode:
         code, evaluation = self, self._evaluation
         skip, skip_with_callees = _skipping()
 
-        def call(self: Any, frame: Any, *args: Any) -> Any:
+        def call(self: Any, frame: Any, *args: object) -> Any:
             name = frame.f_globals.get("__name__", "")
             if name.startswith("graphmem."):
                 return skip if name == __name__ else skip_with_callees
@@ -191,7 +191,7 @@ def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Device)
     code = CompiledCode(recorder, watch, device, evaluation)
     patches = Patches()
 
-    def compile_(*args: Any, **kwargs: Any) -> Any:
+    def compile_(*args: object, **kwargs: object) -> Any:
         code.followed(patches)
         return _REAL_COMPILE(*args, **kwargs)
 

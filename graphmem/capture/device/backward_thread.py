@@ -146,7 +146,7 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
 
     def on_thread(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(
-            tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any
+            tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: object, **kwargs: object
         ) -> Any:
             if not create_graph or (threads and threads[0].is_current()) or is_transformed():
                 return original(tensors, gradients, retain, create_graph, *args, **kwargs)

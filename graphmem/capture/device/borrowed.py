@@ -94,7 +94,7 @@ class Borrowed:
         """Whether it is borrowed."""
         return any(lent.parameter() is parameter for lent in self._lent)
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, *_: object) -> None:
         """Remember what an optimizer holds of parameters that are borrowed."""
         if optimizer in self._optimizers or not self._lent:
             return

@@ -40,7 +40,7 @@ class CUDAGraph:
         self._stream = 0
         self._is_capturing = self._has_graph = False
 
-    def capture_begin(self, pool: PoolId | None = None, *_: Any, **__: Any) -> None:
+    def capture_begin(self, pool: PoolId | None = None, *_: object, **__: object) -> None:
         stream = self.streams.current
         if self._has_graph or self._is_capturing:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
@@ -118,7 +118,7 @@ class MemPool:
     def use_count(self) -> int:
         return self.pools.holders(self.id)
 
-    def snapshot(self, *_: Any, **__: Any) -> list[Any]:
+    def snapshot(self, *_: object, **__: object) -> list[Any]:
         return []
 
     def __del__(self) -> None:
@@ -163,7 +163,7 @@ def _patch_capture_stream(patches: Patches) -> None:
     original = torch.cuda.graph.__init__
     made: list[Any] = []
 
-    def init(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: object, **kwargs: object) -> None:
         if stream is None:
             if not made:
                 made.append(torch.cuda.Stream())

@@ -65,7 +65,7 @@ _HOST_STATISTICS = ("allocations", "allocated_bytes", "active_requests", "active
 _HOST_TIMES = ("host_alloc_time", "host_free_time")
 
 
-def _host_memory_stats(*_: Any) -> dict[str, Any]:
+def _host_memory_stats(*_: object) -> dict[str, Any]:
     stats: dict[str, Any] = {kind: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for kind in _HOST_STATISTICS}
     stats.update((kind, {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}) for kind in _HOST_TIMES)
     return {**stats, "num_host_alloc": 0, "num_host_free": 0}
@@ -116,7 +116,7 @@ class _Properties(SimpleNamespace):
 
     _told: ClassVar[dict[str, str]] = {"name": "name", "total_memory": "total_bytes"}
 
-    def __init__(self, teller: Teller, **known: Any) -> None:
+    def __init__(self, teller: Teller, **known: object) -> None:
         super().__init__(**known)
         super().__setattr__("_teller", teller)
 
@@ -204,7 +204,7 @@ def _replace(patches: Patches, name: str, value: Any) -> None:
 class _Runtime:
     """``torch.cuda.cudart()``: calls succeed (0), as those that start and stop a profiler."""
 
-    def cudaMemGetInfo(self, *_: Any) -> tuple[int, ...]:  # noqa: N802
+    def cudaMemGetInfo(self, *_: object) -> tuple[int, ...]:  # noqa: N802
         free_and_total: tuple[int, ...] = torch.cuda.mem_get_info()
         return free_and_total
 
@@ -303,7 +303,7 @@ def _refusal(name: str, reason: str) -> Any:
     """Something that can be called, entered or tested against, and raises when it is used."""
 
     class Refused:
-        def __init__(self, *_: Any, **__: Any) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             raise CaptureError(f"{name} cannot be analysed: {reason}")
 
     Refused.__name__ = Refused.__qualname__ = name.rpartition(".")[2]

@@ -57,7 +57,7 @@ class _InProcess(_loader):  # type: ignore[misc]
     def _pin_memory(self, wanted: bool) -> None:
         self._pins = wanted
 
-    def _process_data(self, data: Any, *args: Any) -> Any:
+    def _process_data(self, data: Any, *args: object) -> Any:
         data = super()._process_data(data, *args)
         return _pinning.pin_memory(data, self._pin_memory_device) if self._pins else data
 
@@ -201,7 +201,7 @@ class _Place:
             _set_random_states(self._worker._states)
             _worker._worker_info = self._worker._info
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._worker._states = _random_states()
         states, _worker._worker_info = self._outside
         _set_random_states(states)

@@ -96,7 +96,7 @@ def _shown_default(original: Callable[[], torch.device]) -> Callable[[], torch.d
 def _with_numbered_device(factory: Any) -> Callable[..., Any]:
     """C++ takes a number for the accelerator that this build has, and there may be none."""
 
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: object, **kwargs: object) -> Any:
         if "device" in kwargs:
             kwargs["device"] = device_named(kwargs["device"])
         return factory(*args, **kwargs)
@@ -105,7 +105,7 @@ def _with_numbered_device(factory: Any) -> Callable[..., Any]:
 
 
 def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+    def make(data: Any, *args: object, device: Any = None, requires_grad: bool = False, **kwargs: object) -> torch.Tensor:
         device = device_named(device)
         if device is None:
             device = data.device if isinstance(data, FakeTensor) else _default_device()
@@ -127,7 +127,7 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: object) -> Any:
     """``Tensor.new_tensor``: the dtype and the device are this tensor's."""
     place = self.device if device is None else device
     return torch.tensor(data, dtype=dtype or self.dtype, device=place, **options)
@@ -136,7 +136,7 @@ def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any
 def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
     """The arguments of ``nn.Module.to``."""
 
-    def parse(*args: Any, **kwargs: Any) -> Any:
+    def parse(*args: object, **kwargs: object) -> Any:
         if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
             args = (_named_by_program(args[0]), *args[1:])
         elif args and isinstance(args[0], FakeTensor):
@@ -162,7 +162,7 @@ class _OldType(type):
 
     dtype: torch.dtype
 
-    def __call__(cls, *args: Any, **_: Any) -> Any:
+    def __call__(cls, *args: object, **_: object) -> Any:
         if args and all(isinstance(size, int) for size in args):
             return torch.empty(args, dtype=cls.dtype, device=cards().own)
         if args and isinstance(args[0], torch.Size):
@@ -181,7 +181,7 @@ def _patch_old_types(patches: Patches) -> None:
         names[f"torch.cuda.{name}Tensor"] = kind
     original = torch.Tensor.type
 
-    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: object) -> Any:
         on_card = isinstance(self, FakeTensor) and self.is_cuda
         if dtype is None:
             name = str(original(self))
@@ -258,7 +258,7 @@ def _patch_lazy(patches: Patches) -> None:
     def parameter(_: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
         return made_lazy(device, dtype, requires_grad)
 
-    def buffer(_: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, **__: Any) -> Any:
+    def buffer(_: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, **__: object) -> Any:
         return made_lazy(device, dtype, requires_grad, LazyBuffer)
 
     patches.set(UninitializedParameter, "__new__", staticmethod(parameter))

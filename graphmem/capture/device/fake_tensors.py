@@ -53,9 +53,9 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     """Make fake tensors on ``cuda`` work until ``patches`` are undone. ``values``: what is known goes with a copy."""
     construct = FakeTensor.__new__
 
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: Any, *args: object, **kwargs: object) -> Any:
         if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
-            return _of_its_type(*args, **kwargs)
+            return _of_its_type(args[0], *args[1:], **kwargs)  # type: ignore[arg-type]
         fake_mode, elem, device = _constructor_arguments(args, kwargs)
         if device is None or device_of(device).type == "cpu":
             return construct(cls, *args, **kwargs)
@@ -155,7 +155,7 @@ def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
     ``Params4bit``): of a fake tensor, one of both classes. PyTorch refuses tensors that have a Python object already.
     """
 
-    def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
+    def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: object) -> Any:
         if not isinstance(data, FakeTensor) or cls is FakeTensor:
             return construct(cls, data, require_grad, **options)
         with torch.no_grad(), without_torch_function():  # data may be of such a class already
@@ -193,7 +193,7 @@ def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
     """``FakeTensorConverter.from_real_tensor``, which refuses tensors of any class but PyTorch's."""
     as_subclass = torch.Tensor.as_subclass
 
-    def from_real_tensor(self: Any, fake_mode: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def from_real_tensor(self: Any, fake_mode: Any, t: torch.Tensor, *args: object, **kwargs: object) -> Any:
         if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
             with disable_current_modes(), without_torch_function():
                 t = as_subclass(t, torch.Tensor)
@@ -240,7 +240,7 @@ def _stand_in(device: Any, moved: torch.Tensor) -> Any:
     return _META if device is not None and device.type == "cuda" else device
 
 
-def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _to(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     """``Tensor.to`` with the device that C++ knows; also for real host tensors, which become fake on the way.
 
     A parameter of a library's class keeps the host's mark in C++ when its data moves (``FakeTensor.device`` is asked
@@ -282,7 +282,7 @@ def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
     _SET_ITEM(self, index, value)
 
 
-def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
+def _pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
     """A copy in pinned host memory (``at::native::_pin_memory``). A real host tensor, as a data loader's, stays."""
     if not isinstance(self, FakeTensor) or hasattr(self, "_graphmem_pinned"):
         return self

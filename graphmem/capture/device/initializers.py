@@ -57,7 +57,7 @@ def _words_of_sparse(tensor: Any) -> int | None:
 def _skip_on_host(
     original: Callable[..., Any], words_of: Callable[[Any], int | None], values: KnownValues
 ) -> Callable[..., Any]:
-    def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def fill(tensor: Any, *args: object, **kwargs: object) -> Any:
         if isinstance(tensor, FakeTensor) and not tensor.is_cuda and values.is_weight(tensor):
             words = words_of(tensor)
             if words is not None and kwargs.get("generator") is None:

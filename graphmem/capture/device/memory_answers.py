@@ -48,30 +48,30 @@ class Answers:
         self._book.settle()
         return self._book.memory
 
-    def statistics(self, *_: Any) -> dict[str, Any]:
+    def statistics(self, *_: object) -> dict[str, Any]:
         """``torch._C._cuda_memoryStats``."""
         memory = self._memory()
         return _zeros() if memory is None else memory.statistics()
 
-    def reset_peaks(self, *_: Any) -> None:
+    def reset_peaks(self, *_: object) -> None:
         """``torch._C._cuda_resetPeakMemoryStats``."""
         memory = self._memory()
         if memory is not None:
             memory.reset_peaks()
 
-    def reset_accumulated(self, *_: Any) -> None:
+    def reset_accumulated(self, *_: object) -> None:
         """``torch._C._cuda_resetAccumulatedMemoryStats``."""
         memory = self._memory()
         if memory is not None:
             memory.reset_accumulated()
 
-    def snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def snapshot(self, *_: object, **__: object) -> dict[str, Any]:
         """``torch._C._cuda_memorySnapshot``: the heap; no history is kept."""
         memory = self._memory()
         segments = [] if memory is None else memory.segments()
         return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
 
-    def free_and_total(self, *_: Any, **__: Any) -> tuple[int, int]:
+    def free_and_total(self, *_: object, **__: object) -> tuple[int, int]:
         """``torch.cuda.mem_get_info``."""
         empty, total = self._teller.empty_bytes(), self._teller.total_bytes()
         memory = self._now()
@@ -80,22 +80,22 @@ class Answers:
             self._teller.told.add("allocator")
         return free, total
 
-    def used(self, *_: Any, **__: Any) -> int:
+    def used(self, *_: object, **__: object) -> int:
         """``torch.cuda.device_memory_used``."""
         free, total = self.free_and_total()
         return total - free
 
-    def fraction(self, *_: Any) -> float:
+    def fraction(self, *_: object) -> float:
         """``torch._C._cuda_getMemoryFraction``."""
         memory = self._memory()
         return 1.0 if memory is None else memory.fraction
 
-    def set_fraction(self, fraction: float, *_: Any) -> None:
+    def set_fraction(self, fraction: float, *_: object) -> None:
         """``torch._C._cuda_setMemoryFraction``; the bounds have been checked."""
         if self._book is not None:
             self._book.memory_fraction(float(fraction))
 
-    def set_settings(self, text: str, *_: Any) -> None:
+    def set_settings(self, text: str, *_: object) -> None:
         """``torch._C._accelerator_setAllocatorSettings``, and its name before 2.9."""
         if self._book is not None:
             self._book.allocator_settings(str(text))

@@ -46,7 +46,7 @@ def numbered_devices() -> Iterator[None]:
 
 
 def _new(original: Callable[..., Any], is_here: Callable[[], bool | None]) -> Callable[..., Any]:
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, **kwargs: object) -> Any:
         given = args[0] if len(args) == 1 and not kwargs else kwargs.get("device") if not args else None
         if type(given) is int and given >= 0 and is_here():
             return original(cls, (DEVICE.type, given), {})

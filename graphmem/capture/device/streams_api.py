@@ -24,7 +24,7 @@ class Event:
     device = property(lambda self: cards().own)
     cuda_event = event_id = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
 
     def query(self) -> bool:
@@ -56,7 +56,7 @@ class Stream:
     device_index = property(lambda self: cards().own.index)
     device_type = 1
 
-    def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any) -> None:
+    def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: object) -> None:
         self.priority = priority
         self.stream_id = self.streams.next_of_pool(priority) if stream_id is None else stream_id
         self._before: list[int] = []
@@ -122,10 +122,10 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
     event_class: Any = type("Event", (Event,), dict(books))
     stream_class: Any = type("Stream", (Stream,), {**books, "event_class": event_class})
 
-    def current_stream(*_: Any, **__: Any) -> Stream:
+    def current_stream(*_: object, **__: object) -> Stream:
         return stream_class(stream_id=streams.current)  # type: ignore[no-any-return]
 
-    def default_stream(*_: Any, **__: Any) -> Stream:
+    def default_stream(*_: object, **__: object) -> Stream:
         return stream_class(stream_id=0)  # type: ignore[no-any-return]
 
     def set_stream(stream: Any) -> None:

@@ -21,7 +21,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
     tables of its own; ``remark`` is told of the others."""
     compiled = torch.jit.script
 
-    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def script(obj: Any, *args: object, **kwargs: object) -> Any:
         if isinstance(obj, (type, FunctionType)) and obj.__module__.startswith("torch."):
             return compiled(obj, *args, **kwargs)
         remark(Code.SCRIPT_AS_PYTHON.about())
@@ -46,7 +46,7 @@ def _builtin_behind(find: Callable[[Any], str | None]) -> Callable[[Any], str | 
 def _unless_python(change: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.jit.freeze(module)``: what was not scripted stays as it is."""
 
-    def changed(mod: Any, *args: Any, **kwargs: Any) -> Any:
+    def changed(mod: Any, *args: object, **kwargs: object) -> Any:
         return change(mod, *args, **kwargs) if isinstance(mod, torch.jit.ScriptModule) else mod
 
     return changed

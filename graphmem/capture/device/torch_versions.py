@@ -71,5 +71,5 @@ class _FakeKernel:
     def __bool__(self) -> bool:
         return self._is_here() or bool(self.found)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self.func if self._is_here() else self.found)(*args, **kwargs)

@@ -26,7 +26,7 @@ def _patch_foreach(patches: Patches) -> None:
     """Let the multi-tensor paths, CUDA's default, take fake tensors, and name their device by its Python name."""
 
     def grouped(group: Any) -> Any:
-        def grouped_by_python_name(*args: Any, **kwargs: Any) -> Any:
+        def grouped_by_python_name(*args: object, **kwargs: object) -> Any:
             return {
                 (cards().own if device is not None and device.type == "meta" else device, dtype): value
                 for (device, dtype), value in group(*args, **kwargs).items()
@@ -51,7 +51,7 @@ def _patch_foreach(patches: Patches) -> None:
 def _patch_amp(patches: Patches) -> None:
     """A gradient scaler decides on data whether to step; the usual outcome, no overflow, is assumed."""
 
-    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self: Any, optimizer: Any, state: Any, *args: object, **kwargs: object) -> Any:
         del self, state
         return optimizer.step(*args, **kwargs)
 
@@ -87,7 +87,7 @@ def _patch_data_parallel(patches: Patches) -> None:
     """``nn.DataParallel`` over one card calls its module; over several it cannot be followed, and says so."""
     construct = torch.nn.DataParallel.__init__
 
-    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, module: Any, device_ids: Any = None, *args: object, **kwargs: object) -> None:
         if device_ids is not None and len(device_ids) > 1:
             raise CaptureError(
                 "nn.DataParallel over several cards cannot be analysed; analyse the module itself with one card's "

@@ -92,7 +92,7 @@ class _Launched:
         self._forget, self._remark = forget, remark
         self._tuned: set[Any] = set()
 
-    def __call__(self, kernel: Any, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, kernel: Any, *args: object, **kwargs: object) -> None:
         layers = [kernel]  # what chooses its options, and the function last
         while hasattr(layers[-1], "fn"):
             layers.append(layers[-1].fn)
@@ -218,16 +218,16 @@ class _Triton(ModuleType):
     def module(self, name: str) -> ModuleType:
         return self.language if name == self.language.__name__ else self
 
-    def jit(self, function: Any = None, **_: Any) -> Any:
+    def jit(self, function: Any = None, **_: object) -> Any:
         return self.jit if function is None else _OwnKernel(function, self._launched)
 
-    def autotune(self, configs: Any, key: Any = (), **_: Any) -> Any:
+    def autotune(self, configs: Any, key: Any = (), **_: object) -> Any:
         return lambda kernel: _OwnKernel(kernel, self._launched, configs, key)
 
-    def heuristics(self, *_: Any, **__: Any) -> Any:
+    def heuristics(self, *_: object, **__: object) -> Any:
         return lambda kernel: kernel
 
-    def Config(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - Triton's name
+    def Config(self, *args: object, **kwargs: object) -> Any:  # noqa: N802 - Triton's name
         return SimpleNamespace(args=args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -244,7 +244,7 @@ class _Language(ModuleType):
             raise AttributeError(name)
         return _Language(f"{self.__name__}.{name}")
 
-    def __call__(self, *args: Any, **_: Any) -> Any:
+    def __call__(self, *args: object, **_: object) -> Any:
         return args[0] if args else self
 
 
@@ -258,7 +258,7 @@ class _OwnKernel:
     def __getitem__(self, _: Any) -> Callable[..., None]:
         return partial(self._launched, self)
 
-    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
+    def run(self, *args: object, grid: Any = None, warmup: bool = False, **kwargs: object) -> None:
         self[grid](*args, **kwargs)
 
 
@@ -295,13 +295,13 @@ class _Kernel:
         self._function = function
         self._forget = forget
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._function(*args, **kwargs)
 
     def __getitem__(self, _: Any) -> Callable[..., None]:
         return self._launch
 
-    def _launch(self, *args: Any, **kwargs: Any) -> None:
+    def _launch(self, *args: object, **kwargs: object) -> None:
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
                 self._forget(value)

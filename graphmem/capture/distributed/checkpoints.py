@@ -43,7 +43,7 @@ def _all_here(plans: list[Any]) -> list[Any]:
 def _follow_optimizers(patches: Patches, module: Any) -> None:
     known: list[Any] = []  # what is told of a state, of the first parameter that has one
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: Any, **kwargs: object) -> Any:
         keys, of_keys = original_keys(*args, **kwargs)
         if not kwargs.get("merge_keys") or not keys:
             return keys, of_keys

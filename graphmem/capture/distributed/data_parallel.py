@@ -57,7 +57,7 @@ def patch_data_parallel(patches: Patches, book: RankBook) -> None:
     """Name what reducers allocate, and answer what they ask of other ranks."""
     bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
 
-    def init_helper(original_init: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+    def init_helper(original_init: Any, self: Any, parameters: Any, *args: object, **kwargs: object) -> None:
         if self._use_python_reducer:
             raise CaptureError("DDP with optimize_ddp='python_reducer' cannot be analysed; leave it at its default")
         purpose = (Category.COMMUNICATION, "DDP bucket")
@@ -72,7 +72,7 @@ def patch_data_parallel(patches: Patches, book: RankBook) -> None:
         with book.storages.births(*bucket_of.get(id(self), (Category.COMMUNICATION, "DDP bucket"))):
             return bool(original_rebuild(self))
 
-    def broadcast(original_broadcast: Any, *args: Any, **kwargs: Any) -> None:
+    def broadcast(original_broadcast: Any, *args: object, **kwargs: object) -> None:
         with book.storages.births(Category.COMMUNICATION, "broadcast of parameters and buffers"):
             original_broadcast(*args, **kwargs)
 
@@ -103,7 +103,7 @@ def _over(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     return made_of
 
 
-def _refuse_builtin_hook(*_: Any) -> None:
+def _refuse_builtin_hook(*_: object) -> None:
     raise CaptureError(
         "DDP's built-in C++ communication hooks cannot be analysed; register the Python one of the same name from "
         "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"

@@ -49,11 +49,11 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
         book.note_once(f"{format_bytes(sum(files.values()))} of this process are on NVMe (DeepSpeed's offload)")
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """In place, or on the host."""
 
 
-def _lamb(p: torch.Tensor, *_: Any) -> torch.Tensor:
+def _lamb(p: torch.Tensor, *_: object) -> torch.Tensor:
     """Two partial norms of 512 numbers and the coefficient, which is returned (``lamb/fused_lamb_cuda.cpp``)."""
     dtype = torch.float32 if p.dtype is torch.float16 else p.dtype
     norms = [torch.empty(512, dtype=dtype, device=p.device) for _ in range(2)]

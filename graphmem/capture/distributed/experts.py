@@ -41,7 +41,7 @@ def patch_experts(patches: Patches, book: RankBook) -> None:
         finally:
             rows.pop()
 
-    def counted(received: Any, sent: Any, group: Any = None, **others: Any) -> Any:
+    def counted(received: Any, sent: Any, group: Any = None, **others: object) -> Any:
         is_known = not rows or book.values.of(sent) is not None
         result = exchange(received, sent, group=group, **others)
         if not is_known:

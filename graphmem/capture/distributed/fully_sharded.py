@@ -78,7 +78,7 @@ def name_buffers(patches: Patches, storages: StorageBook) -> None:
 
 
 def _in_births(original: Callable[..., Any], storages: StorageBook, label: str) -> Callable[..., Any]:
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def named(*args: object, **kwargs: object) -> Any:
         with storages.births(Category.COMMUNICATION, label):
             return original(*args, **kwargs)
 

@@ -37,7 +37,7 @@ class _Stage(nn.Module):  # type: ignore[misc]
         self._takes = "input_ids" if is_first else "inputs_embeds"
         self._gives = "logits" if is_last else "last_hidden_state"
 
-    def forward(self, given: torch.Tensor, **others: Any) -> Any:
+    def forward(self, given: torch.Tensor, **others: object) -> Any:
         return getattr(self.model(**{self._takes: given}, use_cache=False, **others), self._gives)
 
 

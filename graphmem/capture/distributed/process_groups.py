@@ -109,7 +109,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         with book.paused():
             book.sharded = sharded(model, inputs)
 
-    def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
+    def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: object, **kwargs: object) -> Any:
         if not prepared:
             patch_sharding(patches, book)
             if "transformers" in sys.modules:
@@ -166,7 +166,7 @@ class _AskedFor:
         return self._device.get(group)
 
 
-def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
     """Nobody else is there to be met."""
     size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "0") or 0)
     if size < 1:

@@ -46,7 +46,7 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
     propagate = getattr(propagator, "_propagate_tensor_meta_non_cached", None)  # since 2.5
 
-    def without_record(*args: Any, **kwargs: Any) -> Any:
+    def without_record(*args: object, **kwargs: object) -> Any:
         with book.paused():
             return propagate(*args, **kwargs)  # type: ignore[misc]
 

@@ -69,7 +69,7 @@ def _expanded_once(original: Callable[..., Any]) -> Callable[..., Any]:
             meta = None if output_tensor_meta is None else [output_tensor_meta[index]]
             return original(mesh, one, strategy_info, meta)(one.op, one.args_meta, one.kwargs_meta).children[0]
 
-        def expanded(*_: Any) -> Any:
+        def expanded(*_: object) -> Any:
             known: dict[Any, Any] = {}
             children = []
             for index, key in enumerate(_keys(op_schema, output_tensor_meta, count, tuple_kind)):
