@@ -28,7 +28,7 @@ def patch_functional_tensors(patches: Patches) -> None:
     """Give ``FunctionalTensor`` CUDA's dispatch keys, and to Python the device of the tensor inside."""
     construct = FunctionalTensor.__new__
 
-    def new(cls: Any, elem: torch.Tensor, *args: object, **kwargs: object) -> Any:
+    def new(cls: object, elem: torch.Tensor, *args: object, **kwargs: object) -> object:
         wrapper = construct(cls, elem, *args, **kwargs)
         if not _is_inside_on_device(elem) or not _is_plain(elem):
             return wrapper

@@ -139,7 +139,7 @@ def _patch_mode(patches: Patches) -> None:
         return
     detect = private("torch._guards.detect_fake_mode", _LOST)
 
-    def of_context(inputs: Any = None) -> Any:
+    def of_context(inputs: object = None) -> object:
         context = private("torch._guards.TracingContext.try_get", _LOST)()
         mode = None if context is None else context.fake_mode
         return detect(inputs) if mode is None else mode
@@ -149,7 +149,7 @@ def _patch_mode(patches: Patches) -> None:
 
     process = aot_autograd.process_inputs
 
-    def in_mode(inputs: list[Any], settings: Any, mode: FakeTensorMode, *args: object, **kwargs: object) -> Any:
+    def in_mode(inputs: list[Any], settings: object, mode: FakeTensorMode, *args: object, **kwargs: object) -> object:
         """The same of inputs, which 2.11 clones into the graph's mode (``frontend_utils.py``)."""
         others = (isinstance(one, FakeTensor) and one.fake_mode is not mode for one in inputs)
         inputs = [mode.from_tensor(one) if other else one for one, other in zip(inputs, others, strict=True)]
@@ -158,7 +158,7 @@ def _patch_mode(patches: Patches) -> None:
     _patch_wherever(patches, "process_inputs", process, in_mode)
 
 
-def _patch_wherever(patches: Patches, name: str, found: Any, value: Any) -> None:
+def _patch_wherever(patches: Patches, name: str, found: object, value: object) -> None:
     """In every module of torch that has it by this name."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch.") and vars(module).get(name) is found:
@@ -214,7 +214,7 @@ def _patch_triton(patches: Patches) -> None:
 def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     async_compile = private("torch._inductor.async_compile.AsyncCompile", _LOST)
 
-    def named(_: Any, name: str, *args: object, **kwargs: object) -> _Kernel:
+    def named(_: object, name: str, *args: object, **kwargs: object) -> _Kernel:
         return _Kernel(name, recorder)
 
     def unnamed(*_: object, **__: object) -> _Kernel:
@@ -319,7 +319,7 @@ def _patch_constants(patches: Patches) -> None:
 
 
 def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: object, **kwargs: object) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with _OnHost():
             return method(*args, **kwargs)
 
@@ -354,7 +354,7 @@ def _patch_timing(patches: Patches, assumed: Counter[Diagnostic]) -> None:
 
     compile_graph = compile_fx.compile_fx
 
-    def with_settings(*args: object, config_patches: Any = None, **kwargs: object) -> Any:
+    def with_settings(*args: object, config_patches: object = None, **kwargs: object) -> object:
         return compile_graph(*args, config_patches=_without(config_patches, assumed), **kwargs)
 
     patches.set(compile_fx, "compile_fx", with_settings)

@@ -35,10 +35,10 @@ class _Results:
     def __init__(self) -> None:
         self._values: dict[Any, Any] = {}
 
-    def lookup(self, *keys: str) -> Any:
+    def lookup(self, *keys: str) -> object:
         return self._values.get(keys)
 
-    def set_value(self, *keys: str, value: Any) -> None:
+    def set_value(self, *keys: str, value: object) -> None:
         self._values[keys] = value
 
 
@@ -59,7 +59,7 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
         with disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder):
             yield
 
-    def outcome(*args: object) -> Any:
+    def outcome(*args: object) -> object:
         assumed[_ASSUMED] += 1
         return faster(*args)
 

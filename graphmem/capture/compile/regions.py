@@ -191,7 +191,7 @@ def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Device)
     code = CompiledCode(recorder, watch, device, evaluation)
     patches = Patches()
 
-    def compile_(*args: object, **kwargs: object) -> Any:
+    def compile_(*args: object, **kwargs: object) -> object:
         code.followed(patches)
         return _REAL_COMPILE(*args, **kwargs)
 
@@ -218,7 +218,7 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
 
     set_eval_frame, threads = private("torch._C._dynamo.eval_frame.set_eval_frame", _LOST), patches.threads
 
-    def watched(callback: Any) -> Any:
+    def watched(callback: object) -> object:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
         if get_ident() not in threads and not threads.adopts():
             set_eval_frame(callback)
@@ -283,7 +283,7 @@ def _forget_compiled() -> None:
         patches.undo()
 
 
-def _is_ours(hook: Any) -> bool:
+def _is_ours(hook: object) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("graphmem.")
 
 

@@ -52,7 +52,7 @@ class Numbers:
     def counting(self, convert: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         """``MetaConverter._backward_error``, a node around a host tensor of the program that becomes fake."""
 
-        def counted(_: Any, tensor: Any) -> Any:
+        def counted(_: object, tensor: torch.Tensor) -> object:
             self.ahead += 1
             return convert(tensor)
 
@@ -79,7 +79,7 @@ class _DeviceThread:
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def run(self, function: Callable[[], Any]) -> Any:
+    def run(self, function: Callable[[], Any]) -> object:
         """The function's result, or what it raised."""
         state = _state()
         done = threading.Event()
@@ -146,8 +146,8 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
 
     def on_thread(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(
-            tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: object, **kwargs: object
-        ) -> Any:
+            tensors: object, gradients: object, retain: object, create_graph: object, *args: object, **kwargs: object
+        ) -> object:
             if not create_graph or (threads and threads[0].is_current()) or is_transformed():
                 return original(tensors, gradients, retain, create_graph, *args, **kwargs)
             if not threads:

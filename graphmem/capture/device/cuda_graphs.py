@@ -100,7 +100,7 @@ class MemPool:
 
     pools: ClassVar[PoolBook]
 
-    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+    def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self._id: PoolId | None = None
         if allocator is not None:
             raise CaptureError(
@@ -163,7 +163,9 @@ def _patch_capture_stream(patches: Patches) -> None:
     original = torch.cuda.graph.__init__
     made: list[Any] = []
 
-    def init(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: object, **kwargs: object) -> None:
+    def init(
+        self: Any, cuda_graph: object, pool: object = None, stream: object = None, *args: object, **kwargs: object
+    ) -> None:
         if stream is None:
             if not made:
                 made.append(torch.cuda.Stream())

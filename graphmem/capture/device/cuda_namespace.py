@@ -73,7 +73,7 @@ def _host_memory_stats(*_: object) -> dict[str, Any]:
 
 def _jiterator(
     code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, Any]
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Outputs of a kernel written as text (``torch.cuda.jiterator``): those of an elementwise operator with type
     promotion (``CompileAndLaunchKernel``, ATen/cuda/jiterator.cu, 2.13)."""
     del code, name, return_by_ref, extra
@@ -120,7 +120,7 @@ class _Properties(SimpleNamespace):
         super().__init__(**known)
         super().__setattr__("_teller", teller)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in self._told:
             return getattr(vars(self)["_teller"], self._told[name])()
         raise AttributeError(f"the property {name} of this card is not known to graphmem")
@@ -194,7 +194,7 @@ def _patch_functions(patches: Patches, teller: Teller) -> None:
     _replace(patches, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
 
 
-def _replace(patches: Patches, name: str, value: Any) -> None:
+def _replace(patches: Patches, name: str, value: object) -> None:
     """In ``torch.cuda`` and in those of its modules that define the name."""
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs):
         if owner is torch.cuda or name in vars(owner):
@@ -214,11 +214,11 @@ class _Runtime:
         return lambda *_: 0
 
 
-def _set_device(device: Any) -> None:
+def _set_device(device: object) -> None:
     check_device(device)
 
 
-def check_device(device: Any) -> None:
+def check_device(device: object) -> None:
     """Raise :class:`CaptureError` for a device that an analysis does not follow: another kind, or a second card."""
     if isinstance(device, str):
         device = torch.device(device)
@@ -242,11 +242,11 @@ def _patch_generators(patches: Patches, values: KnownValues) -> None:
     leaves the generator where it is."""
 
     class GeneratorType(type(_GENERATOR)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
+        def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, _GENERATOR)
 
     class Generator(_GENERATOR, metaclass=GeneratorType):  # type: ignore[misc]
-        def __new__(cls, device: Any = "cpu") -> Any:
+        def __new__(cls, device: int | str | torch.device = "cpu") -> torch.Generator:
             self = super().__new__(cls, "cpu")
             on_host = not isinstance(device, int) and torch.device(device).type == "cpu"
             self.device_shown = torch.device("cpu") if on_host else cards().own
@@ -256,7 +256,7 @@ def _patch_generators(patches: Patches, values: KnownValues) -> None:
         def device(self) -> torch.device:
             return self.device_shown
 
-        def set_state(self, new_state: Any) -> Any:
+        def set_state(self, new_state: torch.Tensor) -> torch.Generator:
             known = values.of(new_state) if isinstance(new_state, FakeTensor) else new_state
             return self if known is None else super().set_state(known)
 
@@ -299,7 +299,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
-def _refusal(name: str, reason: str) -> Any:
+def _refusal(name: str, reason: str) -> type:
     """Something that can be called, entered or tested against, and raises when it is used."""
 
     class Refused:

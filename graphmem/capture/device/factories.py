@@ -56,7 +56,7 @@ def patch_factories(patches: Patches) -> None:
     _patch_lazy(patches)
 
 
-def device_named(device: Any) -> Any:
+def device_named(device: object) -> torch.device | None:
     """The device of an argument: numbers are cards, and ``meta`` is nowhere, but for operators and meta kernels, which
     run with every mode off. Raises :class:`CaptureError` for a card other than the first."""
     if device is None or isinstance(device, bool):
@@ -69,7 +69,7 @@ def device_named(device: Any) -> Any:
     return cards().own if isinstance(device, int) else device_of(device)
 
 
-def _named_by_program(device: Any) -> Any:
+def _named_by_program(device: object) -> torch.device | None:
     """The device that a program names, where it is known to be the program."""
     device = device_named(device)
     return NOWHERE if device == _META else device
@@ -78,7 +78,7 @@ def _named_by_program(device: Any) -> Any:
 def _context_on(original: Callable[..., None]) -> Callable[..., None]:
     """``with torch.device("meta")``, and a default device of that kind: C++ is handed what the context keeps."""
 
-    def init(self: Any, device: Any) -> None:
+    def init(self: DeviceContext, device: object) -> None:
         original(self, torch.device(device))
         self.device = _named_by_program(self.device)
 
@@ -105,7 +105,9 @@ def _with_numbered_device(factory: Any) -> Callable[..., Any]:
 
 
 def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def make(data: Any, *args: object, device: Any = None, requires_grad: bool = False, **kwargs: object) -> torch.Tensor:
+    def make(
+        data: Any, *args: object, device: Any = None, requires_grad: bool = False, **kwargs: object
+    ) -> torch.Tensor:
         device = device_named(device)
         if device is None:
             device = data.device if isinstance(data, FakeTensor) else _default_device()
@@ -127,7 +129,9 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: object) -> Any:
+def _new_tensor(
+    self: torch.Tensor, data: object, *, dtype: torch.dtype | None = None, device: object = None, **options: object
+) -> torch.Tensor:
     """``Tensor.new_tensor``: the dtype and the device are this tensor's."""
     place = self.device if device is None else device
     return torch.tensor(data, dtype=dtype or self.dtype, device=place, **options)
@@ -136,7 +140,7 @@ def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any
 def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
     """The arguments of ``nn.Module.to``."""
 
-    def parse(*args: object, **kwargs: object) -> Any:
+    def parse(*args: object, **kwargs: object) -> object:
         if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
             args = (_named_by_program(args[0]), *args[1:])
         elif args and isinstance(args[0], FakeTensor):
@@ -162,14 +166,14 @@ class _OldType(type):
 
     dtype: torch.dtype
 
-    def __call__(cls, *args: object, **_: object) -> Any:
+    def __call__(cls, *args: Any, **_: object) -> torch.Tensor:
         if args and all(isinstance(size, int) for size in args):
             return torch.empty(args, dtype=cls.dtype, device=cards().own)
         if args and isinstance(args[0], torch.Size):
             return torch.empty(args[0], dtype=cls.dtype, device=cards().own)
         return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=cards().own)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
 
@@ -181,7 +185,9 @@ def _patch_old_types(patches: Patches) -> None:
         names[f"torch.cuda.{name}Tensor"] = kind
     original = torch.Tensor.type
 
-    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: object) -> Any:
+    def type_(
+        self: torch.Tensor, dtype: type | torch.dtype | str | None = None, non_blocking: bool = False, **kwargs: object
+    ) -> torch.Tensor | str:
         on_card = isinstance(self, FakeTensor) and self.is_cuda
         if dtype is None:
             name = str(original(self))
@@ -196,7 +202,7 @@ def _patch_old_types(patches: Patches) -> None:
     patches.set(torch.Tensor, "type", type_)
     set_default = torch.set_default_tensor_type
 
-    def set_default_tensor_type(kind: Any) -> None:
+    def set_default_tensor_type(kind: object) -> None:
         kind = names.get(kind, kind) if isinstance(kind, str) else kind
         if isinstance(kind, _OldType):
             torch.set_default_dtype(kind.dtype)
@@ -217,7 +223,7 @@ class LazyParameter(UninitializedParameter, FakeTensor):  # type: ignore[misc]
     shape = torch.Tensor.shape
     __torch_function__ = disabled_torch_function
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, self.requires_grad))
 
 
@@ -228,11 +234,13 @@ class LazyBuffer(UninitializedBuffer, FakeTensor):  # type: ignore[misc]
     shape = torch.Tensor.shape
     __torch_function__ = disabled_torch_function
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, False, LazyBuffer))
 
 
-def made_lazy(device: Any, dtype: Any, requires_grad: bool, kind: type = LazyParameter) -> Any:
+def made_lazy(
+    device: object, dtype: torch.dtype | None, requires_grad: bool, kind: type = LazyParameter
+) -> torch.Tensor:
     """A lazy parameter, or buffer, that will be made on ``device``."""
     tensor: Any = torch.empty(0, device=device, dtype=dtype)
     tensor.requires_grad_(requires_grad)
@@ -242,23 +250,27 @@ def made_lazy(device: Any, dtype: Any, requires_grad: bool, kind: type = LazyPar
     return tensor
 
 
-def lazy_like(real: Any) -> Any:
+def lazy_like(real: torch.Tensor) -> torch.Tensor:
     """A fake lazy parameter or buffer on the host for a real one."""
     kind = LazyParameter if isinstance(real, torch.nn.Parameter) else LazyBuffer
     return made_lazy("cpu", real.data.dtype, real.requires_grad, kind)
 
 
-def moved_lazy(lazy: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def moved_lazy(lazy: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """What ``move``, as of ``Module.to``, makes of a lazy tensor."""
     like = move(torch.empty(0, dtype=lazy.data.dtype, device=lazy.data.device))
     return made_lazy(like.device, like.dtype, lazy.requires_grad, type(lazy))
 
 
 def _patch_lazy(patches: Patches) -> None:
-    def parameter(_: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+    def parameter(
+        _: object, requires_grad: bool = True, device: object = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         return made_lazy(device, dtype, requires_grad)
 
-    def buffer(_: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, **__: object) -> Any:
+    def buffer(
+        _: object, requires_grad: bool = False, device: object = None, dtype: torch.dtype | None = None, **__: object
+    ) -> torch.Tensor:
         return made_lazy(device, dtype, requires_grad, LazyBuffer)
 
     patches.set(UninitializedParameter, "__new__", staticmethod(parameter))

@@ -53,7 +53,7 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     """Make fake tensors on ``cuda`` work until ``patches`` are undone. ``values``: what is known goes with a copy."""
     construct = FakeTensor.__new__
 
-    def new(cls: Any, *args: object, **kwargs: object) -> Any:
+    def new(cls: type, *args: object, **kwargs: object) -> torch.Tensor:
         if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
             return _of_its_type(args[0], *args[1:], **kwargs)  # type: ignore[arg-type]
         fake_mode, elem, device = _constructor_arguments(args, kwargs)
@@ -94,7 +94,7 @@ def _shown_device(threads: Threads) -> property:
     """``x.device`` as ``FakeTensor.device`` says it: of a tensor that is nowhere ``meta``, but for operators, to
     which that is the card. It is read for every operator: threads are told apart for such a tensor alone."""
 
-    def device(self: Any) -> torch.device:
+    def device(self: FakeTensor) -> torch.device:
         if self.fake_mode.in_kernel_invocation:
             return _META
         shown: torch.device = self.fake_device
@@ -105,7 +105,7 @@ def _shown_device(threads: Threads) -> property:
     return property(device, FakeTensor.device.fset)
 
 
-def _of_its_type(value: torch.Tensor, requires_grad: bool | None = None) -> Any:
+def _of_its_type(value: torch.Tensor, requires_grad: bool | None = None) -> torch.Tensor:
     """``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``, by which libraries make one like it.
 
     Fake parameters are of the same class as fake tensors; accelerate's ``set_module_tensor_to_device`` always says
@@ -129,7 +129,7 @@ _guard_memory: Any = private(
 )
 
 
-def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
+def device_tensor(cls: type, fake_mode: FakeTensorMode, elem: torch.Tensor) -> torch.Tensor:
     """A fake tensor on the card of what is on ``meta``."""
     self = make_subclass(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     _guard_memory(self)
@@ -155,7 +155,7 @@ def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
     ``Params4bit``): of a fake tensor, one of both classes. PyTorch refuses tensors that have a Python object already.
     """
 
-    def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: object) -> Any:
+    def make(cls: type, data: torch.Tensor, require_grad: bool = False, **options: object) -> torch.Tensor:
         if not isinstance(data, FakeTensor) or cls is FakeTensor:
             return construct(cls, data, require_grad, **options)
         with torch.no_grad(), without_torch_function():  # data may be of such a class already
@@ -170,7 +170,7 @@ def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
     """``Tensor.as_subclass``: the same values as another class, as fastai, MONAI and ``Tensor.__torch_function__`` ask
     for it. Of a fake tensor, a view of both classes; PyTorch refuses tensors that have a Python object already."""
 
-    def as_subclass(self: torch.Tensor, cls: Any) -> Any:
+    def as_subclass(self: torch.Tensor, cls: type) -> torch.Tensor:
         with without_torch_function():
             viewed: Any = torch.ops.aten.alias(self)
         if not isinstance(viewed, FakeTensor):
@@ -181,7 +181,7 @@ def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
     return as_subclass
 
 
-def _wants_own_dispatch(value: Any) -> bool:
+def _wants_own_dispatch(value: object) -> bool:
     """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
     of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
@@ -193,7 +193,9 @@ def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
     """``FakeTensorConverter.from_real_tensor``, which refuses tensors of any class but PyTorch's."""
     as_subclass = torch.Tensor.as_subclass
 
-    def from_real_tensor(self: Any, fake_mode: Any, t: torch.Tensor, *args: object, **kwargs: object) -> Any:
+    def from_real_tensor(
+        self: object, fake_mode: FakeTensorMode, t: torch.Tensor, *args: object, **kwargs: object
+    ) -> torch.Tensor:
         if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
             with disable_current_modes(), without_torch_function():
                 t = as_subclass(t, torch.Tensor)
@@ -206,7 +208,7 @@ def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def fake_kind(kind: Any) -> Any:
+def fake_kind(kind: type) -> FakeTensor:
     """The class of fake tensors that are of this class too, to all appearance the class itself."""
     if issubclass(FakeTensor, kind) or issubclass(kind, FakeTensor):
         return FakeTensor if kind is torch.Tensor else kind
@@ -215,24 +217,24 @@ def fake_kind(kind: Any) -> Any:
 
 
 @functools.cache
-def _of_own_class() -> Any:
+def _of_own_class() -> FakeTensor:
     """Fake tensors as ``super()`` finds them from a class of a library: with the default ``__torch_function__``."""
     return _overridable(type(FakeTensor)("FakeTensor", (FakeTensor,), {}), torch.Tensor)
 
 
-def _overridable(fake: Any, kind: Any) -> Any:
+def _overridable(fake: FakeTensor, kind: type) -> FakeTensor:
     """``fake`` with the ``__torch_function__`` of ``kind``. PyTorch turns the default one off where it makes a class
     that has a ``__torch_dispatch__`` (``THPVariableMetaType_init``)."""
     fake.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")
     return fake
 
 
-def is_of_own_class(parameter: Any) -> bool:
+def is_of_own_class(parameter: torch.Tensor) -> bool:
     """Whether a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
 
 
-def _stand_in(device: Any, moved: torch.Tensor) -> Any:
+def _stand_in(device: object, moved: torch.Tensor) -> torch.device | None:
     """The C++ device for a device that Python names, to which a tensor moves."""
     device = device_named(device)
     if device is not None and device != NOWHERE and isinstance(moved, FakeTensor) and moved.is_meta:
@@ -274,7 +276,7 @@ def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, 
     )
 
 
-def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
+def _set_item(self: torch.Tensor, index: object, value: object) -> None:
     """A number is assigned to a part of a device tensor by way of a host scalar, not of one on the device
     (``THPVariable_setitem``, torch/csrc/autograd/python_variable_indexing.cpp: ``self_.is_cuda()``)."""
     if isinstance(self, FakeTensor) and isinstance(value, (bool, int, float, complex)) and self.is_cuda:
@@ -291,7 +293,7 @@ def _pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
-def _share_memory(self: Any) -> torch.Tensor:
+def _share_memory(self: torch.Tensor) -> torch.Tensor:
     """``Tensor.share_memory_``: host memory that other processes see is host memory, and a card's is left alone."""
     if isinstance(self, FakeTensor):
         self._graphmem_shared = True
@@ -299,7 +301,7 @@ def _share_memory(self: Any) -> torch.Tensor:
 
 
 def _is_shared(original: Callable[..., bool]) -> Callable[..., bool]:
-    def is_shared(self: Any) -> bool:
+    def is_shared(self: torch.Tensor) -> bool:
         if not isinstance(self, FakeTensor):
             return original(self)
         return self.is_cuda or hasattr(self, "_graphmem_shared")

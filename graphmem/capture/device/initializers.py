@@ -43,11 +43,11 @@ def patch_initializers(patches: Patches, values: KnownValues) -> None:
         patches.set(init, "_no_grad_trunc_normal_", _one_round(truncated, values))
 
 
-def _words_of_normal(tensor: Any) -> int | None:
+def _words_of_normal(tensor: torch.Tensor) -> int | None:
     return generators.words_of_normal(tensor.numel(), tensor.dtype) if tensor.is_contiguous() else None
 
 
-def _words_of_sparse(tensor: Any) -> int | None:
+def _words_of_sparse(tensor: torch.Tensor) -> int | None:
     """Normal ones, and for each column an order of its rows, of which the last has no choice."""
     words = _words_of_normal(tensor)
     rows, columns = tensor.shape
@@ -57,7 +57,7 @@ def _words_of_sparse(tensor: Any) -> int | None:
 def _skip_on_host(
     original: Callable[..., Any], words_of: Callable[[Any], int | None], values: KnownValues
 ) -> Callable[..., Any]:
-    def fill(tensor: Any, *args: object, **kwargs: object) -> Any:
+    def fill(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if isinstance(tensor, FakeTensor) and not tensor.is_cuda and values.is_weight(tensor):
             words = words_of(tensor)
             if words is not None and kwargs.get("generator") is None:
@@ -69,7 +69,9 @@ def _skip_on_host(
 
 
 def _one_round(original: Callable[..., Any], values: KnownValues) -> Callable[..., Any]:
-    def fill(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+    def fill(
+        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
         if not isinstance(tensor, FakeTensor):
             return original(tensor, mean, std, a, b, generator)
         by_rejection = versions.TRUNCATED_NORMAL_BY_REJECTION.holds(versions.version_of(torch.__version__))
@@ -90,7 +92,9 @@ def _one_round(original: Callable[..., Any], values: KnownValues) -> Callable[..
     return fill
 
 
-def _words_of_truncated(tensor: Any, mean: float, std: float, a: float, b: float, by_rejection: bool) -> int | None:
+def _words_of_truncated(
+    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, by_rejection: bool
+) -> int | None:
     """Words that a truncated normal draws where nothing is out of bounds; None where something may be.
 
     The largest normal number of a uniform one of n bits is sqrt(2 n log 2) (Box, Muller); floats have 24, doubles 53.
@@ -102,7 +106,7 @@ def _words_of_truncated(tensor: Any, mean: float, std: float, a: float, b: float
     return _words_of_normal(tensor) if is_within else None
 
 
-def _by_inverse(tensor: Any, a: float, b: float, mean: float, std: float) -> Any:
+def _by_inverse(tensor: torch.Tensor, a: float, b: float, mean: float, std: float) -> torch.Tensor:
     """The older method: in place throughout (``torch/nn/init.py``)."""
     tensor.uniform_(2 * a - 1, 2 * b - 1).erfinv_()
     return tensor.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)

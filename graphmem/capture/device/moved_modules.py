@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +62,7 @@ def moved_modules() -> Iterator[None]:
         originals.give_back()
 
 
-def _converted(parameter: Any, convert: _Convert) -> Any:
+def _converted(parameter: torch.Tensor, convert: _Convert) -> torch.Tensor:
     """The parameter after ``Module._apply``: the same object unless ``torch.__future__`` asks to overwrite it, or it
     comes from or goes to ``meta``, whose tensors do not take the data of others (``has_compatible_shallow_copy_type``,
     c10/core/TensorImpl.h). Tensors around others are swapped, as all are where ``torch.__future__`` asks for it."""
@@ -88,7 +87,7 @@ def _converted(parameter: Any, convert: _Convert) -> Any:
     return parameter
 
 
-def _swapped(parameter: Any, data: torch.Tensor, grad: torch.Tensor | None, convert: _Convert) -> Any:
+def _swapped(parameter: torch.Tensor, data: torch.Tensor, grad: torch.Tensor | None, convert: _Convert) -> torch.Tensor:
     parameter.grad = None
     torch.utils.swap_tensors(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
     if grad is not None:

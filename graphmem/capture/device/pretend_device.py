@@ -41,7 +41,7 @@ def numbered(count: int, own: int) -> Iterator[None]:
         _cards = before
 
 
-def device_of(device: Any) -> torch.device:
+def device_of(device: object) -> torch.device:
     """``torch.device(device)``, made only where it is not there: during a capture that takes a microsecond."""
     return device if isinstance(device, torch.device) else torch.device(device)
 

@@ -30,18 +30,18 @@ class Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, _: Any) -> float:
+    def elapsed_time(self, _: object) -> float:
         return 1.0
 
     def synchronize(self) -> None: ...
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         self.capture = self.pools.captured(self._index(stream))
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         self.pools.join(self._index(stream), self.capture)
 
-    def _index(self, stream: Any) -> int:
+    def _index(self, stream: Stream | None) -> int:
         return self.streams.current if stream is None else int(stream.stream_id)
 
 
@@ -56,7 +56,7 @@ class Stream:
     device_index = property(lambda self: cards().own.index)
     device_type = 1
 
-    def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: object) -> None:
+    def __init__(self, device: object = None, priority: int = 0, stream_id: int | None = None, **_: object) -> None:
         self.priority = priority
         self.stream_id = self.streams.next_of_pool(priority) if stream_id is None else stream_id
         self._before: list[int] = []
@@ -67,7 +67,7 @@ class Stream:
 
     native_handle = cuda_stream
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Stream:
         self._before.append(self.streams.current)
         self.streams.make_current(self.stream_id)
         return self
@@ -87,24 +87,24 @@ class Stream:
     def is_capturing(self) -> bool:
         return self.pools.captured(self.stream_id) is not None
 
-    def record_event(self, event: Any = None) -> Any:
+    def record_event(self, event: Event | None = None) -> Event:
         event = event or self.event_class()
         event.record(self)
         return event
 
     def synchronize(self) -> None: ...
 
-    def wait_stream(self, stream: Any) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         self.wait_event(stream.record_event())
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         event.wait(self)
 
 
 class StreamContext:
     """``torch.cuda.stream(s)``; None changes nothing."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
 
     def __enter__(self) -> None:
@@ -128,11 +128,11 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
     def default_stream(*_: object, **__: object) -> Stream:
         return stream_class(stream_id=0)  # type: ignore[no-any-return]
 
-    def set_stream(stream: Any) -> None:
+    def set_stream(stream: Stream | None) -> None:
         if stream is not None:
             streams.make_current(stream.stream_id)
 
-    def record_stream(self: torch.Tensor, stream: Any) -> None:
+    def record_stream(self: torch.Tensor, stream: Stream) -> None:
         storages.record_stream(self, stream.stream_id)
 
     for name, value in {
@@ -157,7 +157,7 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
         patches.set(torch.accelerator, "set_stream", set_stream)
     side_stream: list[Stream] = []
 
-    def get_stream(device: torch.device) -> Any:
+    def get_stream(device: torch.device) -> Stream | None:
         """``torch.nn.parallel._functions._get_stream``, which keeps the streams that it made in a global."""
         if device.type == "cpu":
             return None

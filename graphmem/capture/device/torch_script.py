@@ -21,7 +21,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
     tables of its own; ``remark`` is told of the others."""
     compiled = torch.jit.script
 
-    def script(obj: Any, *args: object, **kwargs: object) -> Any:
+    def script(obj: object, *args: object, **kwargs: object) -> object:
         if isinstance(obj, (type, FunctionType)) and obj.__module__.startswith("torch."):
             return compiled(obj, *args, **kwargs)
         remark(Code.SCRIPT_AS_PYTHON.about())
@@ -37,7 +37,7 @@ def _builtin_behind(find: Callable[[Any], str | None]) -> Callable[[Any], str | 
     """TorchScript knows functions of C++ by their identity, and finds those of a capture in their place: PyTorch's
     modules that are imported while a step runs compile with it (torch.distributed.optim)."""
 
-    def find_builtin(function: Any) -> str | None:
+    def find_builtin(function: object) -> str | None:
         return find(getattr(function, "__original_fn", function))
 
     return find_builtin
@@ -46,7 +46,7 @@ def _builtin_behind(find: Callable[[Any], str | None]) -> Callable[[Any], str | 
 def _unless_python(change: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.jit.freeze(module)``: what was not scripted stays as it is."""
 
-    def changed(mod: Any, *args: object, **kwargs: object) -> Any:
+    def changed(mod: object, *args: object, **kwargs: object) -> object:
         return change(mod, *args, **kwargs) if isinstance(mod, torch.jit.ScriptModule) else mod
 
     return changed

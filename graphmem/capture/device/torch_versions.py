@@ -60,7 +60,7 @@ class _FakeKernel:
 
     source = "graphmem"
 
-    def __init__(self, func: Callable[..., Any], found: Any, threads: Threads) -> None:
+    def __init__(self, func: Callable[..., Any], found: Callable[..., object], threads: Threads) -> None:
         self.func = func
         self.found = found
         self._threads = threads

@@ -39,7 +39,7 @@ def _patch_foreach(patches: Patches) -> None:
     patches.wrap("torch.optim.optimizer._foreach_supported_types", lost, lambda types: [*types, FakeTensor])
     on_device = private("torch.utils._foreach_utils._device_has_foreach_support", lost, lambda _: True)
 
-    def has_support(tensors: Any, device: torch.device) -> bool:
+    def has_support(tensors: object, device: torch.device) -> bool:
         del tensors
         return bool(on_device(device))
 
@@ -51,7 +51,7 @@ def _patch_foreach(patches: Patches) -> None:
 def _patch_amp(patches: Patches) -> None:
     """A gradient scaler decides on data whether to step; the usual outcome, no overflow, is assumed."""
 
-    def step(self: Any, optimizer: Any, state: Any, *args: object, **kwargs: object) -> Any:
+    def step(self: Any, optimizer: torch.optim.Optimizer, state: object, *args: object, **kwargs: object) -> object:
         del self, state
         return optimizer.step(*args, **kwargs)
 
@@ -79,7 +79,7 @@ class _InUse:
 
     _initialized = True
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(torch.cuda, name)
 
 
@@ -87,7 +87,7 @@ def _patch_data_parallel(patches: Patches) -> None:
     """``nn.DataParallel`` over one card calls its module; over several it cannot be followed, and says so."""
     construct = torch.nn.DataParallel.__init__
 
-    def init(self: Any, module: Any, device_ids: Any = None, *args: object, **kwargs: object) -> None:
+    def init(self: Any, module: object, device_ids: Any = None, *args: object, **kwargs: object) -> None:
         if device_ids is not None and len(device_ids) > 1:
             raise CaptureError(
                 "nn.DataParallel over several cards cannot be analysed; analyse the module itself with one card's "

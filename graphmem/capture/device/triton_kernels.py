@@ -218,19 +218,19 @@ class _Triton(ModuleType):
     def module(self, name: str) -> ModuleType:
         return self.language if name == self.language.__name__ else self
 
-    def jit(self, function: Any = None, **_: object) -> Any:
+    def jit(self, function: object = None, **_: object) -> object:
         return self.jit if function is None else _OwnKernel(function, self._launched)
 
-    def autotune(self, configs: Any, key: Any = (), **_: object) -> Any:
+    def autotune(self, configs: object, key: object = (), **_: object) -> object:
         return lambda kernel: _OwnKernel(kernel, self._launched, configs, key)
 
-    def heuristics(self, *_: object, **__: object) -> Any:
+    def heuristics(self, *_: object, **__: object) -> object:
         return lambda kernel: kernel
 
-    def Config(self, *args: object, **kwargs: object) -> Any:  # noqa: N802 - Triton's name
+    def Config(self, *args: object, **kwargs: object) -> object:  # noqa: N802 - Triton's name
         return SimpleNamespace(args=args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         raise CaptureError(f"triton.{name} is asked for, and Triton is not installed; install it (it needs no card)")
@@ -239,26 +239,26 @@ class _Triton(ModuleType):
 class _Language(ModuleType):
     """``triton.language``: only kernels use it, and they never run."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Language(f"{self.__name__}.{name}")
 
-    def __call__(self, *args: object, **_: object) -> Any:
+    def __call__(self, *args: object, **_: object) -> object:
         return args[0] if args else self
 
 
 class _OwnKernel:
     """A kernel of the program, or its autotuner: ``kernel[grid](arguments)``."""
 
-    def __init__(self, function: Any, launched: _Launched, configs: Any = (), keys: Any = ()) -> None:
+    def __init__(self, function: object, launched: _Launched, configs: object = (), keys: object = ()) -> None:
         self.fn, self.configs, self.keys = function, configs, keys
         self._launched = launched
 
-    def __getitem__(self, _: Any) -> Callable[..., None]:
+    def __getitem__(self, _: object) -> Callable[..., None]:
         return partial(self._launched, self)
 
-    def run(self, *args: object, grid: Any = None, warmup: bool = False, **kwargs: object) -> None:
+    def run(self, *args: object, grid: object = None, warmup: bool = False, **kwargs: object) -> None:
         self[grid](*args, **kwargs)
 
 
@@ -295,10 +295,10 @@ class _Kernel:
         self._function = function
         self._forget = forget
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._function(*args, **kwargs)
 
-    def __getitem__(self, _: Any) -> Callable[..., None]:
+    def __getitem__(self, _: object) -> Callable[..., None]:
         return self._launch
 
     def _launch(self, *args: object, **kwargs: object) -> None:

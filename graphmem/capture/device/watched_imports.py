@@ -69,16 +69,15 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, original: Any, execute: Execute) -> None:
+    def __init__(self, original: importlib.abc.Loader, execute: Execute) -> None:
         self._original = original
         self._execute = execute
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._original.create_module(spec)
-        return made
+        return self._original.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._execute(lambda: self._original.exec_module(module))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._original, name)

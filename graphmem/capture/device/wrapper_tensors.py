@@ -27,7 +27,7 @@ def patch_wrapper_tensors(patches: Patches, wrappers: set[type]) -> None:
 
     def with_device(construct: Any) -> Any:
         def make(cls: Any, size: Any, *args: object, **options: object) -> Any:
-            given = device_named(options.get("device"))
+            given: torch.device | None = device_named(options.get("device"))
             if args or given is None or given.type != "cuda" or options.get("layout", torch.strided) != torch.strided:
                 return construct(cls, size, *args, **options)
             _show_device(patches, cls, wrappers)

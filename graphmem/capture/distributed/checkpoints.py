@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def checkpoints_of_one() -> contextlib.AbstractContextManager[None]:
     return patched_imports(_FOLLOWED)
 
 
-def _follow_planner(patches: Patches, module: Any) -> None:
+def _follow_planner(patches: Patches, module: ModuleType) -> None:
     if hasattr(module, "_validate_global_plan"):  # it tells whether, or since 2.13 why not
         was_told_why = "list" in str(module._validate_global_plan.__annotations__.get("return"))
         patches.set(module, "_validate_global_plan", lambda *_: [] if was_told_why else True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,7 +29,10 @@ class Replicated(Strategy):
         """The model or stage in a wrapper for the processes that have the same, or for a new group of all."""
         if not dist.is_available():
             raise CaptureError("this build of PyTorch has no torch.distributed; install one that has, for --ddp")
-        group, options = None, self.step.ddp
+        assert self.step.ddp is not None
+        options = dataclasses.asdict(self.step.ddp)
+        del options["world_size"]  # the others are PyTorch's, by its names
+        group = None
         if self.step.pp is None:
             dist.init_process_group("nccl")
         else:
@@ -36,20 +40,13 @@ class Replicated(Strategy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
             return nn.parallel.DistributedDataParallel(
-                part,
-                device_ids=[cards().own.index],
-                bucket_cap_mb=options.bucket_cap_mb,
-                gradient_as_bucket_view=options.gradient_as_bucket_view,
-                static_graph=options.static_graph,
-                find_unused_parameters=options.find_unused_parameters,
-                broadcast_buffers=options.broadcast_buffers,
-                process_group=group,
+                part, device_ids=[cards().own.index], process_group=group, **options
             )
 
-    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch."""
         waits = self.step.pp is None and not is_last
-        made: contextlib.AbstractContextManager[Any] = model.no_sync() if waits else contextlib.nullcontext()
+        made: contextlib.AbstractContextManager[object] = model.no_sync() if waits else contextlib.nullcontext()
         return made
 
 
@@ -97,7 +94,7 @@ def patch_data_parallel(patches: Patches, book: RankBook) -> None:
 def _over(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     """A method that is given the one that it replaces first."""
 
-    def made_of(original: Any) -> Callable[..., Any]:
+    def made_of(original: object) -> Callable[..., Any]:
         return lambda *args, **kwargs: function(original, *args, **kwargs)
 
     return made_of

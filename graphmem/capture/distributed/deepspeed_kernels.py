@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
     disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))
     kernels: dict[str, Callable[[], Any]] = {**_KERNELS, "async_io": lambda: disk}
 
-    def load(self: Any, verbose: bool = False) -> Any:
+    def load(self: Any, verbose: bool = False) -> object:
         del verbose
         if self.name not in kernels:
             known = ", ".join(sorted(kernels))
@@ -40,7 +40,7 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
             )
         return kernels[self.name]()
 
-    def follow(patches: Patches, module: Any) -> None:
+    def follow(patches: Patches, module: ModuleType) -> None:
         patches.set(module.OpBuilder, "load", load)
 
     with patched_imports({_BUILDERS: follow}):
@@ -100,12 +100,12 @@ def _quantized_reduction(
     return [torch.empty(shape, dtype=torch.int8, device=values.device), made]
 
 
-def _dequantize_half(values: torch.Tensor, scales: Any, least: Any, groups: int, size: int) -> torch.Tensor:
+def _dequantize_half(values: torch.Tensor, scales: torch.Tensor, least: object, groups: int, size: int) -> torch.Tensor:
     del scales, least
     return torch.empty(groups, size, dtype=torch.float16, device=values.device)
 
 
-def _quantizer() -> Any:
+def _quantizer() -> object:
     return SimpleNamespace(
         Symmetric=_SYMMETRIC,
         Asymmetric=_ASYMMETRIC,

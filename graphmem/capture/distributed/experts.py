@@ -32,7 +32,9 @@ def patch_experts(patches: Patches, book: RankBook) -> None:
         return
     rows: list[int] = []  # pairs of a token and an expert, of the layer that runs
 
-    def dispatch(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    def dispatch(
+        self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> object:
         shared = -(-top_k_index.shape[0] // self.tp_mesh.size())  # what chunks of a batch hold that is shared
         first = min(shared * self.tp_mesh.get_local_rank(), top_k_index.shape[0])
         rows.append(min(shared, top_k_index.shape[0] - first) * top_k_index.shape[-1])

@@ -56,5 +56,5 @@ def _owner(path: str) -> Any:
     return sys.modules.get(path) or getattr(sys.modules.get(module), last, None)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     return dict(value) if isinstance(value, dict) else value

@@ -27,7 +27,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file)
         self._tensors = tensors
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, torch.Tensor):
             return None
         self._tensors.append(obj)
@@ -50,7 +50,7 @@ def patch_objects(patches: Patches, book: RankBook) -> None:
     tensors: list[torch.Tensor] = []
     large: dict[int, bytes] = {}  # the last pickle of that many bytes, where it is too large to be followed
 
-    def object_to_tensor(obj: Any, device: Any, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def object_to_tensor(obj: object, device: object, _: object) -> tuple[torch.Tensor, torch.Tensor]:
         buffer = io.BytesIO()
         _Pickler(buffer, tensors).dump(obj)
         data = bytearray(buffer.getvalue())
@@ -61,7 +61,7 @@ def patch_objects(patches: Patches, book: RankBook) -> None:
             large[len(data)] = bytes(data)
         return on_device, torch.tensor([len(data)], dtype=torch.int64).to(device)
 
-    def tensor_to_object(tensor: torch.Tensor, tensor_size: Any, _: Any) -> Any:
+    def tensor_to_object(tensor: torch.Tensor, tensor_size: torch.Tensor, _: object) -> object:
         on_host, size = tensor.cpu(), int(tensor_size)
         known = values.of(on_host)
         if known is None:

@@ -104,7 +104,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
     object_device = private("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, lambda _: "cpu")
     asked_for = _AskedFor()
 
-    def look(model: Any, inputs: Any) -> None:
+    def look(model: torch.nn.Module, inputs: object) -> None:
         book.on_forward = None
         with book.paused():
             book.sharded = sharded(model, inputs)
@@ -131,7 +131,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
                 book.groups.rank = members[rank]
         return group, store
 
-    def device_of_objects(group: Any = None) -> str:
+    def device_of_objects(group: object = None) -> str:
         return asked_for.device(group or dist.group.WORLD) or object_device(group)
 
     patches.replace("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, device_of_objects)
@@ -152,7 +152,7 @@ class _AskedFor:
     def __init__(self) -> None:
         self._device: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
-    def note(self, group: Any, backend: str, store: Any) -> None:
+    def note(self, group: object, backend: str, store: object) -> None:
         if backend == dist.Backend.FAKE:
             return
         world = private("torch.distributed.distributed_c10d._world", _LOST)
@@ -161,7 +161,7 @@ class _AskedFor:
         devices = {"nccl": "cuda", "cuda:nccl": "cuda", "gloo": "cpu"}
         self._device[group] = devices.get(backend, "cpu")
 
-    def device(self, group: Any) -> str | None:
+    def device(self, group: object) -> str | None:
         """Where the group's objects travel (``_get_object_coll_device``): on the host, if it has a backend for it."""
         return self._device.get(group)
 

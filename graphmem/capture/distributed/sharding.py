@@ -25,7 +25,7 @@ def patch_resize(patches: Patches, storages: StorageBook) -> None:
     """Sharded and low-precision parameters come and go by resizing their storage, which is no operator."""
     original = torch.UntypedStorage.resize_
 
-    def resize(self: torch.UntypedStorage, size: int) -> Any:
+    def resize(self: torch.UntypedStorage, size: int) -> object:
         resized = original(self, size)
         storages.resized(self)
         return resized
@@ -46,7 +46,7 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
     propagate = getattr(propagator, "_propagate_tensor_meta_non_cached", None)  # since 2.5
 
-    def without_record(*args: object, **kwargs: object) -> Any:
+    def without_record(*args: object, **kwargs: object) -> object:
         with book.paused():
             return propagate(*args, **kwargs)  # type: ignore[misc]
 
@@ -78,7 +78,7 @@ def forget_meshes() -> None:
             forget()
 
 
-def _device_of_part(tensor: Any) -> torch.device:
+def _device_of_part(tensor: torch.Tensor) -> torch.device:
     part = tensor._local_tensor
     return torch.device("meta") if part.is_meta else part.device
 
@@ -88,7 +88,7 @@ def _dtensor(original: Callable[..., Any]) -> Callable[..., Any]:
     gives them (torch/csrc/autograd/python_variable.cpp, 2.13): of ``meta``, which C++ finds there, they would have
     norms and attention decomposed, and no autocast."""
 
-    def new(cls: Any, local_tensor: Any, spec: Any, *, requires_grad: bool) -> Any:
+    def new(cls: Any, local_tensor: object, spec: Any, *, requires_grad: bool) -> Any:
         if not isinstance(local_tensor, FakeTensor) or not local_tensor.is_cuda:
             return original(cls, local_tensor, spec, requires_grad=requires_grad)
         like = spec.tensor_meta
