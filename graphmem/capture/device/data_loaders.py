@@ -113,9 +113,9 @@ class _Worker:
     daemon = False
 
     def __init__(
-        self, kind: object, dataset: object, _tasks: object, _results: object, _done: object, auto_collation: bool, collate: object,
-        drop_last: bool, base_seed: int, init: Callable[[int], None] | None, number: int, workers: int,
-        _persistent: bool, shared_seed: int | None,
+        self, kind: object, dataset: object, _tasks: object, _results: object, _done: object, auto_collation: bool,
+        collate: object, drop_last: bool, base_seed: int, init: Callable[[int], None] | None, number: int,
+        workers: int, _persistent: bool, shared_seed: int | None,
     ) -> None:  # fmt: skip
         self._dataset = copy.copy(dataset)  # a process has its own
         self._options = (auto_collation, collate, drop_last)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -35,12 +34,8 @@ def patch_initializers(patches: Patches, values: KnownValues) -> None:
         (_NORMAL, _words_of_normal),
         (("sparse_",), _words_of_sparse),
     ):
-        for name in names:
-            if hasattr(init, name):
-                patches.set(init, name, _skip_on_host(getattr(init, name), words, values))
-    truncated = getattr(init, "_no_grad_trunc_normal_", None)
-    if truncated is not None:
-        patches.set(init, "_no_grad_trunc_normal_", _one_round(truncated, values))
+        patches.around(init, dict.fromkeys(names, _skip_on_host(words, values)))
+    patches.around(init, {"_no_grad_trunc_normal_": _one_round(values)})
 
 
 def _words_of_normal(tensor: torch.Tensor) -> int | None:
@@ -54,10 +49,11 @@ def _words_of_sparse(tensor: torch.Tensor) -> int | None:
     return None if words is None else words + columns * (rows - 1)
 
 
-def _skip_on_host(
-    original: Callable[..., Any], words_of: Callable[[Any], int | None], values: KnownValues
-) -> Callable[..., Any]:
-    def fill(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+_Fill = Callable[..., torch.Tensor]
+
+
+def _skip_on_host(words_of: Callable[[torch.Tensor], int | None], values: KnownValues) -> _Fill:
+    def fill(original: _Fill, tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if isinstance(tensor, FakeTensor) and not tensor.is_cuda and values.is_weight(tensor):
             words = words_of(tensor)
             if words is not None and kwargs.get("generator") is None:
@@ -68,10 +64,11 @@ def _skip_on_host(
     return fill
 
 
-def _one_round(original: Callable[..., Any], values: KnownValues) -> Callable[..., Any]:
+def _one_round(values: KnownValues) -> _Fill:
     def fill(
-        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
+        original: _Fill, tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         if not isinstance(tensor, FakeTensor):
             return original(tensor, mean, std, a, b, generator)
         by_rejection = versions.TRUNCATED_NORMAL_BY_REJECTION.holds(versions.version_of(torch.__version__))

@@ -7,11 +7,12 @@ Most of it is PyTorch's own Python over a few C functions. They ask the allocato
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretend_device import Teller
+from graphmem.capture.device.pretend_device import CUDA_MODULES, Teller
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory, MemoryBook
 
@@ -104,44 +105,40 @@ class Answers:
 def patch_memory(patches: Patches, teller: Teller, book: MemoryBook) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
     answers = Answers(teller, book)
-    functions: dict[str, Callable[..., Any]] = {
-        "memoryStats": answers.statistics,
-        "resetPeakMemoryStats": answers.reset_peaks,
-        "resetAccumulatedMemoryStats": answers.reset_accumulated,
-        "memorySnapshot": answers.snapshot,
-        "getMemoryFraction": answers.fraction,
-        "setMemoryFraction": answers.set_fraction,
-        "synchronize": lambda *_: book.allocator_event("synchronize"),
-        "emptyCache": lambda *_: book.allocator_event("empty_cache"),
+
+    def event(name: str) -> Callable[..., None]:
+        return lambda *_, **__: book.allocator_event(name)
+
+    c_functions: dict[str, Callable[..., object]] = {
+        "_cuda_memoryStats": answers.statistics,
+        "_cuda_resetPeakMemoryStats": answers.reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
+        "_cuda_memorySnapshot": answers.snapshot,
+        "_cuda_getMemoryFraction": answers.fraction,
+        "_cuda_setMemoryFraction": answers.set_fraction,
+        "_cuda_synchronize": event("synchronize"),
+        "_cuda_emptyCache": event("empty_cache"),
+        "_accelerator_setAllocatorSettings": answers.set_settings,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": answers.set_settings,
     }
-    for name, function in functions.items():
-        patches.set(torch._C, f"_cuda_{name}", function)
-    for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
-        patches.set(torch._C, name, answers.set_settings)
-    for owner in (torch.cuda, torch.cuda.memory):
-        for name in ("mem_get_info", "device_memory_used"):
-            if name in vars(owner):
-                patches.set(owner, name, answers.free_and_total if name == "mem_get_info" else answers.used)
+    patches.table(torch._C, c_functions)
+    patches.where_found(CUDA_MODULES, {"mem_get_info": answers.free_and_total, "device_memory_used": answers.used})
     if hasattr(torch, "accelerator"):
-        _patch_accelerator(patches, answers, book)
+        of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+        functions: dict[str, Callable[..., object]] = {
+            **{name: partial(_of_own_card, name) for name in of_cuda},
+            "reset_peak_memory_stats": answers.reset_peaks,
+            "reset_accumulated_memory_stats": answers.reset_accumulated,
+            "get_memory_info": answers.free_and_total,
+            "synchronize": event("synchronize"),
+            "empty_cache": event("empty_cache"),
+        }
+        patches.table(torch.accelerator, functions)
 
 
-def _patch_accelerator(patches: Patches, answers: Answers, book: MemoryBook) -> None:
-    cuda, accelerator = torch.cuda, torch.accelerator
-    functions: dict[str, Callable[..., Any]] = {
-        "memory_allocated": lambda *_, **__: cuda.memory_allocated(),
-        "max_memory_allocated": lambda *_, **__: cuda.max_memory_allocated(),
-        "memory_reserved": lambda *_, **__: cuda.memory_reserved(),
-        "max_memory_reserved": lambda *_, **__: cuda.max_memory_reserved(),
-        "memory_stats": lambda *_, **__: cuda.memory_stats(),
-        "reset_peak_memory_stats": answers.reset_peaks,
-        "reset_accumulated_memory_stats": answers.reset_accumulated,
-        "get_memory_info": answers.free_and_total,
-        "synchronize": lambda *_, **__: book.allocator_event("synchronize"),
-        "empty_cache": lambda *_, **__: book.allocator_event("empty_cache"),
-    }
-    for name, function in functions.items():
-        patches.set(accelerator, name, function)
+def _of_own_card(name: str, *_: object, **__: object) -> object:
+    """The function of ``torch.cuda``, for the current device."""
+    return getattr(torch.cuda, name)()
 
 
 def _zeros() -> dict[str, Any]:

@@ -12,6 +12,8 @@ import torch
 from graphmem.devices import Device
 
 DEVICE = torch.device("cuda", 0)
+#: ``torch.cuda``, and those of its modules that import names from each other.
+CUDA_MODULES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
 
 
 @dataclass(frozen=True, slots=True)

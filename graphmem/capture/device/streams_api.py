@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.device.pretend_device import CUDA_MODULES, cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import PoolBook, StorageBook, StreamBook
 
@@ -135,7 +135,7 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
     def record_stream(self: torch.Tensor, stream: Stream) -> None:
         storages.record_stream(self, stream.stream_id)
 
-    for name, value in {
+    names = {
         "Stream": stream_class,
         "ExternalStream": stream_class,
         "StreamContext": StreamContext,
@@ -145,16 +145,17 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
         "default_stream": default_stream,
         "get_stream_from_external": default_stream,
         "set_stream": set_stream,
-    }.items():
-        for owner in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
-            if owner is torch.cuda or name in vars(owner):
-                patches.set(owner, name, value)
-    patches.set(torch, "Stream", stream_class)
-    patches.set(torch, "Event", event_class)
+    }
+    patches.where_found(CUDA_MODULES, names)
+    patches.table(torch, {"Stream": stream_class, "Event": event_class})
     patches.set(torch.Tensor, "record_stream", record_stream)
     if hasattr(torch, "accelerator"):
-        patches.set(torch.accelerator, "current_stream", current_stream)
-        patches.set(torch.accelerator, "set_stream", set_stream)
+        patches.table(torch.accelerator, {"current_stream": current_stream, "set_stream": set_stream})
+    _patch_parallel(patches, stream_class)
+
+
+def _patch_parallel(patches: Patches, stream_class: type[Stream]) -> None:
+    """``nn.parallel`` copies on a stream of its own for each device."""
     side_stream: list[Stream] = []
 
     def get_stream(device: torch.device) -> Stream | None:
