@@ -218,9 +218,7 @@ class _Triton(ModuleType):
     def jit(self, function: object = None, **_: object) -> object:
         return self.jit if function is None else _OwnKernel(function, self._launched)
 
-    def autotune(
-        self, configs: Sequence[object], key: Sequence[str] = (), **_: object
-    ) -> Callable[[object], _OwnKernel]:
+    def autotune(self, configs: Sequence[object], key: Sequence[str] = (), **_: object) -> Callable[..., _OwnKernel]:
         return lambda kernel: _OwnKernel(kernel, self._launched, configs, key)
 
     def heuristics(self, *_: object, **__: object) -> Callable[[object], object]:
