@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from graphmem.capture.device.cuda_namespace import check_device
 from graphmem.capture.device.pretend_device import cards, device_of
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around
 from graphmem.capture.torch_internals import DeviceContext, FakeTensor, disabled_torch_function, function_modes
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.tensors import NOWHERE
@@ -19,6 +19,7 @@ from graphmem.torch_names import private
 #: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
 _META = torch.device("meta")
+_Make = Callable[..., torch.Tensor]
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
 
@@ -37,21 +38,15 @@ def _constructors() -> list[Any]:
 def patch_factories(patches: Patches) -> None:
     """Make factories understand the pretended device; the tensors they make are fake because a mode is on."""
     known = private("torch.utils._device._device_constructors", "factories are known by a list of ours", _constructors)
-    constructors = {
-        *known(),
-        *(getattr(torch, name) for name in _LIKE),
-    }  # remembers what it finds: it must see PyTorch's own functions
-    for name in _FROM_DATA:
-        patches.set(torch, name, _host_then_copy(getattr(torch, name)))
-    for function in constructors:
-        name = function.__name__
-        if name not in _FROM_DATA and getattr(torch, name, None) is function:
-            patches.set(torch, name, _with_numbered_device(function))
+    # PyTorch remembers those it finds: they must be its own.
+    found = {*known(), *(getattr(torch, name) for name in _LIKE)}
+    own = [one.__name__ for one in found if getattr(torch, one.__name__, None) is one]
+    patches.around(torch, dict.fromkeys(own, _with_numbered_device) | dict.fromkeys(_FROM_DATA, _host_then_copy))
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
     lost = "devices named by a number, or as cuda, are not understood by torch.set_default_device and Tensor.to"
-    patches.wrap("torch.utils._device.DeviceContext.__init__", lost, _context_on)
-    patches.set(torch, "get_default_device", _shown_default(torch.get_default_device))
-    patches.wrap("torch._C._nn._parse_to", lost, _parse_to)
+    patches.wrap("torch.utils._device.DeviceContext.__init__", lost, around(_begin_context))
+    patches.around(torch, {"get_default_device": _shown_default})
+    patches.wrap("torch._C._nn._parse_to", lost, around(_parse_to))
     _patch_old_types(patches)
     _patch_lazy(patches)
 
@@ -75,50 +70,36 @@ def _named_by_program(device: object) -> torch.device | None:
     return NOWHERE if device == _META else device
 
 
-def _context_on(original: Callable[..., None]) -> Callable[..., None]:
+def _begin_context(original: Callable[..., None], self: DeviceContext, device: object) -> None:
     """``with torch.device("meta")``, and a default device of that kind: C++ is handed what the context keeps."""
-
-    def init(self: DeviceContext, device: object) -> None:
-        original(self, torch.device(device))
-        self.device = _named_by_program(self.device)
-
-    return init
+    original(self, torch.device(device))
+    self.device = _named_by_program(self.device)
 
 
-def _shown_default(original: Callable[[], torch.device]) -> Callable[[], torch.device]:
-    def get_default_device() -> torch.device:
-        device = original()
-        return _META if device == NOWHERE else device
-
-    return get_default_device
+def _shown_default(original: Callable[[], torch.device]) -> torch.device:
+    device = original()
+    return _META if device == NOWHERE else device
 
 
-def _with_numbered_device(factory: Any) -> Callable[..., Any]:
+def _with_numbered_device(original: _Make, *args: object, **kwargs: object) -> torch.Tensor:
     """C++ takes a number for the accelerator that this build has, and there may be none."""
-
-    def make(*args: object, **kwargs: object) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = device_named(kwargs["device"])
-        return factory(*args, **kwargs)
-
-    return make
+    if "device" in kwargs:
+        kwargs["device"] = device_named(kwargs["device"])
+    return original(*args, **kwargs)
 
 
-def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def make(
-        data: Any, *args: object, device: Any = None, requires_grad: bool = False, **kwargs: object
-    ) -> torch.Tensor:
-        device = device_named(device)
-        if device is None:
-            device = data.device if isinstance(data, FakeTensor) else _default_device()
-        if device.type != "cuda" and device != NOWHERE:
-            extra = {"requires_grad": True} if requires_grad else {}
-            return factory(data, *args, device=device, **extra, **kwargs)
-        made = data if isinstance(data, FakeTensor) else factory(data, *args, device="cpu", **kwargs)
-        made = made.to(device if device == NOWHERE else cards().own, kwargs.get("dtype") or made.dtype)
-        return made.requires_grad_() if requires_grad else made
-
-    return make
+def _host_then_copy(
+    original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False, **kwargs: Any
+) -> torch.Tensor:
+    place = device_named(device)
+    if place is None:
+        place = data.device if isinstance(data, FakeTensor) else _default_device()
+    if place.type != "cuda" and place != NOWHERE:
+        extra = {"requires_grad": True} if requires_grad else {}
+        return original(data, *args, device=place, **extra, **kwargs)
+    made = data if isinstance(data, FakeTensor) else original(data, *args, device="cpu", **kwargs)
+    made = made.to(place if place == NOWHERE else cards().own, kwargs.get("dtype") or made.dtype)
+    return made.requires_grad_() if requires_grad else made
 
 
 def _default_device() -> torch.device:
@@ -137,19 +118,15 @@ def _new_tensor(
     return torch.tensor(data, dtype=dtype or self.dtype, device=place, **options)
 
 
-def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
+def _parse_to(original: Callable[..., object], *args: object, **kwargs: object) -> object:
     """The arguments of ``nn.Module.to``."""
-
-    def parse(*args: object, **kwargs: object) -> object:
-        if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
-            args = (_named_by_program(args[0]), *args[1:])
-        elif args and isinstance(args[0], FakeTensor):
-            args = (args[0].device, args[0].dtype, *args[1:])
-        if "device" in kwargs:
-            kwargs["device"] = _named_by_program(kwargs["device"])
-        return original(*args, **kwargs)
-
-    return parse
+    if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
+        args = (_named_by_program(args[0]), *args[1:])
+    elif args and isinstance(args[0], FakeTensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    if "device" in kwargs:
+        kwargs["device"] = _named_by_program(kwargs["device"])
+    return original(*args, **kwargs)
 
 
 # --- torch.cuda.FloatTensor and Tensor.type() -------------------------------------------------------------------------
@@ -178,39 +155,40 @@ class _OldType(type):
 
 
 def _patch_old_types(patches: Patches) -> None:
-    names = {}
-    for name, dtype in _OLD_TYPES.items():
-        kind = _OldType(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda"})
-        patches.set(torch.cuda, f"{name}Tensor", kind)
-        names[f"torch.cuda.{name}Tensor"] = kind
-    original = torch.Tensor.type
+    kinds = {
+        f"{name}Tensor": _OldType(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda"})
+        for name, dtype in _OLD_TYPES.items()
+    }
+    patches.table(torch.cuda, kinds)
+
+    def named(kind: object) -> object:
+        return kinds.get(kind.partition("torch.cuda.")[2], kind) if isinstance(kind, str) else kind
 
     def type_(
-        self: torch.Tensor, dtype: type | torch.dtype | str | None = None, non_blocking: bool = False, **kwargs: object
-    ) -> torch.Tensor | str:
+        original: Callable[..., torch.Tensor | str], self: torch.Tensor, dtype: type | torch.dtype | str | None = None,
+        non_blocking: bool = False, **kwargs: object,
+    ) -> torch.Tensor | str:  # fmt: skip
         on_card = isinstance(self, FakeTensor) and self.is_cuda
         if dtype is None:
             name = str(original(self))
             return name.replace("torch.meta.", "torch.cuda.") if on_card else name
-        kind = names.get(dtype) if isinstance(dtype, str) else dtype
+        kind = named(dtype)
         if isinstance(kind, _OldType):
             return self.to(cards().own, kind.dtype, non_blocking=non_blocking)
         if on_card and isinstance(dtype, torch.dtype):
             return self.to(dtype, non_blocking=non_blocking)
         return original(self, dtype, non_blocking, **kwargs)
 
-    patches.set(torch.Tensor, "type", type_)
-    set_default = torch.set_default_tensor_type
-
-    def set_default_tensor_type(kind: object) -> None:
-        kind = names.get(kind, kind) if isinstance(kind, str) else kind
+    def set_default_tensor_type(original: Callable[[object], None], kind: object) -> None:
+        kind = named(kind)
         if isinstance(kind, _OldType):
             torch.set_default_dtype(kind.dtype)
             torch.set_default_device(cards().own)
         else:
-            set_default(kind)
+            original(kind)
 
-    patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
+    patches.around(torch.Tensor, {"type": type_})
+    patches.around(torch, {"set_default_tensor_type": set_default_tensor_type})
 
 
 # --- lazy parameters --------------------------------------------------------------------------------------------------
