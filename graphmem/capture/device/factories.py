@@ -39,8 +39,8 @@ def patch_factories(patches: Patches) -> None:
     """Make factories understand the pretended device; the tensors they make are fake because a mode is on."""
     known = private("torch.utils._device._device_constructors", "factories are known by a list of ours", _constructors)
     # PyTorch remembers those it finds: they must be its own.
-    found = {*known(), *(getattr(torch, name) for name in _LIKE)}
-    own = [one.__name__ for one in found if getattr(torch, one.__name__, None) is one]
+    found: set[Any] = {*known(), *(getattr(torch, name) for name in _LIKE)}
+    own = [name for name in (one.__name__ for one in found) if getattr(torch, name, None) in found]
     patches.around(torch, dict.fromkeys(own, _with_numbered_device) | dict.fromkeys(_FROM_DATA, _host_then_copy))
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
     lost = "devices named by a number, or as cuda, are not understood by torch.set_default_device and Tensor.to"

@@ -12,14 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.distributed.strategy import Strategy
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around, constant
 from graphmem.capture.ports import RankBook, StorageBook
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 from graphmem.trace import Category
+
+_Function = Callable[..., object]
 
 
 class Replicated(Strategy):
@@ -39,9 +42,7 @@ class Replicated(Strategy):
             group = self.mesh["replicate"].get_group()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
-            return nn.parallel.DistributedDataParallel(
-                part, device_ids=[cards().own.index], process_group=group, **options
-            )
+            return DistributedDataParallel(part, device_ids=[cards().own.index], process_group=group, **options)
 
     def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch."""
@@ -54,50 +55,40 @@ def patch_data_parallel(patches: Patches, book: RankBook) -> None:
     """Name what reducers allocate, and answer what they ask of other ranks."""
     bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
 
-    def init_helper(original_init: Any, self: Any, parameters: Any, *args: object, **kwargs: object) -> None:
+    def init_helper(
+        original: _Function, self: DistributedDataParallel, leaves: list[nn.Parameter], *args: object, **others: object
+    ) -> None:
         if self._use_python_reducer:
             raise CaptureError("DDP with optimize_ddp='python_reducer' cannot be analysed; leave it at its default")
         purpose = (Category.COMMUNICATION, "DDP bucket")
         if self.gradient_as_bucket_view:
             purpose = (Category.GRADIENT, "gradients in a DDP bucket")
-        book.streams.note_leaves(parameters)  # the reducer keeps the nodes that accumulate their gradients
+        book.streams.note_leaves(leaves)  # the reducer keeps the nodes that accumulate their gradients
         with book.storages.births(*purpose):
-            original_init(self, parameters, *args, **kwargs)
+            original(self, leaves, *args, **others)
         bucket_of[id(self.reducer)] = purpose
 
-    def rebuild(original_rebuild: Any, self: Any) -> bool:
+    def rebuild(original: _Function, self: dist.Reducer) -> bool:
         with book.storages.births(*bucket_of.get(id(self), (Category.COMMUNICATION, "DDP bucket"))):
-            return bool(original_rebuild(self))
+            return bool(original(self))
 
-    def broadcast(original_broadcast: Any, *args: object, **kwargs: object) -> None:
+    def broadcast(original: _Function, *args: object, **kwargs: object) -> None:
         with book.storages.births(Category.COMMUNICATION, "broadcast of parameters and buffers"):
-            original_broadcast(*args, **kwargs)
+            original(*args, **kwargs)
 
     lost = "what DistributedDataParallel allocates has no name, and what it asks of other ranks no answer"
-    patches.wrap("torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper", lost, _over(init_helper))
-    patches.wrap("torch.distributed.Reducer._rebuild_buckets", lost, _over(rebuild))
+    patches.wrap("torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper", lost, around(init_helper))
+    patches.wrap("torch.distributed.Reducer._rebuild_buckets", lost, around(rebuild))
     patches.replace(
         "torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook", lost, _refuse_builtin_hook
     )
-    patches.set(dist.Logger, "set_runtime_stats_and_log", lambda _: None)  # there are no times
-    patches.wrap("torch.distributed._broadcast_coalesced", lost, _over(broadcast))
-    if hasattr(dist.distributed_c10d, "_broadcast_coalesced"):  # of some versions
-        patches.set(
-            dist.distributed_c10d, "_broadcast_coalesced", private("torch.distributed._broadcast_coalesced", lost)
-        )
-    verify = _verify(book.storages)
-    for name in ("torch.distributed.utils", "torch.nn.parallel.distributed", "torch.distributed.fsdp._init_utils"):
-        if "_verify_param_shape_across_processes" in vars(sys.modules.get(name, object)):
-            patches.set(sys.modules[name], "_verify_param_shape_across_processes", verify)
-
-
-def _over(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """A method that is given the one that it replaces first."""
-
-    def made_of(original: object) -> Callable[..., Any]:
-        return lambda *args, **kwargs: function(original, *args, **kwargs)
-
-    return made_of
+    patches.set(dist.Logger, "set_runtime_stats_and_log", constant(None))  # there are no times
+    patches.wrap("torch.distributed._broadcast_coalesced", lost, around(broadcast))
+    broadcasts = private("torch.distributed._broadcast_coalesced", lost)
+    patches.where_found([dist.distributed_c10d], {"_broadcast_coalesced": broadcasts})  # of some versions
+    names = ("torch.distributed.utils", "torch.nn.parallel.distributed", "torch.distributed.fsdp._init_utils")
+    verify = {"_verify_param_shape_across_processes": _verify(book.storages)}
+    patches.where_found([sys.modules[name] for name in names if name in sys.modules], verify)
 
 
 def _refuse_builtin_hook(*_: object) -> None:
@@ -107,11 +98,11 @@ def _refuse_builtin_hook(*_: object) -> None:
     )
 
 
-def _verify(storages: StorageBook) -> Callable[..., None]:
+def _verify(storages: StorageBook) -> _Function:
     """What comparing the parameters' number and shapes with other ranks allocates (``verify_params_across_processes``,
     reducer.cpp); it always finds them alike."""
 
-    def verify(process_group: Any, tensors: Sequence[torch.Tensor], logger: Any = None) -> None:
+    def verify(process_group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], logger: object = None) -> None:
         del logger
         device = tensors[0].device
         with storages.births(Category.COMMUNICATION, "comparison of parameters across ranks"):

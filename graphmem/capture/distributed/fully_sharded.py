@@ -63,28 +63,24 @@ class FullySharded(Strategy):
         return contextlib.nullcontext()
 
 
-#: Where FSDP2 allocates what processes exchange: module and name, and what that is.
+#: Where FSDP2 allocates what processes exchange: module, class in it, and what its functions make.
 _BUFFERS = (
-    ("_fsdp_param_group", "foreach_all_gather", "gathered parameters"),
-    ("_fsdp_param", "FSDPParam.init_all_gather_outputs", "gathered parameters"),
-    ("_fsdp_param_group", "foreach_reduce", "reduced gradients"),
+    ("_fsdp_param_group", "", {"foreach_all_gather": "gathered parameters", "foreach_reduce": "reduced gradients"}),
+    ("_fsdp_param", "FSDPParam", {"init_all_gather_outputs": "gathered parameters"}),
 )
 
 
 def name_buffers(patches: Patches, storages: StorageBook) -> None:
     """Say of FSDP2's buffers what they are for."""
-    for module, path, label in _BUFFERS:
-        owner: Any = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module}")
-        *classes, name = path.split(".")
-        for part in classes:
-            owner = getattr(owner, part)
-        if hasattr(owner, name):
-            patches.set(owner, name, _in_births(getattr(owner, name), storages, label))
 
+    def named(label: str) -> Callable[..., object]:
+        def in_births(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+            with storages.births(Category.COMMUNICATION, label):
+                return original(*args, **kwargs)
 
-def _in_births(original: Callable[..., Any], storages: StorageBook, label: str) -> Callable[..., Any]:
-    def named(*args: object, **kwargs: object) -> object:
-        with storages.births(Category.COMMUNICATION, label):
-            return original(*args, **kwargs)
+        return in_births
 
-    return named
+    for module, kind, labels in _BUFFERS:
+        owner: object = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module}")
+        owner = getattr(owner, kind) if kind else owner
+        patches.around(owner, {name: named(label) for name, label in labels.items()})
