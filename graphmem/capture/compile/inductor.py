@@ -322,10 +322,7 @@ def _without(settings: dict[str, object] | None, assumed: Counter[Diagnostic]) -
 
 def _patch_timing(patches: Patches, assumed: Counter[Diagnostic]) -> None:
     def compile_fx(
-        original: Callable[..., object],
-        *args: object,
-        config_patches: dict[str, object] | None = None,
-        **kwargs: object,
+        original: _Function, *args: object, config_patches: dict[str, object] | None = None, **others: object
     ) -> object:
         return original(*args, config_patches=_without(config_patches, assumed), **others)
 
