@@ -22,7 +22,7 @@ Rule = TypeVar("Rule", bound=Callable[..., object])
 
 
 class Rules(dict[str, Rule]):
-    """Rules by operator (:attr:`Node.operator`), added by a decorator: ``@rules.of("Conv", "com.microsoft.FusedConv")``."""
+    """Rules by operator (:attr:`Node.operator`), added by a decorator: ``@rules.of("Conv", "GRU")``."""
 
     def of(self, *operators: str) -> Callable[[Rule], Rule]:
         """The decorated function is the rule of these operators."""
