@@ -89,7 +89,7 @@ class Guard:
 
     # --- the network --------------------------------------------------------------------------------------------------
 
-    def _check_address(self, sock: socket.socket, address: Any = None, *_: Any) -> None:
+    def _check_address(self, sock: socket.socket, address: Any = None, *_: object) -> None:
         if address is None or (family := sock.family) == getattr(socket, "AF_NETLINK", None):
             return
         if family == getattr(socket, "AF_UNIX", None):
@@ -116,7 +116,7 @@ class Guard:
             return ipaddress.ip_address(host.partition("%")[0]).is_loopback and self.is_own_port(address[1])
         return _is_own_name(host) and self.is_own_port(address[1])
 
-    def _see_bound(self, sock: socket.socket, *_: Any) -> None:
+    def _see_bound(self, sock: socket.socket, *_: object) -> None:
         self._listening.add(sock)
 
     @staticmethod
@@ -130,7 +130,7 @@ class Guard:
         found = [self._address_of(one) for one in self._listening]
         return {one[1] for one in found if isinstance(one, tuple)}
 
-    def _check_name(self, host: Any, *_: Any) -> None:
+    def _check_name(self, host: Any, *_: object) -> None:
         name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
         if name in (None, "") or _is_own_name(name):
             return
@@ -142,7 +142,7 @@ class Guard:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _see_renamed(self, source: Any, target: Any, *_: Any) -> None:
+    def _see_renamed(self, source: Any, target: Any, *_: object) -> None:
         if not isinstance(source, int):
             self.renames.append((os.path.abspath(os.fsdecode(source)), os.path.abspath(os.fsdecode(target))))
 

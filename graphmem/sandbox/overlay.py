@@ -491,7 +491,7 @@ class Overlay:
         """A function of ``os`` that asks about a path, here."""
 
         def ask(
-            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
+            path: Any, *args: object, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: object
         ) -> Any:
             if isinstance(path, int):
                 return function(path, *args, **kwargs)
@@ -505,7 +505,7 @@ class Overlay:
         """A function of ``os`` that changes what is at a path, here."""
 
         def change(
-            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
+            path: Any, *args: object, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: object
         ) -> Any:
             if isinstance(path, int):
                 return function(path, *args, **kwargs)
@@ -522,7 +522,7 @@ class Overlay:
     def make_with(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of ``os`` that makes a file of another kind, here."""
 
-        def make(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+        def make(path: Any, *args: object, dir_fd: int | None = None, **kwargs: object) -> Any:
             at = self.resolve(path, False, dir_fd)
             if self.found(at) is not None:
                 raise error(errno.EEXIST, os.fsdecode(path))
@@ -606,7 +606,7 @@ class Entries:
     def __enter__(self) -> Entries:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

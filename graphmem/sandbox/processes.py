@@ -68,16 +68,16 @@ def counted_processes(guard: Guard) -> dict[str, Handler]:
 def _starting(asked: Callable[[str, str], None]) -> dict[str, Handler]:
     """The audit events of starting a program; ``asked`` is given its name and its command line."""
 
-    def start(program: Any, arguments: Any = (), *_: Any) -> None:
+    def start(program: Any, arguments: Any = (), *_: object) -> None:
         words = arguments if isinstance(arguments, (list, tuple)) else [arguments]
         texts = [os.fsdecode(one) for one in words if isinstance(one, (str, bytes, os.PathLike))]
         name = os.path.basename(os.fsdecode(program or (texts[0].split(" ")[0] if texts else "")))
         asked(os.fsdecode(program or name), " ".join(texts)[:_LONGEST] or name)
 
-    def start_line(line: Any, *_: Any) -> None:
+    def start_line(line: Any, *_: object) -> None:
         asked(_SHELL, os.fsdecode(line)[:_LONGEST])
 
-    def spawn(_: Any, program: Any, arguments: Any = (), *__: Any) -> None:
+    def spawn(_: Any, program: Any, arguments: Any = (), *__: object) -> None:
         start(program, arguments)
 
     return {
@@ -109,7 +109,7 @@ def workers_over(folder: str, permissions: Any) -> Iterator[None]:
             return [*words[:at], os.fsencode(program) if isinstance(words[at], bytes) else program, *words[at + 1 :]]
         return words
 
-    def get_command_line(**options: Any) -> list[Any]:
+    def get_command_line(**options: object) -> list[Any]:
         return begin_with(line(**options))
 
     def spawnv_passfds(path: Any, args: Any, passfds: Any) -> Any:

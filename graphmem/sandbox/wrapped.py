@@ -111,11 +111,11 @@ class _Net(Guard):
         if isinstance(path, (str, bytes)) and writes(flags or 0):
             self._check_written(path)
 
-    def _check_two(self, source: Any, target: Any, *_: Any) -> None:
+    def _check_two(self, source: Any, target: Any, *_: object) -> None:
         self._check_written(source)
         self._check_written(target)
 
-    def _check_written(self, path: Any, *_: Any) -> None:
+    def _check_written(self, path: Any, *_: object) -> None:
         if isinstance(path, int):
             return
         at = self._overlay.absolute(path)
@@ -168,7 +168,7 @@ def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool
     changes = not asks and original is not io.open and original is not native.open
 
     @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if guards.current() is not guard or guard.is_own or not guard.applies():
             return original(*args, **kwargs)
         if not overlay.has_changes and asks:
@@ -270,7 +270,7 @@ def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
     machinery._os = SimpleNamespace(**{**vars(real_os), **{k: v for k, v in replaced.items() if "." not in k}})
     opened = replaced["io.open"]
 
-    def read_only_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    def read_only_file(path: Any, mode: str = "r", *args: object, **kwargs: object) -> Any:
         if isinstance(path, int):
             return real_io.FileIO(path, mode, *args, **kwargs)
         return opened(path, mode.rstrip("b") + "b", 0)

@@ -107,7 +107,7 @@ class FakeResults:
         return out
 
 
-def _describe(key: list[Any], values: Iterable[Any], mode: Any) -> bool:
+def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bool:
     """Add to the key all that the results can depend on; False where that is more than a key can say."""
     for value in values:
         kind = type(value)
@@ -132,7 +132,7 @@ def _describe(key: list[Any], values: Iterable[Any], mode: Any) -> bool:
     return True
 
 
-def _describe_named(key: list[Any], values: Mapping[str, Any], mode: Any) -> bool:
+def _describe_named(key: list[Any], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
     key.append(dict)
     key.extend(values)
     return _describe(key, values.values(), mode)
@@ -178,7 +178,7 @@ def _recipes(
     return tuple(found)
 
 
-def _follow(recipe: _Recipe, mode: Any, args: Sequence[Any]) -> Any:
+def _follow(recipe: _Recipe, mode: FakeTensorMode, args: Sequence[Any]) -> object:
     """The output that a recipe describes."""
     if isinstance(recipe, _Made):
         with _below_modes():

@@ -12,6 +12,8 @@ import torch
 from graphmem.devices import Device
 
 DEVICE = torch.device("cuda", 0)
+#: ``torch.cuda``, and those of its modules that import names from each other.
+CUDA_MODULES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def numbered(count: int, own: int) -> Iterator[None]:
         _cards = before
 
 
-def device_of(device: Any) -> torch.device:
+def device_of(device: object) -> torch.device:
     """``torch.device(device)``, made only where it is not there: during a capture that takes a microsecond."""
     return device if isinstance(device, torch.device) else torch.device(device)
 

@@ -60,7 +60,7 @@ class _FakeKernel:
 
     source = "graphmem"
 
-    def __init__(self, func: Callable[..., Any], found: Any, threads: Threads) -> None:
+    def __init__(self, func: Callable[..., Any], found: Callable[..., object], threads: Threads) -> None:
         self.func = func
         self.found = found
         self._threads = threads
@@ -71,5 +71,5 @@ class _FakeKernel:
     def __bool__(self) -> bool:
         return self._is_here() or bool(self.found)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self.func if self._is_here() else self.found)(*args, **kwargs)

@@ -69,7 +69,7 @@ def _expanded_once(original: Callable[..., Any]) -> Callable[..., Any]:
             meta = None if output_tensor_meta is None else [output_tensor_meta[index]]
             return original(mesh, one, strategy_info, meta)(one.op, one.args_meta, one.kwargs_meta).children[0]
 
-        def expanded(*_: Any) -> Any:
+        def expanded(*_: object) -> object:
             known: dict[Any, Any] = {}
             children = []
             for index, key in enumerate(_keys(op_schema, output_tensor_meta, count, tuple_kind)):
@@ -106,7 +106,7 @@ def _element(argument: Any, index: int, count: int, strategies: type) -> Any:
     return [argument[index]] if _is_list(argument, count) else argument
 
 
-def _is_list(argument: Any, count: int) -> bool:
+def _is_list(argument: object, count: int) -> bool:
     return isinstance(argument, (list, tuple)) and len(argument) == count
 
 
@@ -140,7 +140,7 @@ class _Chunks:
 
     @classmethod
     def of(cls, original: Callable[..., Any]) -> Callable[..., Any]:
-        def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+        def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> object:
             if tensor.size(dim) == 0:
                 return original(tensor, num_chunks, dim)
             return cls(tensor, num_chunks, dim)

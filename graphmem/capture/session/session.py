@@ -116,7 +116,7 @@ def capture(
     data_dependent: float | None = None,
     assume: Told = (),
     budget: Budget | None = None,
-    told: set[str] | None = None,
+    asked: set[str] | None = None,
     leave_after: int | None = None,
     mode: RunMode | None = None,
     memory: DeviceMemory | None = None,
@@ -127,7 +127,7 @@ def capture(
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select where it is not
     known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
     ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
-    one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
+    one to ask for the plans of convolutions, which are predicted without one. ``asked`` is filled with what the step's
     own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
     what it asks of its memory, and refuses what exceeds it. Where the step dropped what another loop holds, the run of
     that one is the run's ``other_loop``.
@@ -153,7 +153,7 @@ def capture(
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     recorder.post = post
-    teller = Teller(device, set() if told is None else told)
+    teller = Teller(device, set() if asked is None else asked)
     mode = mode or RunMode()
     context = Context(teller, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)
     interrupts = Interrupts()
