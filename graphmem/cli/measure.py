@@ -11,7 +11,7 @@ import click
 
 from graphmem.base.options import check_values, is_number, option
 from graphmem.cli.fields import takes
-from graphmem.cli.options import FORMAT, Measured, format_asked
+from graphmem.cli.options import FORMAT, Measured, folder, format_asked
 from graphmem.cli.output import publish
 from graphmem.cli.progress import progress_bar
 from graphmem.errors import UsageError
@@ -23,13 +23,6 @@ from graphmem.training import Inference
 if TYPE_CHECKING:
     from graphmem.accuracy.case import Case
     from graphmem.accuracy.record import Machine, Record
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    if path.is_file():
-        raise click.BadParameter(f"{text} is a file, and a folder is wanted")
-    return path
 
 
 def _seconds(name: str, value: object) -> object:
@@ -47,11 +40,11 @@ class Measurement:
         "pytorch", "onnxruntime runs .onnx files on the CPU and reads its arena.", choices=("pytorch", "onnxruntime")
     )
     shapes: str = option("", "Runs of an ONNX session, e.g. 'batch=1;batch=16,seq=128'.", metavar="RUNS")
-    graphs: Path | None = option(None, "Keep ONNX graphs without weights there.", metavar="DIRECTORY", read=_folder)
+    graphs: Path | None = option(None, "Keep ONNX graphs without weights there.", metavar="DIRECTORY", read=folder)
     alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the process, or ONNX Runtime's options.", metavar="CONF")
     form: Format = option(format_named("text"), FORMAT, make=lambda given: format_asked(given["format"], None))
     output: str = option("measured.jsonl", "Records.", flags="-o --output", metavar="FILE")
-    traces: Path | None = option(None, "Keep allocation traces there.", metavar="DIRECTORY", read=_folder)
+    traces: Path | None = option(None, "Keep allocation traces there.", metavar="DIRECTORY", read=folder)
     budget: float | None = option(None, "Start no case after that.", _seconds, metavar="SECONDS")
     case_timeout: float = option(900.0, "What a case may take.", _seconds, metavar="SECONDS")
     cap: bool = option(False, "Limit each case to its estimate and 1 %, to see whether it is enough.")

@@ -363,3 +363,25 @@ class Output(Written):
 
 #: Decorates a command: it has ``--format`` and ``-o``, and is given ``form`` and ``output``.
 form_options = takes("", Written, "Output")
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def existing(text: str) -> Path:
+    """A file or folder that is there."""
+    if not Path(text).exists():
+        raise click.BadParameter(f"{text} does not exist", click.get_current_context())
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """A folder, which need not be there yet."""
+    if Path(text).is_file():
+        raise click.BadParameter(f"{text} is a file, and a folder is wanted", click.get_current_context())
+    return Path(text)
+
+
+def existing_folder(text: str) -> Path:
+    """A folder that is there."""
+    return folder(str(existing(text)))
