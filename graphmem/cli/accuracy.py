@@ -38,11 +38,11 @@ def _sections(text: str) -> tuple[str, ...]:
     return names
 
 
-def _share(given: Given) -> int | None:
-    """How many runs of each source; None for all."""
+def _share(given: Given) -> int:
+    """How many runs of each source; 0 for all."""
     text = str(given["published_runs"] or SAMPLE)
     if text == "all":
-        return None
+        return 0
     if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise UsageError(f"--published-runs is {text!r}; write a number above 0, or all")
     return int(text)
@@ -76,7 +76,7 @@ class Report:
         metavar="DIRECTORY",
         make=_tables,
     )
-    share: int | None = option(
+    share: int = option(
         SAMPLE,
         "Published runs to predict of each source, or 'all'; a few seconds each.",
         flags="--published-runs",
@@ -174,7 +174,7 @@ def _published(asked: Report, jobs: int) -> PublishedSection:
 
     rows = published_rows(asked.published)
     cases = [row for row in rows if isinstance(row, PublishedCase)]
-    chosen = cases if asked.share is None else sample(cases, asked.share)
+    chosen = sample(cases, asked.share) if asked.share else cases
     predicted = []
     cudnn = str(asked.cudnn.resolve()) if asked.cudnn else ""
     predict = partial(predict_together, cudnn=cudnn or None)
