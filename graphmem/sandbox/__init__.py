@@ -53,7 +53,7 @@ class Mechanism(Protocol):
 
 @dataclass
 class Sandbox:
-    """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused`` says why stronger ones were
+    """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused``: why stronger ones were
     not taken (name -> reason). ``is_alone``: all threads of this process are the program's."""
 
     name: str

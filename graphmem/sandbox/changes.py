@@ -80,8 +80,8 @@ class Changes:
 
 
 def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, str]] = ()) -> Changes:
-    """What upper trees hold. ``here`` is the folder that the program was started in; ``renames`` are the renamings that
-    were seen, in order, as (from, to)."""
+    """The changes in upper trees. ``here`` is the folder that the program was started in; ``renames`` are the renamings
+    that were seen, in order, as (from, to)."""
     changes = Changes()
     scratch = _scratch_folders()
     for tree in trees:

@@ -17,7 +17,7 @@ FileDescriptorOrPath = int | StrOrBytesPath
 
 
 def error(number: int, path: FileDescriptorOrPath, other: str | None = None) -> OSError:
-    """What the operating system raises."""
+    """An error as the operating system raises it."""
     return OSError(number, os.strerror(number), path, None, other)
 
 

@@ -28,7 +28,7 @@ Address = str | bytes | tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Permissions:
-    """What a program may really do. ``writes``: folders below which it may write, or ``everywhere``."""
+    """Rights of a program. ``writes``: folders below which it may write, or ``everywhere``."""
 
     writes: tuple[str, ...] = ()
     everywhere: bool = False
@@ -37,9 +37,9 @@ class Permissions:
 
 
 class Guard:
-    """What is refused during one flight, and what was seen of it.
+    """The handlers of audit events during one flight, and records of it.
 
-    ``applies`` tells whether the calling thread is the program's; ``real`` gives the path by which a real file is
+    ``applies``: whether the calling thread is the program's; ``real`` gives the path by which a real file is
     reached, by the program's path, and None for a file of the program's own. ``refused`` counts (what, to whom),
     ``renames`` are renamed files in their order, ``started`` counts other programs that were let start and could write
     nothing.
@@ -71,7 +71,7 @@ class Guard:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """What this thread does in this context is graphmem's own, and nothing is asked."""
+        """In this context this thread works for graphmem itself, and nothing is asked."""
         yield from self._being(True)
 
     @contextlib.contextmanager
@@ -197,7 +197,7 @@ def guarded(guard: Guard) -> Iterator[None]:
 
 
 def own() -> contextlib.AbstractContextManager[None]:
-    """What this thread does in this context is graphmem's own, whether a program flies or not."""
+    """In this context this thread works for graphmem itself, whether a program flies or not."""
     return contextlib.nullcontext() if _active is None else _active.own()
 
 

@@ -58,7 +58,7 @@ class _Mount:
 
 
 def _mounts() -> dict[str, _Mount]:
-    """What is mounted where (``/proc/self/mountinfo``, proc(5)); of several at one place the last."""
+    """Mounts by their places (``/proc/self/mountinfo``, proc(5)); of several at one place the last."""
     found: dict[str, _Mount] = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
@@ -132,7 +132,7 @@ class Namespace:
                 linux.set_effective_capabilities(False)
 
     def trees(self) -> list[Tree]:
-        """What was changed, tree by tree, with paths by which this process can reach them."""
+        """The changes, tree by tree, with paths by which this process can reach them."""
         return [Tree(one.place, self._real(one.real), self._real(one.upper), one.own) for one in self._trees]
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ native: Any = import_module(os.name if os.name in ("posix", "nt") else "posix")
 _MOST_LINKS = 40
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TEMPORARY = getattr(os, "O_TMPFILE", 0)
-#: Devices, and what the kernel tells: no files of the user's.
+#: Devices, and the kernel's own: no files of the user's.
 _SYSTEM = ("/dev", "/proc", "/sys")
 
 
@@ -290,7 +290,7 @@ class Overlay:
             native.unlink(upper)
 
     def names(self, path: str) -> list[str]:
-        """What a resolved folder seems to hold."""
+        """The entries of a resolved folder as the program sees it."""
         upper = self.upper(path)
         if upper == path:
             return list(native.listdir(path))

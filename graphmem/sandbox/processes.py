@@ -33,7 +33,7 @@ def watched_processes(guard: Guard, cannot_write: bool) -> dict[str, Handler]:
     """The audit events of starting a program: it is refused, or noted if it ``cannot_write`` anything."""
 
     def start(name: str, words: str) -> None:
-        if _only_prints(name, words) or shutil.which(name) is None:  # what is not there says so itself
+        if _only_prints(name, words) or shutil.which(name) is None:  # else the start fails by itself
             return
         if not cannot_write:
             raise guard.refuse("start", words, errno.EACCES, "--allow-processes")

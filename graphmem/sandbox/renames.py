@@ -1,7 +1,7 @@
 """``os.rename`` where one real file system is shown as several overlays.
 
 The kernel renames neither between two of them nor, in a user namespace, a folder that is real (``redirect_dir`` needs
-the machine's root): it says EXDEV, where the real tree would have renamed. Then it is copied, and the old one removed.
+the machine's root): it gives EXDEV, where the real tree would have renamed. Then it is copied, and the old one removed.
 """
 
 from __future__ import annotations
