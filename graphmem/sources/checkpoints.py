@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from graphmem.base.documents import LARGEST_NUMBER, open_file, parse_json, shown
 from graphmem.errors import SourceError, first_line
@@ -83,7 +82,8 @@ def _of_files(files: list[Path]) -> Checkpoint:
 def _of_index(index: Path) -> Checkpoint:
     """The files that the index names; where none of them is there, what it says of all together."""
     document = read(index, "an index of safetensors files")
-    where = document.get("weight_map") if isinstance(document, dict) else None
+    table = document if isinstance(document, dict) else {}
+    where = table.get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
         raise SourceError(f"{index} is no index of safetensors files: it has no weight_map of names")
     names = sorted(set(where.values()))
@@ -98,8 +98,8 @@ def _of_index(index: Path) -> Checkpoint:
             f"{index} names {shown(missing[0])}, which is not there ({len(missing)} of {len(names)} files)"
         )
     if missing:
-        said = document.get("metadata")
-        total = said.get("total_size") if isinstance(said, dict) else None
+        metadata = table.get("metadata")
+        total = metadata.get("total_size") if isinstance(metadata, dict) else None
         if isinstance(total, float) and total.is_integer():
             total = int(total)
         if type(total) is not int or not 0 < total <= LARGEST_NUMBER:
@@ -128,7 +128,7 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
     return {name: _tensor(file, name, entry) for name, entry in document.items() if name != "__metadata__"}
 
 
-def _tensor(file: Path, name: str, entry: Any) -> tuple[str, int]:
+def _tensor(file: Path, name: str, entry: object) -> tuple[str, int]:
     """(type, bytes); where the header says where its data lie, they have as many bytes."""
     said = entry if isinstance(entry, dict) else {}
     kind, shape = said.get("dtype"), said.get("shape")

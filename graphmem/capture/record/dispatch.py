@@ -18,7 +18,7 @@ import torch
 
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
-from graphmem.capture.operators.attention import attention_backend_of_nested
+from graphmem.capture.operators.attention import nested_attention_backend
 from graphmem.capture.operators.data_dependent_sizes import outputs_of
 from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
@@ -245,7 +245,7 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
     assert call.facts.nested_decomposition is not None
     run = nested.NestedRun(
         recorder.values.of,
-        attention_backend_of_nested(recorder.card),
+        functools.partial(nested_attention_backend, recorder.card),
         lambda remark: recorder.assumed.update([remark]),
         recorder.selection,
     )
