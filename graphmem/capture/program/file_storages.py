@@ -40,7 +40,8 @@ _FAKE_PREFIXES = (
 
 @dataclass
 class Books:
-    """What the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then ``omitted``."""
+    """The values that the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then
+    ``omitted``."""
 
     values: KnownValues
     left: int = IN_FULL
@@ -306,7 +307,7 @@ def _rebuilding(tensor: torch.Tensor, protocol: object, books: Books) -> tuple[A
 
 
 def _own_state(tensor: torch.Tensor) -> dict[str, Any]:
-    """What the program has put on a tensor."""
+    """The attributes that the program has put on a tensor."""
     return {
         name: value for name, value in vars(tensor).items() if name not in _FAKE and not name.startswith(_FAKE_PREFIXES)
     }
