@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, machine_from, read_records, record_from
+from graphmem.accuracy.kept import read
+from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, read_records, record_from
 from graphmem.errors import UsageError
 
 #: runtime -> the measuring program
@@ -45,7 +46,7 @@ class Plan:
 
 def machine_here(plan: Plan) -> Machine:
     """The card that the measuring processes will find. Raises :class:`UsageError` where there is none."""
-    return machine_from(ask({"case": None}, plan)["machine"])
+    return read(Machine, ask({"case": None}, plan)["machine"])
 
 
 def ask(request: Mapping[str, Any], plan: Plan) -> dict[str, Any]:

@@ -206,9 +206,11 @@ def section(title: str, *blocks: Block) -> Section:
     return Section(title, blocks)
 
 
-def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]]) -> Table:
-    """A table of columns without titles: what programs call each, and its unit (empty: words)."""
-    return Table([Column(unit=unit, name=name) for name, unit in columns.items()], rows)
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]], *, titled: bool = False) -> Table:
+    """A table of columns by name, each with its unit (empty: words). The names are for programs, or ``titled`` the
+    titles."""
+    made = (Column(name, unit) if titled else Column(unit=unit, name=name) for name, unit in columns.items())
+    return Table(tuple(made), rows)
 
 
 def clean(text: object) -> str:
