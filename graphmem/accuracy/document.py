@@ -1,4 +1,4 @@
-"""The document of the accuracy report: tables of errors, of what was said to be sure, and of every case.
+"""The document of the accuracy report: tables of errors, of how sure they are, and of every case.
 
 The same contents give the same document. Titles below those of a kind of truth begin with its name.
 """
@@ -224,7 +224,7 @@ def _published_row(one: PublishedComparison) -> Row:
 def _estimators(
     titles: Sequence[str], rows: Sequence[tuple[tuple[str, ...], EstimatorSummary]], *, shows_share: bool
 ) -> Table:
-    """A row an estimator, under its names; ``shows_share``: also how many it said too little of at all."""
+    """A row an estimator, under its names; ``shows_share``: also the share of runs with too low an estimate."""
     names = ["median signed", "median", "p90", "largest"]
     names += ["under-estimated", "failures at 1 %"] if shows_share else ["under-estimated by more than 1 %"]
     columns = {**dict.fromkeys(titles, ""), "cases": "count", **dict.fromkeys(names, "figure")}

@@ -51,7 +51,7 @@ class Keeper(Generic[Item, Result]):
 
 
 def digest_of_folder(folder: Path = _PACKAGE) -> str:
-    """Of every file in a folder; of graphmem's own, so that what an older one said is not taken for its own."""
+    """Of every file in a folder; of graphmem's own, so that the answers of an older one are not taken for its own."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

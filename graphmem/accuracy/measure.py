@@ -50,7 +50,7 @@ def machine_here(plan: Plan) -> Machine:
 
 
 def ask(request: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """What a fresh process on the card answers to a request without a case. Raises :class:`UsageError`."""
+    """The answer of a fresh process on the card to a request without a case. Raises :class:`UsageError`."""
     answer = _in_fresh_process(request, plan, plan.case_seconds)
     if answer["status"] == FAILED:
         raise UsageError(f"no CUDA GPU to measure on; predictions need none ({answer['error']})")

@@ -30,8 +30,9 @@ ONNXRUNTIME_CPU, TENSORFLOW_CPU = "onnxruntime on the CPU", "tensorflow on the C
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run was measured on. ``source`` is :data:`GPU` or another constant beside it; ``versions`` maps packages,
-    ``driver``, ``cuda`` and ``cudnn`` to their versions. On a CPU ``gpu`` names it, and the figures of a card are 0."""
+    """The machine that a run was measured on. ``source`` is :data:`GPU` or another constant beside it; ``versions``
+    maps packages, ``driver``, ``cuda`` and ``cudnn`` to their versions. On a CPU ``gpu`` names it, and the figures of a
+    card are 0."""
 
     source: str
     gpu: str

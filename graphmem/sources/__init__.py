@@ -1,4 +1,4 @@
-"""What the user points at, turned into a loaded model. One file a kind; this table says which text means which."""
+"""Loaders of the models that a user points at, one file for each kind; here is the table of kinds."""
 
 from __future__ import annotations
 
