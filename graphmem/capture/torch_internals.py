@@ -16,10 +16,12 @@ class Never(Exception):
 
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
+    OpOverload = type(torch.ops.aten.add.Tensor)
     FakeTensor = private("torch._subclasses.fake_tensor.FakeTensor", "there are no tensors without data")
     FakeTensorMode = private("torch._subclasses.fake_tensor.FakeTensorMode", "operators cannot run on shapes alone")
     TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode", "operators cannot be recorded")
