@@ -127,6 +127,10 @@ next_sequence_number: Any = private(
 
 # --- the dispatcher ---
 
+if not TYPE_CHECKING:
+    #: One overload of an operator, such as ``torch.ops.aten.add.Tensor``.
+    OpOverload = type(torch.ops.aten.add.Tensor)
+
 has_kernel: Any = private(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "composite operators in inference mode cannot be told from others",

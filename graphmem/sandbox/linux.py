@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 from functools import cache
 from typing import Any
 
@@ -26,17 +25,12 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def is_linux() -> bool:
-    """Whether these calls exist at all."""
-    return sys.platform == "linux"
-
-
 def function(name: str) -> Any:
     """A function of the C library, which keeps its error in ``ctypes.get_errno``."""
     return getattr(_libc(), name)
 
 
-def call(name: str, *arguments: Any) -> int:
+def call(name: str, *arguments: object) -> int:
     """A function of the C library by name. Raises :class:`OSError` where it returns -1."""
     result: int = function(name)(*arguments)
     if result == -1:
@@ -45,7 +39,7 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-def syscall(number: int, *arguments: Any) -> int:
+def syscall(number: int, *arguments: object) -> int:
     """A system call by number; integers are passed as 64 bits. Raises :class:`OSError`."""
     return call(
         "syscall", ctypes.c_long(number), *(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)

@@ -8,14 +8,14 @@ buffers for NVMe are host memory, and what is written there is counted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from graphmem.capture.device.watched_imports import patched_imports
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
 from graphmem.units import format_bytes
@@ -25,22 +25,21 @@ _BUILDERS = "deepspeed.ops.op_builder.builder"
 
 @contextlib.contextmanager
 def deepspeed_kernels(book: RankBook) -> Iterator[None]:
-    """DeepSpeed finds its kernels compiled, for the duration. ``book`` is told what is kept on NVMe."""
+    """DeepSpeed finds its kernels compiled, for the duration. ``book`` notes what is kept on NVMe."""
     files: dict[str, int] = {}  # by path, in bytes
     disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))
-    kernels: dict[str, Callable[[], Any]] = {**_KERNELS, "async_io": lambda: disk}
+    kernels = {**_KERNELS, "async_io": disk}
 
-    def load(self: Any, verbose: bool = False) -> Any:
-        del verbose
+    def load(self: Any, verbose: bool = False) -> SimpleNamespace:
         if self.name not in kernels:
             known = ", ".join(sorted(kernels))
             raise CaptureError(
                 f"DeepSpeed's kernels {self.name!r} are not modelled; those that are: {known}. Choose an option that "
                 "does without them"
             )
-        return kernels[self.name]()
+        return kernels[self.name]
 
-    def follow(patches: Patches, module: Any) -> None:
+    def follow(patches: Patches, module: ModuleType) -> None:
         patches.set(module.OpBuilder, "load", load)
 
     with patched_imports({_BUILDERS: follow}):
@@ -49,11 +48,7 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
         book.note_once(f"{format_bytes(sum(files.values()))} of this process are on NVMe (DeepSpeed's offload)")
 
 
-def _nothing(*_: Any) -> None:
-    """In place, or on the host."""
-
-
-def _lamb(p: torch.Tensor, *_: Any) -> torch.Tensor:
+def _lamb(p: torch.Tensor, *_: object) -> torch.Tensor:
     """Two partial norms of 512 numbers and the coefficient, which is returned (``lamb/fused_lamb_cuda.cpp``)."""
     dtype = torch.float32 if p.dtype is torch.float16 else p.dtype
     norms = [torch.empty(512, dtype=dtype, device=p.device) for _ in range(2)]
@@ -67,19 +62,18 @@ def _lamb(p: torch.Tensor, *_: Any) -> torch.Tensor:
 _SYMMETRIC, _ASYMMETRIC = 0, 1
 
 
-def _scales(groups: int, kind: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(groups, 2 if kind == _ASYMMETRIC else 1, dtype=torch.float32, device=device)
-
-
-def _quantize(values: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
-    scales = _scales(groups, kind, values.device)
-    shape = (*values.shape[:-1], values.shape[-1] // (1 if bits == 8 else 2))
+def _quantized(values: torch.Tensor, shape: Sequence[int], groups: int, kind: int) -> list[torch.Tensor]:
+    """Whole numbers of a byte, after their scales."""
+    scales = torch.empty(groups, 2 if kind == _ASYMMETRIC else 1, dtype=torch.float32, device=values.device)
     return [torch.empty(shape, dtype=torch.int8, device=values.device), scales]
 
 
+def _quantize(values: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
+    return _quantized(values, (*values.shape[:-1], values.shape[-1] // (1 if bits == 8 else 2)), groups, kind)
+
+
 def _dequantize_to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    def dequantize(values: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int) -> torch.Tensor:
-        del scales, groups, kind
+    def dequantize(values: torch.Tensor, _: torch.Tensor, __: int, bits: int, ___: int) -> torch.Tensor:
         shape = (*values.shape[:-1], values.shape[-1] * (1 if bits == 8 else 2))
         return torch.empty(shape, dtype=dtype, device=values.device)
 
@@ -87,36 +81,30 @@ def _dequantize_to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def _swizzle_quant(values: torch.Tensor, groups: int, bits: int, kind: int, *_: int) -> list[torch.Tensor]:
-    scales = _scales(groups, kind, values.device)
-    return [torch.empty(values.numel() // (8 // bits), dtype=torch.int8, device=values.device), scales]
+    return _quantized(values, [values.numel() // (8 // bits)], groups, kind)
 
 
 def _quantized_reduction(
-    values: torch.Tensor, scales: torch.Tensor, groups: int, out_groups: int, bits: int, kind: int, on_node: int
+    values: torch.Tensor, _: torch.Tensor, __: int, out_groups: int, ___: int, kind: int, on_node: int
 ) -> list[torch.Tensor]:
-    del scales, groups, bits
-    made = _scales(out_groups, kind, values.device)
-    shape = (*values.shape[:-1], values.shape[-1] // on_node)
-    return [torch.empty(shape, dtype=torch.int8, device=values.device), made]
+    return _quantized(values, (*values.shape[:-1], values.shape[-1] // on_node), out_groups, kind)
 
 
-def _dequantize_half(values: torch.Tensor, scales: Any, least: Any, groups: int, size: int) -> torch.Tensor:
-    del scales, least
+def _dequantize_half(values: torch.Tensor, _: torch.Tensor, __: object, groups: int, size: int) -> torch.Tensor:
     return torch.empty(groups, size, dtype=torch.float16, device=values.device)
 
 
-def _quantizer() -> Any:
-    return SimpleNamespace(
-        Symmetric=_SYMMETRIC,
-        Asymmetric=_ASYMMETRIC,
-        quantize=_quantize,
-        dequantize=_dequantize_to(torch.float16),
-        dequantize_fp32=_dequantize_to(torch.float32),
-        dequantize_int4_to_half_experimental=_dequantize_half,
-        dequantize_int8_to_half_experimental=_dequantize_half,
-        swizzle_quant=_swizzle_quant,
-        quantized_reduction=_quantized_reduction,
-    )
+_QUANTIZER = SimpleNamespace(
+    Symmetric=_SYMMETRIC,
+    Asymmetric=_ASYMMETRIC,
+    quantize=_quantize,
+    dequantize=_dequantize_to(torch.float16),
+    dequantize_fp32=_dequantize_to(torch.float32),
+    dequantize_int4_to_half_experimental=_dequantize_half,
+    dequantize_int8_to_half_experimental=_dequantize_half,
+    swizzle_quant=_swizzle_quant,
+    quantized_reduction=_quantized_reduction,
+)
 
 
 # --- NVMe (aio/py_lib, pin_memory) ---
@@ -173,18 +161,19 @@ class _Disk(_Locked):
         return done
 
 
-def _functions(*names: str) -> Callable[[], Any]:
-    return lambda: SimpleNamespace(**dict.fromkeys(names, _nothing))
+def _functions(*names: str) -> SimpleNamespace:
+    """Functions that work in place, or on the host."""
+    return SimpleNamespace(**dict.fromkeys(names, constant(None)))
 
 
 #: By the name of the builder (``deepspeed/ops/op_builder``).
-_KERNELS: dict[str, Callable[[], Any]] = {
+_KERNELS = {
     "fused_adam": _functions("multi_tensor_adam"),
     "fused_lion": _functions("multi_tensor_lion"),
-    "fused_lamb": lambda: SimpleNamespace(lamb=_lamb),
+    "fused_lamb": SimpleNamespace(lamb=_lamb),
     "cpu_adam": _functions("create_adam", "destroy_adam", "adam_update", "adam_rollback"),
     "cpu_adagrad": _functions("create_adagrad", "destroy_adagrad", "adagrad_update"),
     "cpu_lion": _functions("create_lion", "destroy_lion", "lion_update"),
-    "quantizer": _quantizer,
-    "pin_memory": lambda: SimpleNamespace(pin_handle=_Locked),
+    "quantizer": _QUANTIZER,
+    "pin_memory": SimpleNamespace(pin_handle=_Locked),
 }
