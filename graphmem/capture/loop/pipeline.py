@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -94,7 +94,8 @@ def pipeline_loop(
     divided = Cut(training.cp or 1, training.tp or 1 if training.sp else 1)
     computed = DTYPES[training.amp or training.dtype]
     loop = PipelineLoop(session, parts, optimizers, strategies)
-    loop.follow(schedule(stages, mesh["pp"].get_group(), batch.inputs, computed, divided), stages)
+    passes = cast(Schedule, schedule(stages, mesh["pp"].get_group(), batch.inputs, computed, divided))
+    loop.follow(passes, stages)
     return loop, list(dict.fromkeys(remarks))
 
 
