@@ -41,7 +41,11 @@ WORKER = (sys.executable, "-m", "graphmem.cudnn.worker")
 
 
 class CudnnUnavailable(GraphmemError):
-    """The cuDNN that the user named cannot be found, loaded or asked."""
+    """The cuDNN that the user named cannot be found, loaded or asked; ``reason`` leaves out the option."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def find_library(named: str | Path) -> str | None:
@@ -171,12 +175,12 @@ class Cudnn:
         if not self._about:
             return []  # nobody asked
         who = f"cuDNN {self.version} ({self._about['path']})"
-        said = [f"workspaces of convolutions and recurrent networks: asked from {who}"]
+        notes = [f"workspaces of convolutions and recurrent networks: asked from {who}"]
         if self._about["driver"] == "missing":
-            said.append("plans that cuDNN compiles at run time are left out: there is no CUDA driver on this machine")
+            notes.append("plans that cuDNN compiles at run time are left out: there is no CUDA driver on this machine")
         if clocks_are_assumed(self._card):
-            said.append(f"cuDNN's plans for {self._card.name} assume the clocks of an H200")
-        return said
+            notes.append(f"cuDNN's plans for {self._card.name} assume the clocks of an H200")
+        return notes
 
     def refused(self) -> list[Diagnostic]:
         """Calls that took the built-in model's workspace because there was no plan, by cuDNN's reason."""
@@ -232,8 +236,10 @@ class Cudnn:
         if not self._about and not self._unusable:
             try:
                 self._begin()
-            except (CudnnUnavailable, UsageError) as error:
-                self._unusable = str(error).removeprefix(f"--cudnn {AUTO}: ").removeprefix("--cudnn: ")
+            except CudnnUnavailable as error:
+                self._unusable = error.reason
+            except UsageError as error:
+                self._unusable = str(error)
         if self._unusable:
             return {"error": self._unusable}
         if self._worker is None and self._starts >= _MOST_STARTS:
@@ -249,20 +255,15 @@ class Cudnn:
         from graphmem.sandbox.guard import own
 
         with own():
-            self._worker = subprocess.Popen(
-                WORKER,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=environment,
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            self._worker = subprocess.Popen(WORKER, text=True, env=environment, **pipes)
         search = [folder for folder in sys.path if folder and (Path(folder) / "nvidia").is_dir()]
         about = self._exchange({"library": self._library, "device": description(self._card), "search": search})
         if "error" in about:
             self.close()
             wheel = "; this environment has no nvidia-cudnn wheel" if self._library == _NAME else ""
-            raise CudnnUnavailable(f"--cudnn {self._named}: {self._library} cannot be asked: {about['error']}{wheel}")
+            reason = f"{self._library} cannot be asked: {about['error']}{wheel}"
+            raise CudnnUnavailable(f"--cudnn {self._named}: {reason}", reason)
         return about
 
     def _exchange(self, line: dict[str, Any]) -> dict[str, Any]:
