@@ -8,19 +8,13 @@ Guide: eighths). vGPU: time slices of all multiprocessors with a fixed part of t
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from graphmem.base.tables import read_table
 from graphmem.errors import UsageError
 from graphmem.units import GIB, MIB
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from graphmem.devices import Device
@@ -28,7 +22,7 @@ if TYPE_CHECKING:
 
 def _read() -> dict[str, dict[str, tuple[float, int]]]:
     found = {}
-    for profiles in tomllib.loads(files(__package__).joinpath("mig.toml").read_text("utf-8"))["card"]:
+    for profiles in read_table("graphmem.devices", "mig.toml")["card"]:
         found.update(dict.fromkeys(profiles.pop("names"), profiles))
     return found
 

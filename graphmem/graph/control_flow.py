@@ -251,7 +251,7 @@ class _Iterations:
             if number + 1 == limit:
                 return
             condition = after
-        options = "--trip-count N" if self.scope.state.trip_count else self.scope.deciding(0)
+        options = "--trip-count N" if self.scope.state.binding.trip_count else self.scope.deciding(0)
         raise ShapeError(
             f"{self.scope.node}: it runs more than {MOST_FOLLOWED} times, and its shapes or its end change with every "
             f"run{_hint(options, '; bind fewer with ')}"
@@ -270,10 +270,10 @@ class _Iterations:
     def _limit(self, condition: Given, can_end: bool) -> int | None:
         """As often as the loop runs unless its condition is seen to end it before; None for no limit. Raises
         :class:`ShapeError` where nobody says."""
-        told = self.scope.state.trip_count
-        if condition.value is not None and (self.most is not None or (can_end and told is None)):
+        most_runs = self.scope.state.binding.trip_count
+        if condition.value is not None and (self.most is not None or (can_end and most_runs is None)):
             return self.most
-        bounds = [bound for bound in (self.most, told) if bound is not None]
+        bounds = [bound for bound in (self.most, most_runs) if bound is not None]
         if not bounds:
             options = self.scope.deciding(0) if self.most is None else ""
             raise ShapeError(
