@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphmem.cli.output import check_output, emit
+from graphmem.cli.options import FORM_OPTION
+from graphmem.cli.output import check_output, publish
 from graphmem.cli.progress import progress_bar
 from graphmem.errors import UsageError
+from graphmem.reports import Format, format_named
 
 if TYPE_CHECKING:
     from graphmem.accuracy.published.section import PublishedSection
@@ -25,6 +27,7 @@ SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
 
 @click.command("accuracy", short_help="Compare measurements with predictions; write the report.")
 @click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@FORM_OPTION
 @click.option("-o", "--output", default="reports", metavar="FOLDER", help="Where the report goes. Default reports.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")
 @click.option(
@@ -62,6 +65,7 @@ SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
 )
 def accuracy_command(
     records: tuple[Path, ...],
+    form: Format | None,
     output: str,
     jobs: int | None,
     sections: str,
@@ -70,19 +74,21 @@ def accuracy_command(
     cudnn: Path | None,
     resume: Path | None,
 ) -> None:
-    """Predict every case of RECORDS now and write accuracy.md and accuracy.html.
+    """Predict every case of RECORDS now and write accuracy.md and accuracy.html, or one file of another --format.
 
     RECORDS are files that 'graphmem measure' wrote, or folders of them, such as models_zoo/measured.
     """
     from graphmem.accuracy.compare import Predicted, compare, predict_record
-    from graphmem.accuracy.report import Contents, published_figures, render_html, render_markdown
+    from graphmem.accuracy.document import document_of
+    from graphmem.accuracy.report import Contents, published_figures
 
     wanted, share = _sections(sections), _share(published_runs)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    targets = [folder / "accuracy.md", folder / "accuracy.html"]
+    forms = [form] if form is not None else [format_named("markdown"), format_named("html")]
+    targets = {str(folder / f"accuracy{(*one.suffixes, f'.{one.name}')[0]}"): one for one in forms}
     for target in targets:
-        check_output(str(target))
+        check_output(target)
     kinds = _kinds(wanted)
     found = [record for record in _read(records) if record.machine is None or record.machine.source in kinds]
     workers = jobs or os.cpu_count() or 1
@@ -90,9 +96,9 @@ def accuracy_command(
         predict = _keeping(predict_record, Predicted, resume)
         comparisons = compare(found, workers, lambda done: advance(""), predict)
     runs = _published(published, share, workers, cudnn, resume) if "published" in wanted else None
-    contents = Contents(comparisons, runs, published_figures(), _about(), kinds)
-    for target, render in zip(targets, (render_markdown, render_html), strict=True):
-        emit(render(contents), str(target))
+    document = document_of(Contents(comparisons, runs, published_figures(), _about(), kinds))
+    for target, one in targets.items():
+        publish(document, one, target)
 
 
 def _sections(text: str) -> list[str]:

@@ -69,7 +69,6 @@ LIBRARIES = (
         "plans of convolutions are predicted, not asked",
         oldest="9.8",
     ),
-    Library("Jinja2", ("jinja2",), "", "no reports in HTML"),
     Library("matplotlib", ("matplotlib",), "", "no curves in reports"),
     Library("joblib", ("joblib",), "", "sweeps run one after another"),
     Library("NVML", ("nvidia-ml-py",), "", "nothing is measured on a card"),

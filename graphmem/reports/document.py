@@ -1,8 +1,8 @@
 """A document: the answer to a question as plain values, without how it is shown.
 
-It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves over time. What makes
-an answer into one does all the arithmetic; the formats (:mod:`graphmem.reports.formats`, and those of other packages)
-only write it down.
+It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves over time, pictures.
+What makes an answer into one does all the arithmetic; the formats (:mod:`graphmem.reports.formats`, and those of other
+packages) only write it down.
 """
 
 from __future__ import annotations
@@ -160,7 +160,15 @@ class Code:
     text: str
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code
+@dataclass(frozen=True)
+class Picture:
+    """A plot, drawn as SVG text when a format shows it; those that show no pictures leave it out."""
+
+    name: str
+    svg: Callable[[], str]
+
+
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code | Picture
 
 
 @dataclass(frozen=True)

@@ -9,25 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphmem.reports import certainty, flight, post_mortem
-from graphmem.reports.document import (
-    Block,
-    Column,
-    Curve,
-    Curves,
-    Document,
-    Facts,
-    Items,
-    Section,
-    Shares,
-    Table,
-    Text,
-    section,
-    table,
-)
+from graphmem.reports.document import Column, Curve, Curves, Document, Facts, Items, Shares, Table, Text, section, table
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Timeline
+    from graphmem.reports.document import Block, Section
 
 #: category -> the words of the breakdown
 WORDS = {

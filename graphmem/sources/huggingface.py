@@ -150,7 +150,9 @@ def _configuration(transformers: ModuleType, name: str, path: Path | None) -> tu
     """The configuration that ``name`` means, in the file ``path`` if it has one, and what a reader is told of where it
     is from."""
     if path is not None:
-        return configured(transformers, values_of(path), path), ()
+        shadowed = path.parent == Path(name) and (name in transformers.CONFIG_MAPPING or hub.known_model(name))
+        note = f"{name} is the folder of that name here, not transformers' model type or the public model"
+        return configured(transformers, values_of(path), path), (note,) if shadowed else ()
     if name in transformers.CONFIG_MAPPING:
         return transformers.CONFIG_MAPPING[name](), ()
     known = hub.known_model(name)
