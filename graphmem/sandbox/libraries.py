@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 from graphmem.base.imports import watched_imports
 from graphmem.sandbox import guard as guards
+from graphmem.sandbox.copies import StrOrBytesPath
 from graphmem.sandbox.guard import Guard
 from graphmem.sandbox.overlay import Overlay
 
@@ -97,11 +98,11 @@ def _set(owner: Any, name: str, value: object, undo: contextlib.ExitStack) -> No
         undo.callback(setattr, owner, name, before)
 
 
-def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> Any:
+def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> object:
     is_static = isinstance(before, staticmethod)
     original = before.__func__ if is_static else before
 
-    def ours(*args: object, **kwargs: object) -> Any:
+    def ours(*args: Any, **kwargs: object) -> Any:
         if not _is_flying(guard):
             return original(*args, **kwargs)
         mode = kwargs.get("mode", kwargs.get("flags", args[call.mode] if len(args) > call.mode else ""))
@@ -121,7 +122,7 @@ def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> An
     return staticmethod(ours) if is_static else ours
 
 
-def _as_given(path: Any, overlay: Overlay, written: bool) -> Any:
+def _as_given(path: object, overlay: Overlay, written: bool) -> object:
     if not isinstance(path, (str, bytes, os.PathLike)):
         return path
     place = overlay.for_library(path, written)
@@ -139,9 +140,9 @@ _SQLITE = ("sqlite3", "sqlite3.dbapi2", "_sqlite3")
 _BESIDE = ("-journal", "-wal", "-shm")
 
 
-def _connecting(original: Any, overlay: Overlay, guard: Guard) -> Any:
+def _connecting(original: Callable[..., object], overlay: Overlay, guard: Guard) -> Callable[..., object]:
     @wraps(original)
-    def connect(database: Any, *args: object, **kwargs: object) -> Any:
+    def connect(database: StrOrBytesPath, *args: object, **kwargs: object) -> object:
         if not _is_flying(guard):
             return original(database, *args, **kwargs)
         with guard.own():
@@ -150,7 +151,7 @@ def _connecting(original: Any, overlay: Overlay, guard: Guard) -> Any:
     return connect
 
 
-def _database(database: Any, is_uri: bool, overlay: Overlay) -> Any:
+def _database(database: StrOrBytesPath, is_uri: bool, overlay: Overlay) -> StrOrBytesPath:
     name = os.fsdecode(database)
     if name in ("", ":memory:"):
         return database

@@ -198,7 +198,7 @@ class GraphTrees:
         return outputs
 
     def _over_the_same(self, output: torch.Tensor) -> torch.Tensor:
-        """What a replay returns: a tensor over memory of the pool that the allocator counts as free by then."""
+        """The output of a replay: a tensor over memory of the pool that the allocator counts as free by then."""
         with self._recorder.paused():
             return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
 

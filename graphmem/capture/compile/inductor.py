@@ -121,7 +121,7 @@ def _patch_device(patches: Patches, device: Device) -> None:
 
 def _patch_mode(patches: Patches) -> None:
     """The fake mode of the graph that is compiled is that of its context, whatever its inputs are: they are fake
-    tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) says so itself."""
+    tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) does so itself."""
     if versions.version_of(torch.__version__) >= _CLONES_INPUTS_SINCE:
         return
     detect = private("torch._guards.detect_fake_mode", _LOST)

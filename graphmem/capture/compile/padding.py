@@ -30,7 +30,7 @@ _ASSUMED = Code.PADDING_NOT_TIMED.about()
 
 
 class _Results:
-    """What was tried in this capture; Inductor's own table (``LocalCache``) is a file of the user's."""
+    """Outcomes of the trials of this capture; Inductor's own table (``LocalCache``) is a file of the user's."""
 
     def __init__(self) -> None:
         self._values: dict[Any, Any] = {}

@@ -49,7 +49,7 @@ _ASKING_FOR_MODES = (
 
 
 class CompiledCode:
-    """What a capture learns of the code that was compiled in it.
+    """The code that was compiled in a capture, and the compiler while it runs.
 
     ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (diagnostic -> count).
     """
@@ -71,7 +71,7 @@ class CompiledCode:
         self._lifted: list[tuple[Any, Any, Any]] = []
 
     def notes(self) -> tuple[str, ...]:
-        """What the reader of an estimate should know of its compiled part; empty when nothing was compiled."""
+        """Remarks for the reader of an estimate on its compiled part; empty when nothing was compiled."""
         if not self.regions:
             return ()
         return (
@@ -234,7 +234,7 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
 
 
 def _skipping() -> tuple[Any, Any]:
-    """What Dynamo's callback returns for a frame that is to run as it is, and for one whose callees are, too."""
+    """The results of Dynamo's callback for a frame that is to run as it is, and for one whose callees are, too."""
     convert_frame = private("torch._dynamo.convert_frame", _LOST)
     types = private("torch._dynamo.types", _LOST)
 

@@ -61,7 +61,7 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
 
 
 def _as_it_was_there(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """What the tensor was to C++ where ``value`` is, or something new there, with the data of ``value``."""
+    """The C++ tensor that this one was where ``value`` is, or something new there, with the data of ``value``."""
     reference = tensor.__dict__.get(_FORMER, {}).pop(value.fake_device, None)
     former = None if reference is None else reference()
     with torch.no_grad(), without_torch_function():
@@ -75,12 +75,12 @@ def _as_it_was_there(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 #: The attribute of a tensor with what it was to C++, by device.
 _FORMER = "_graphmem_former"
-#: Where a tensor keeps its hooks, as tables that C++ is told of.
+#: Where a tensor keeps its hooks, as tables that C++ knows too.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def register_hooks(tensor: torch.Tensor) -> None:
-    """Tell C++ of the hooks that are with the Python object, after it has become another tensor to C++."""
+    """Register the hooks in C++ that are with the Python object, after it has become another tensor to C++."""
     for name in HOOKS:
         table = getattr(tensor, name)
         if table is not None:

@@ -109,7 +109,7 @@ def _count(missing: int) -> None:
 
 
 def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]:
-    """What PyTorch keeps for each thread, of the parts that a backward pass sees."""
+    """The modes and autocast settings of this thread, which a backward pass sees."""
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
     return dispatch_modes(), function_modes(), autocast
 

@@ -1,8 +1,8 @@
 """``torch.cuda`` and ``torch.accelerator`` as a script finds them on a machine with one card.
 
 Most of ``torch.cuda`` is Python over a few C functions. Those are replaced, so that PyTorch's own Python runs above
-them; what is asked of memory is answered by :mod:`graphmem.capture.device.memory_answers`. What stands for something
-that is not modelled (allocators of one's own) raises :class:`CaptureError` and says so.
+them; questions about memory go to :mod:`graphmem.capture.device.memory_answers`. Names of what is not modelled
+(allocators of one's own) raise :class:`CaptureError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
-from graphmem.capture.device.pretend_device import CUDA_MODULES, Teller, cards
+from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
 from graphmem.capture.patches import Patches, constant
 from graphmem.capture.ports import MemoryBook
 from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides
@@ -30,12 +30,12 @@ from graphmem.torch_names import private
 _GENERATOR: Any = torch.Generator
 
 
-def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook, values: KnownValues) -> None:
+def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: MemoryBook, values: KnownValues) -> None:
     """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows, and generators take states that ``values``
     knows."""
     patches.table(torch._C, {f"_cuda_{name}": function for name, function in _C_FUNCTIONS.items()})
     patches.set(torch._C, "_CudaDeviceProperties", _Properties)
-    _patch_functions(patches, teller)
+    _patch_functions(patches, shown_card)
     _patch_generators(patches, values)
     patches.table(
         torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), constant(0))
@@ -46,14 +46,14 @@ def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook, val
         patches.where_found(CUDA_MODULES, {name: _refusal(f"torch.cuda.{name}", reason) for name in names})
     if hasattr(torch, "accelerator"):
         _patch_accelerator(patches)
-    patch_memory(patches, teller, book)
+    patch_memory(patches, shown_card, book)
 
 
 @contextlib.contextmanager
 def card_at_import(device: Device) -> Iterator[None]:
     """Let a user's file that chooses its device while it is imported choose the card, as it would beside one."""
     with Patches() as patches:
-        _patch_functions(patches, Teller(device))
+        _patch_functions(patches, ShownCard(device))
         with bitsandbytes_without_card(patches.threads):
             yield
 
@@ -107,35 +107,35 @@ _C_FUNCTIONS: dict[str, Callable[..., object]] = {
 
 
 class _Properties(SimpleNamespace):
-    """What PyTorch knows of the card; that its name and its memory were asked for is noted."""
+    """``torch.cuda.get_device_properties``; that its name and its memory were asked for is noted."""
 
     _noted: ClassVar[dict[str, str]] = {"name": "name", "total_memory": "total_bytes"}
 
-    def __init__(self, teller: Teller, **known: object) -> None:
+    def __init__(self, shown_card: ShownCard, **known: object) -> None:
         super().__init__(**known)
-        super().__setattr__("_teller", teller)
+        super().__setattr__("_shown_card", shown_card)
 
     def __getattr__(self, name: str) -> object:
         if name in self._noted:
-            return getattr(vars(self)["_teller"], self._noted[name])()
+            return getattr(vars(self)["_shown_card"], self._noted[name])()
         raise AttributeError(f"the property {name} of this card is not known to graphmem")
 
     @property
     def L2_cache_size(self) -> int:  # noqa: N802 - PyTorch's name; libraries ask the class whether it has it
-        teller: Teller = vars(self)["_teller"]
-        return teller.l2_cache_bytes()
+        shown_card: ShownCard = vars(self)["_shown_card"]
+        return shown_card.l2_cache_bytes()
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self._noted} | vars(self)
-        del shown["_teller"]
+        del shown["_shown_card"]
         return f"_CudaDeviceProperties({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-def _properties(teller: Teller) -> _Properties:
-    device, limits = teller.card, teller.card.limits
+def _properties(shown_card: ShownCard) -> _Properties:
+    device, limits = shown_card.card, shown_card.card.limits
     major, minor = device.capability
     return _Properties(
-        teller,
+        shown_card,
         major=major,
         minor=minor,
         multi_processor_count=device.sm_count,
@@ -156,18 +156,18 @@ def _properties(teller: Teller) -> _Properties:
     )
 
 
-def _patch_functions(patches: Patches, teller: Teller) -> None:
+def _patch_functions(patches: Patches, shown_card: ShownCard) -> None:
     answers = {
         "is_available": True,
         "is_initialized": True,
         "_lazy_init": None,
         "init": None,
         **dict.fromkeys(("_exchange_device", "_maybe_exchange_device", "current_device"), cards().own.index),
-        **dict.fromkeys(("get_device_properties", "_get_device_properties"), _properties(teller)),
+        **dict.fromkeys(("get_device_properties", "_get_device_properties"), _properties(shown_card)),
         "device_count": cards().count,
-        "get_arch_list": ["sm_{}{}".format(*teller.card.capability)],
+        "get_arch_list": ["sm_{}{}".format(*shown_card.card.capability)],
         "get_gencode_flags": "",
-        "is_tf32_supported": teller.card.limits.bfloat16,
+        "is_tf32_supported": shown_card.card.limits.bfloat16,
         "list_gpu_processes": "GPU:0\nno processes are running",
         "initial_seed": 0,
         "cudart": _Runtime(),
@@ -179,7 +179,7 @@ def _patch_functions(patches: Patches, teller: Teller) -> None:
     functions: dict[str, Callable[..., object]] = {
         **{name: constant(answer) for name, answer in answers.items()},
         **dict.fromkeys(seeding, lambda *_, **__: generators.seed_device()),
-        "mem_get_info": Answers(teller, None).free_and_total,
+        "mem_get_info": Answers(shown_card, None).free_and_total,
         "set_device": check_device,
         "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8),
         "get_rng_state_all": lambda *_, **__: [torch.empty(16, dtype=torch.uint8)],
@@ -218,7 +218,7 @@ def check_device(device: object) -> None:
 
 
 def _patch_generators(patches: Patches, values: KnownValues) -> None:
-    """A device generator is one on the host that says otherwise: no random number is drawn during an analysis.
+    """A device generator is one on the host that shows the card: no random number is drawn during an analysis.
 
     A state that came by way of the card, as accelerate's that it broadcasts, is a fake tensor; one that nobody knows
     leaves the generator where it is."""

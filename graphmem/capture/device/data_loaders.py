@@ -63,7 +63,7 @@ class _InProcess(_loader):  # type: ignore[misc]
 
 
 class _Context:
-    """What ``multiprocessing`` is asked for: queues of tasks and of results, processes, an event."""
+    """The part of ``multiprocessing`` that is asked for: queues of tasks and of results, processes, an event."""
 
     def __init__(self) -> None:
         self.tasks: deque[tuple[_Queue, Any]] = deque()
@@ -126,7 +126,7 @@ class _Worker:
         self._has_ended = self._is_joined = False
 
     def start(self) -> None:
-        """As a process begins; what fails here is told with the first batch."""
+        """As a process begins; an error here is raised with the first batch."""
         with _Place(self):
             try:
                 seed = self._base_seed + self._number
@@ -152,7 +152,7 @@ class _Worker:
         self._has_ended = self._is_joined = True
 
     def result(self, task: Any) -> Any:
-        """What the process puts into the queue of results for a task; None for nothing."""
+        """The item that the process puts into the queue of results for a task; None for nothing."""
         if isinstance(task, _worker._ResumeIteration):
             self._has_ended = False
             with _Place(self):
@@ -190,7 +190,7 @@ class _Worker:
 
 
 class _Place:
-    """While it lasts, this process is the worker's: its random states, and what ``get_worker_info`` says."""
+    """While it lasts, this process is the worker's: its random states, and ``get_worker_info``."""
 
     def __init__(self, worker: _Worker) -> None:
         self._worker = worker

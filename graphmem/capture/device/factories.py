@@ -235,7 +235,7 @@ def lazy_like(real: torch.Tensor) -> torch.Tensor:
 
 
 def moved_lazy(lazy: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """What ``move``, as of ``Module.to``, makes of a lazy tensor."""
+    """A lazy tensor on the device, and of the dtype, that ``move`` (of ``Module.to``) gives."""
     like = move(torch.empty(0, dtype=lazy.data.dtype, device=lazy.data.device))
     return made_lazy(like.device, like.dtype, lazy.requires_grad, type(lazy))
 

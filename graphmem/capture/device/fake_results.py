@@ -1,12 +1,12 @@
-"""What operators give on fake tensors, made anew without the dispatcher and without PyTorch's way to its own cache.
+"""Results of operators on fake tensors, made anew without the dispatcher and without PyTorch's way to its own cache.
 
 ``FakeTensorMode`` remembers what an operator gave for arguments of the same metadata, and makes such a tensor again
 (``_cached_dispatch_impl``, torch/_subclasses/fake_tensor.py). Most of a call's time is the way there: a pass through
 the dispatcher, a description of every argument in twenty fields, two context managers. Here a call that the mode's
 cache answered, or took, once is answered by what it gave then, for arguments that are the same in all that the cache
 compares: shapes, strides, offsets, types, devices, sizes of storages, flags, and the defaults that a factory takes.
-What the cache leaves to the operator (``cache_bypasses``: its outputs depend on data, or alias in ways that it does not
-know) is run.
+Calls that the cache leaves to the operator (``cache_bypasses``: outputs depend on data, or alias in unknown ways) are
+run.
 
 One operator more is remembered than there: ``aten._unsafe_view``, a view by another name, is one as the others are.
 """
@@ -67,14 +67,14 @@ _Recipe = _Made | _Same | None
 
 
 class FakeResults:
-    """What operators gave under one fake mode."""
+    """Results of operators under one fake mode, by the metadata of their arguments."""
 
     def __init__(self) -> None:
         self._mode: Any = None
         self._known: dict[tuple[Any, ...], tuple[bool, tuple[_Recipe, ...]]] = {}  # several outputs; each
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What ``func`` returns, called below every mode but the fake one."""
+        """The result of ``func``, called below every mode but the fake one."""
         mode = _mode_of(_FAKE) if _IS_QUICK else None
         if mode is None or _modes_on() != 1 or mode.shape_env is not None:
             return func(*args, **kwargs)

@@ -105,7 +105,7 @@ def _new(original: _Make, cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _shown_device(threads: Threads) -> property:
-    """``x.device`` as ``FakeTensor.device`` says it: of a tensor that is nowhere ``meta``, but for operators, to
+    """``x.device`` as ``FakeTensor.device`` gives it: of a tensor that is nowhere ``meta``, but for operators, to
     which that is the card. It is read for every operator: threads are told apart for such a tensor alone."""
 
     def device(self: FakeTensor) -> torch.device:
@@ -138,7 +138,7 @@ def device_tensor(cls: type, fake_mode: FakeTensorMode, elem: torch.Tensor) -> t
 
 @functools.cache
 def _attributes() -> dict[str, Any]:
-    """What ``FakeTensor.__new__`` sets, but for the mode; one by one the memos take longer than all the rest."""
+    """Attributes that ``FakeTensor.__new__`` sets, but for the mode. Setting the memos one by one would take long."""
     new = types.SimpleNamespace(constant=None, real_tensor=None, pytype=None, dispatch_keys=None)
     setattr(new, FAKE_DEVICE, cards().own)
     for memo in _MEMOS:

@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` says of its memory: the statistics, the snapshot, the free memory, and the limits a program sets.
+"""Questions of a program about the card's memory: statistics, snapshots, free memory; and the limits that it sets.
 
 Most of it is PyTorch's own Python over a few C functions. They ask the allocator that follows the capture
 (:class:`~graphmem.capture.ports.DeviceMemory`); without one, the statistics are 0 and the card is empty.
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretend_device import CUDA_MODULES, Teller
+from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory, MemoryBook
 
@@ -32,15 +32,15 @@ _COUNTERS = (
 class Answers:
     """The questions of one program, in the order of its events."""
 
-    def __init__(self, teller: Teller, book: MemoryBook | None) -> None:
-        self._teller = teller
+    def __init__(self, shown_card: ShownCard, book: MemoryBook | None) -> None:
+        self._shown_card = shown_card
         self._book = book
 
     def _memory(self) -> DeviceMemory | None:
-        """The allocator as of now. What it says depends on its options, and near its limit on the card."""
+        """The allocator as of now. Its figures depend on its options, and near its limit on the card."""
         memory = self._now()
         if memory is not None:
-            self._teller.told.add("allocator")
+            self._shown_card.asked.add("allocator")
         return memory
 
     def _now(self) -> DeviceMemory | None:
@@ -74,11 +74,11 @@ class Answers:
 
     def free_and_total(self, *_: object, **__: object) -> tuple[int, int]:
         """``torch.cuda.mem_get_info``."""
-        empty, total = self._teller.empty_bytes(), self._teller.total_bytes()
+        empty, total = self._shown_card.empty_bytes(), self._shown_card.total_bytes()
         memory = self._now()
         free = empty if memory is None else memory.free_bytes()
         if free != empty:
-            self._teller.told.add("allocator")
+            self._shown_card.asked.add("allocator")
         return free, total
 
     def used(self, *_: object, **__: object) -> int:
@@ -102,9 +102,9 @@ class Answers:
             self._book.allocator_settings(str(text))
 
 
-def patch_memory(patches: Patches, teller: Teller, book: MemoryBook) -> None:
+def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
-    answers = Answers(teller, book)
+    answers = Answers(shown_card, book)
 
     def event(name: str) -> Callable[..., None]:
         return lambda *_, **__: book.allocator_event(name)

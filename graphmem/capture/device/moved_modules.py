@@ -105,7 +105,7 @@ def _swapped(parameter: torch.Tensor, data: torch.Tensor, grad: torch.Tensor | N
 
 
 class _Originals:
-    """What modules that existed before the capture held: whether they trained, and the tensors that were replaced."""
+    """Modules that existed before the capture: whether they trained, and their tensors that were replaced."""
 
     def __init__(self) -> None:
         self._modules: weakref.WeakKeyDictionary[nn.Module, tuple[bool, dict[tuple[str, str], torch.Tensor]]]

@@ -1,4 +1,4 @@
-"""What Python reads of a fake tensor's data, outside PyTorch's dispatcher: numpy, lists, text, formatted numbers."""
+"""Reads of a fake tensor's data by Python, outside PyTorch's dispatcher: numpy, lists, text, formatted numbers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class _Reading:
 
 
 def _without_modes(read: _Read, known: torch.Tensor) -> Any:
-    """What PyTorch reads of a real tensor."""
+    """``read`` of a real tensor, which no mode sees."""
     with disable_current_modes():
         return read(known)
 

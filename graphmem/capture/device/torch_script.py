@@ -1,7 +1,7 @@
 """TorchScript: what it is made of is Python, and runs as that, as it does with PyTorch's own switch ``PYTORCH_JIT=0``.
 
 A scripted function runs in C++, below Python, and its fuser joins element-wise operators after some runs: what they
-would have kept between them is then not there on a card. Such a step may need less than is found here, and is said to.
+would have kept between them is then not there on a card. Such a step may need less than is found here, with a remark.
 """
 
 from __future__ import annotations

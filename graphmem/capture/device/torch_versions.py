@@ -1,4 +1,4 @@
-"""What PyTorch 2.4 and later spell otherwise than the newest, in one place.
+"""Fake implementations of operators, in the spellings of PyTorch 2.4 and later.
 
 Each function does the same under every supported version; the comment says which version brought the new spelling.
 """
@@ -44,7 +44,7 @@ class ExistingFakes:
                 holder.kernel = kernel
 
     def restore(self) -> None:
-        """What was there before."""
+        """Put back those that were there before."""
         while self._replaced:
             holder, kernel = self._replaced[-1]
             if not hasattr(holder, "kernels"):

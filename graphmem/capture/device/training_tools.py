@@ -1,4 +1,5 @@
-"""What ``torch.optim``, ``torch.amp``, checkpointing and ``nn.DataParallel`` ask of a device, told of the pretended."""
+"""``torch.optim``, ``torch.amp``, checkpointing and ``nn.DataParallel``, with the pretended device for an answer where
+they ask about devices."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def _module_in_use(device_module: Callable[[str], ModuleType], device: str = DEV
 
 
 class _InUse:
-    """``torch.cuda``, of which PyTorch's own flag says that a device is in use."""
+    """``torch.cuda``, whose flag for a device in use is set."""
 
     _initialized = True
 

@@ -46,8 +46,8 @@ Remark = Callable[[Diagnostic], None]
 
 @contextlib.contextmanager
 def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> Iterator[None]:
-    """Until the end kernels have no effect; ``forget`` is told of every tensor that one is given, ``remark`` of every
-    launch by a program, and of imports that fail."""
+    """Until the end kernels have no effect; ``forget`` gets every tensor that one is given, ``remark`` every launch
+    by a program, and imports that fail."""
     is_installed = importlib.util.find_spec("triton") is not None
     launched = _Launched(forget, remark)
     with Patches() as patches:
@@ -81,7 +81,7 @@ _EMPTIED_BYTES = 256 << 20
 
 
 class _Launched:
-    """What a launch by a program does."""
+    """A launch by a program: its tensors are forgotten, its autotuner's buffer is allocated."""
 
     def __init__(self, forget: Callable[[torch.Tensor], None], remark: Remark) -> None:
         self._forget, self._remark = forget, remark
@@ -146,7 +146,7 @@ class _Missing(importlib.abc.MetaPathFinder):
         return None
 
     def take_back(self) -> None:
-        """What the import that found it has by now, nobody else may find."""
+        """Nobody else may find the stand-ins that an import has found."""
         while self._placed:
             sys.modules.pop(self._placed.pop(), None)
 

@@ -64,7 +64,7 @@ class ContextParallel(Strategy):
         chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
         if chosen != "sdpa":
             raise CaptureError(f"context parallelism is of attention by sdpa, and {type(model).__name__} uses {chosen}")
-        set_rotate_method("allgather")  # what Accelerate takes where nothing is said
+        set_rotate_method("allgather")  # Accelerate's default
         try:
             _attach_context_parallel_hooks(model)
         except ValueError as error:

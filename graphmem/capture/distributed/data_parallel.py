@@ -99,7 +99,7 @@ def _refuse_builtin_hook(*_: object) -> None:
 
 
 def _verify(storages: StorageBook) -> _Function:
-    """What comparing the parameters' number and shapes with other ranks allocates (``verify_params_across_processes``,
+    """The tensors of comparing the parameters' number and shapes with other ranks (``verify_params_across_processes``,
     reducer.cpp); it always finds them alike."""
 
     def verify(process_group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], logger: object = None) -> None:

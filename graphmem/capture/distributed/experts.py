@@ -67,6 +67,6 @@ def _evenly(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _of_others(counts: torch.Tensor, rank: int) -> torch.Tensor:
-    """What comes from each of the others, who route as many tokens in the same way."""
+    """The counts from each of the others, who route as many tokens in the same way."""
     with unset_fake_temporarily():
         return counts[rank].expand_as(counts).contiguous()

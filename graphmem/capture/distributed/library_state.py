@@ -1,4 +1,4 @@
-"""What libraries keep of process groups for as long as the process lives, which here is longer than a capture."""
+"""Globals of libraries about process groups, which live as long as the process: here longer than a capture."""
 
 from __future__ import annotations
 

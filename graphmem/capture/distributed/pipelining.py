@@ -28,7 +28,7 @@ _SPLIT = ("embed_tokens", "layers", "norm")
 
 
 class _Stage(nn.Module):  # type: ignore[misc]
-    """What a stage calls: the base model, or with the last one the whole, on tokens or on hidden states."""
+    """A stage: the base model, or with the last one the whole, on tokens or on hidden states."""
 
     def __init__(self, model: nn.Module, is_first: bool, is_last: bool) -> None:
         super().__init__()

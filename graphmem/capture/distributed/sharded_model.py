@@ -1,4 +1,4 @@
-"""What a framework's own objects say of how it shares a model out: read once, when the model is first called."""
+"""How a framework shares a model out, from its own objects: read once, when the model is first called."""
 
 from __future__ import annotations
 

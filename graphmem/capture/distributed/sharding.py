@@ -67,8 +67,8 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
 
 
 def forget_meshes() -> None:
-    """What DTensor remembers of operators it remembers with their meshes, which another one of the same shape is equal
-    to: the groups of a former capture would be looked for (``ShardingPropagator``, and its cache in C++ since 2.10)."""
+    """Empty DTensor's caches of operators. Their keys have meshes, and another mesh of the same shape is equal: the
+    groups of a former capture would be looked for (``ShardingPropagator``, and its cache in C++ since 2.10)."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return

@@ -61,7 +61,7 @@ class SharedLayers(Strategy):
 
 
 def materialize(module: torch.nn.Module, parameters: torch.device | None = None) -> None:
-    """Give a module memory where it has none, each tensor once: on the card, its ``parameters`` elsewhere if told."""
+    """Give a module memory where it has none, each tensor once: on the card, its ``parameters`` elsewhere if given."""
     made: dict[int, torch.Tensor] = {}
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:

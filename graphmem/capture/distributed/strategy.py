@@ -1,5 +1,5 @@
-"""A way of sharing a step out among processes, a strategy a file. Each says what it does in which part of the step; the
-parts that it leaves out change nothing. :mod:`graphmem.capture.loop.strategies` composes them."""
+"""A way of sharing a step out among processes, a strategy a file. Its methods are the parts of the step that it
+changes; those that it leaves out change nothing. :mod:`graphmem.capture.loop.strategies` composes them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _LOST = "sharded models and process groups cannot be followed"
 
 
 def patch_tensor_lists(patches: Patches) -> None:
-    """What exists of these functions in this version of PyTorch, replaced by equal ones that take less time."""
+    """Replace those of these functions that this version of PyTorch has by equal ones that take less time."""
     propagation = importlib.import_module("torch.distributed.tensor._sharding_prop")
     replaced = {
         "_propagate_use_strided_shard_flag": _flag_propagated_once,
@@ -100,7 +100,7 @@ def _length_of_lists(op_schema: Any, output_tensor_meta: Any, strategies: type) 
 
 
 def _element(argument: Any, index: int, count: int, strategies: type) -> Any:
-    """What one element of the lists is called with: of a list of as many its own, of all else the same."""
+    """The argument for one element of the lists: of a list of as many its own, of all else the same."""
     if isinstance(argument, strategies):
         return strategies([argument.children[index]])  # type: ignore[attr-defined]
     return [argument[index]] if _is_list(argument, count) else argument
