@@ -22,7 +22,7 @@ from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 
-#: What may be said in place of a path: ask one if it is there, ask none, ask the one that is there.
+#: Words in place of a path: ask one if it is there, ask none, ask the one that is there.
 AUTO, NEVER, INSTALLED = "auto", "never", "installed"
 _NAME = "libcudnn.so.9"
 _FOLDERS = (
@@ -95,7 +95,7 @@ class Cudnn:
 
     Raises :class:`CudnnUnavailable` when the library cannot be loaded or is older than 9.8, :class:`UsageError` when it
     has no plans for the card. One that is found and not ``named`` (``auto``) is started by the first question, and
-    :meth:`notes` say why it could not be asked.
+    :meth:`notes` give the reason where it could not be asked.
     """
 
     def __init__(self, named: str | Path, card: Device) -> None:
@@ -154,7 +154,7 @@ class Cudnn:
         return tuple(itertools.chain.from_iterable(plans))
 
     def recurrent_spaces(self, network: Network, training: bool) -> tuple[int, int] | None:
-        """Bytes of work and reserve space of a recurrent network; None if the library does not say."""
+        """Bytes of work and reserve space of a recurrent network; None if the library gives none."""
         key = (network, training)
         if key not in self._spaces:
             answer = self._ask({"network": asdict(network), "training": training})
@@ -169,7 +169,7 @@ class Cudnn:
         return version_text(self._about["version"])
 
     def notes(self) -> list[str]:
-        """What a reader must know of the answers."""
+        """Remarks on the answers: where they come from, and what was assumed."""
         if self._unusable:
             return [f"workspaces of convolutions and recurrent networks: predicted, for {self._unusable}"]
         if not self._about:
@@ -255,8 +255,14 @@ class Cudnn:
         from graphmem.sandbox.guard import own
 
         with own():
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            self._worker = subprocess.Popen(WORKER, text=True, env=environment, **pipes)
+            self._worker = subprocess.Popen(
+                WORKER,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
         search = [folder for folder in sys.path if folder and (Path(folder) / "nvidia").is_dir()]
         about = self._exchange({"library": self._library, "device": description(self._card), "search": search})
         if "error" in about:

@@ -1,8 +1,7 @@
 """The table of cards: the memory that the driver reports, and a process's memory outside its allocator.
 
-Every figure carries its source, and says whether it is a guess. Capacities are
-those of Linux drivers (they differ by some tens of MiB between driver versions; Windows reports the nominal size).
-"""
+Every figure carries its source; a capacity that is a guess is marked as one. Capacities are those of Linux drivers
+(they differ by some tens of MiB between driver versions; Windows reports the nominal size)."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ __all__ = [
     "with_capability",
 ]
 
-#: The card assumed when the user names none. It is an assumption, and every report made with it says so.
+#: The card assumed when the user names none. It is an assumption, which every report made with it names.
 DEFAULT_DEVICE = "H100-80GB"
 
 _PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct)+")
@@ -273,7 +272,7 @@ def _device(row: Mapping[str, Any]) -> Device:
     sms, threads, empty = row["sm_count"], row["max_threads_per_sm"], row.get("empty_context_bytes")
     known = {name: tuple(row[name]) if isinstance(row[name], list) else row[name] for name in FIELDS if name in row}
     estimated = estimated_context_bytes(sms, threads) if empty is None else empty + context.LIBRARY_BYTES
-    defaults = {
+    defaults: dict[str, Any] = {
         "vendor": "NVIDIA",
         "capacity_source": "given by the user",
         "context_bytes": estimated,

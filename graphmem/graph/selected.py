@@ -67,7 +67,7 @@ Made = tuple[tuple[Dimension, ...], ...]
 
 
 def _non_max_suppression(given: _Inputs, selected: Selected) -> Made:
-    """[selected, 3]: of every class of every image as many as ``max_output_boxes_per_class``, 0 by default, says, and
+    """[selected, 3]: of every class of every image as many as ``max_output_boxes_per_class``, 0 by default, and
     no more than there are boxes."""
     batch, classes, boxes = map(int, given.spec(1).shape)
     most = given.node.input[2] if len(given.node.input) > 2 else ""

@@ -51,8 +51,8 @@ class _Types(dict[str, onnx.TypeProto]):
 
 @dataclass
 class ModelFacts:
-    """What holds for a model, or a subgraph of it, whatever its inputs are bound to; made once by :func:`facts_of`.
-    ``bodies`` are the subgraphs of its nodes by :attr:`Node.key`, then by attribute."""
+    """The facts of a model, or a subgraph of it, that hold whatever its inputs are bound to; made once by
+    :func:`facts_of`. ``bodies`` are the subgraphs of its nodes by :attr:`Node.key`, then by attribute."""
 
     model: onnx.ModelProto
     directory: Path | None
@@ -156,7 +156,8 @@ def _no_rules(*_: object) -> tuple[dict[str, onnx.TypeProto], str]:
 
 @dataclass
 class Propagation:
-    """What is known so far of a graph, or of a subgraph inside its ``outer`` one; lives inside one :func:`propagate`.
+    """The shapes and values known so far of a graph, or of a subgraph inside its ``outer`` one; lives inside one
+    :func:`propagate`.
 
     ``scope`` begins the names of its tensors in ``symbolic``; ``bodies`` are the subgraphs followed so far.
     """
@@ -289,7 +290,7 @@ def symbolic_inside(symbolic: Mapping[str, TensorSpec], scope: str, facts: Model
 
 
 def scope_of(node_key: str, attribute: str) -> str:
-    """What begins the names of the tensors of a subgraph where they stand beside those around it."""
+    """The beginning of the names of the tensors of a subgraph where they stand beside those around it."""
     return f"{node_key}/{attribute}/"
 
 
@@ -506,7 +507,7 @@ def _spec_of_type(node: Node, name: str, kind: onnx.TypeProto | None) -> TensorS
 
 
 def _check_sizes(state: Propagation, node: Node) -> None:
-    """What kernels refuse and ONNX's rules do not. Raises :class:`ShapeError`."""
+    """Refuse shapes that kernels refuse and ONNX's rules do not. Raises :class:`ShapeError`."""
     _check_elements(state, node)
     if node.domain:
         return
