@@ -44,18 +44,12 @@ from graphmem.training.sharding import SHARDS, FullyShard
 from graphmem.training.zero import ZeRO
 
 __all__ = [
-    "AMP_DTYPES",
-    "ATTENTION_MASKS",
     "CACHE_IMPLEMENTATIONS",
-    "COMPILE_MODES",
     "DTYPES",
     "LOOPS",
     "OPTIMIZERS",
     "SCHEDULERS",
-    "SHARDS",
     "WEIGHTS",
-    "ZERO_GRAD",
-    "ZERO_GRAD_AT",
     "DataParallel",
     "Epoch",
     "FullyShard",
@@ -66,12 +60,10 @@ __all__ = [
     "Training",
     "ZeRO",
     "amp_named",
-    "check_optimizer",
     "dtype_named",
     "parse_assumption",
     "parse_lengths",
     "parse_optimizer_arg",
-    "parse_value",
     "weights_named",
 ]
 
@@ -472,8 +464,7 @@ class Training:
             (self.grad_accum > 1, f"{self.grad_accum} micro-batches per step"),
             (self.clip_grad_norm, f"gradient norm clipped to {self.clip_grad_norm or 0:g}"),
             (self.wrapper, self.wrapper.describe() if self.wrapper else ""),
-            (self.tp, f"tensor parallel over {self.tp}"),
-            (self.ep, f"expert parallel over {self.ep}"),
+            (self.tp or self.ep, ", ".join(describe_parts(self.tp, self.ep))),
             (self.sp, "sequence parallel"),
             (self.tp_plan, "by a plan of its own"),
             (self.pp, self.pp.describe() if self.pp else ""),
