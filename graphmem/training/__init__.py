@@ -34,13 +34,12 @@ from graphmem.training.optimizers import (
     check_option,
     pairs_of,
     parse_optimizer_arg,
-    parse_value,
 )
 from graphmem.training.parts import check_parts, checked_plan, describe_parts, plan_in_file, processes_of_parts
 from graphmem.training.pipelines import PipelineParallel
 from graphmem.training.processes import Processes, at_least_two, check_world_size
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
-from graphmem.training.sharding import SHARDS, FullyShard
+from graphmem.training.sharding import FullyShard
 from graphmem.training.zero import ZeRO
 
 __all__ = [

@@ -28,7 +28,7 @@ from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.threads import capturing
 from graphmem.capture.torch_internals import Never
-from graphmem.capture.values.assumed_values import AssumedValues, Told
+from graphmem.capture.values.assumed_values import AssumedValues, Assumptions
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
 from graphmem.capture.values.messages import Post
@@ -114,7 +114,7 @@ def capture(
     processes: Processes | None = None,
     post: Post | None = None,
     data_dependent: float | None = None,
-    assume: Told = (),
+    assume: Assumptions = (),
     budget: Budget | None = None,
     asked: set[str] | None = None,
     leave_after: int | None = None,
