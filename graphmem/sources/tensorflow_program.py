@@ -161,10 +161,10 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
 def _initializer_steps(
     initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, seen: set[int]
 ) -> list[list[Any]]:
-    """What an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=", PLACE, OF]``
-    one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value. Scalars from
-    Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few elements, for the
-    order, and is traced with ``shape``, for the sizes."""
+    """The tensors that an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=",
+    PLACE, OF]`` one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value.
+    Scalars from Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few
+    elements, for the order, and is traced with ``shape``, for the sizes."""
     import tensorflow as tf
 
     traced = tf.Graph()
@@ -186,7 +186,7 @@ def _initializer_steps(
 
 @contextlib.contextmanager
 def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
-    """Initializers scale by what ``shape`` tells them, whatever they fill: one scalar a scale is kept on the card."""
+    """Initializers scale by the fans of ``shape``, whatever they fill: one scalar a scale is kept on the card."""
     from keras.src.initializers import random_initializers
 
     kept = random_initializers.compute_fans
