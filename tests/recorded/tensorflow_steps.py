@@ -4,7 +4,7 @@ GRAPHMEM_TENSORFLOW_PYTHON names the interpreter of an environment with ``tensor
 a stub that was built for it (tests/oracles/stub_cuda). ``record`` runs the named cases anew, each in a process of its
 own, and keeps beside the figures what a prediction starts from: the step as TensorFlow prepared it and cuDNN's answers
 (``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
-alone, ``record --again`` runs one more process beside those that were recorded. ``table`` shows every recorded peak
+alone and ``record --answers`` asks cuDNN alone again, ``record --again`` runs one more process beside those that were recorded. ``table`` shows every recorded peak
 beside the prediction. In which order kernels run differs a little from process to process, and peaks by some per cent.
 """
 
@@ -108,10 +108,11 @@ class Answers:
     given: dict[str, Any]
     cudnn: CudnnSpaces | None = None
 
-    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+    def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
+        question = ("fused " if fused else "") + _question(asked)
         if self.cudnn is not None:
-            self.given[_question(asked)] = self.cudnn.convolution(asked)
-        return tuple(self.given[_question(asked)])
+            self.given[question] = self.cudnn.convolution(asked, fused=fused)
+        return tuple(self.given[question])
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         if self.cudnn is not None:
@@ -122,8 +123,13 @@ class Answers:
 
 def prepared(name: str) -> tuple[Step, Answers]:
     """What a prediction of the case starts from."""
-    document = json.loads(gzip.decompress((PREPARED / f"{CASES[name].model}.json.gz").read_bytes()))
+    document = _document(name)
     return read_step(document), Answers(document["answers"])
+
+
+def _document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress((PREPARED / f"{CASES[name].model}.json.gz").read_bytes()))
+    return found
 
 
 def predicted(name: str) -> list[int]:
@@ -169,9 +175,11 @@ class _Kind:
     def record(self, arguments: list[str]) -> int:
         found = recorded()
         for name in _named([one for one in arguments if not one.startswith("--")]):
-            if "--again" not in arguments:
+            if "--answers" in arguments:
+                _answer(CASES[name].model, _document(name))
+            elif "--again" not in arguments:
                 _prepare(CASES[name].model)
-            if "--prepare" in arguments:
+            if "--prepare" in arguments or "--answers" in arguments:
                 continue
             row = _run(CASES[name])
             if row is None:
@@ -200,15 +208,20 @@ class _Kind:
 def _prepare(model: str) -> None:
     """Let TensorFlow, without a card, prepare the step of a model, and cuDNN answer what it will be asked."""
     PREPARED.mkdir(exist_ok=True)
-    card = device_named(CARD)
     asked = {"text": f"{MODELS}:{model}", "batch": None, "seq_len": None, "training": True, "architecture": "9.0"}
-    with tempfile.TemporaryDirectory() as folder, Cudnn(os.environ["GRAPHMEM_CUDNN"], card) as cudnn:
+    with tempfile.TemporaryDirectory() as folder:
         request, result = Path(folder, "request.json"), Path(folder, "step.json")
         request.write_text(json.dumps(asked))
         command = [os.environ["GRAPHMEM_TENSORFLOW_PYTHON"], "-m", "graphmem.sources.tensorflow_program"]
         environment = {**os.environ, "PYTHONPATH": str(places.ROOT)}
         subprocess.run([*command, str(request), str(result)], env=environment, stderr=subprocess.DEVNULL, check=True)
-        document = json.loads(result.read_text())
+        _answer(model, json.loads(result.read_text()))
+
+
+def _answer(model: str, document: dict[str, Any]) -> None:
+    """Keep the prepared step with cuDNN's answers."""
+    card = device_named(CARD)
+    with Cudnn(os.environ["GRAPHMEM_CUDNN"], card) as cudnn:
         answers = Answers({}, CudnnSpaces(card, cudnn))
         trace_of(read_step(document), model, 1, answers)
     data = json.dumps({**document, "answers": answers.given}, separators=(",", ":")).encode()

@@ -58,7 +58,7 @@ def test_the_interval_is_that_of_what_was_recorded(jit: bool, said: tuple[float,
 
 
 class NoLibrary:
-    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+    def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
         raise AssertionError
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class NoLibrary:
 class Library(NoLibrary):
     """Answers made up for the tests."""
 
-    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+    def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
         return 100, 7, 0
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
