@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,10 @@ _NO_XLA = "the step runs operator by operator: jit_compile is off, or Keras's de
 _EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's order, gradients are held to its end"
 
 
-_LOOPS = "operators that repeat are followed once: what a loop keeps of every turn for its gradient is missing"
+_FUNCTIONS = "operators that run graphs of their own are not followed: what those take is missing"
+_LOOPS = (
+    "data decide how often a loop turns: one turn is counted, what it keeps of each further one is missing"
+)
 
 
 #: How many per cent more recorded peaks were than predicted ones: training steps of TensorFlow 2.21 on an H200, op by
@@ -68,18 +71,24 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
     if sizes.training and not step.training:
         return None
     library = CudnnSpaces(card, cudnn)
-    trace = trace_of(step, f"keras:{text}", sizes.iterations or TRAINING_ITERATIONS, library)
+    uncounted: set[str] = set()
+    trace = trace_of(step, f"keras:{text}", sizes.iterations or TRAINING_ITERATIONS, library, uncounted)
     versions = " and ".join(f"{name} {version}" for name, version in step.versions.items())
     notes = [f"the graph is that of {versions}, rewritten by TensorFlow's own optimizer (Grappler) for {card.name}"]
     doubts = [_under_xla(trace) if step.jit else _as_seen(trace)]
     if library.estimated:
         notes.append(_ESTIMATED)
         doubts.append(unknown("cuDNN's workspaces", _ESTIMATED, below=True))
-    if step.unfollowed:
-        doubts.append(unknown("loops", f"{_LOOPS}: {', '.join(sorted(step.unfollowed))}", below=True))
-        notes.append(_LOOPS)
+    doubts += _missing(step.unfollowed, uncounted)
+    notes += [doubt.source for doubt in doubts[-2:] if doubt.name in ("functions", "loops")]
     notes.append(_EAGER if step.eager else _XLA + _range_of(MORE_PERCENT_WITH_XLA) if step.jit else _NO_XLA)
     return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts), proven="tests/golden/tensorflow")
+
+
+def _missing(unfollowed: Iterable[str], uncounted: Iterable[str]) -> list[Cause]:
+    """What the figures lack, so that they are lower bounds."""
+    found = (("functions", _FUNCTIONS, sorted(unfollowed)), ("loops", _LOOPS, sorted(uncounted)))
+    return [unknown(name, f"{text}: {', '.join(which)}", below=True) for name, text, which in found if which]
 
 
 def _as_seen(trace: Trace) -> Cause:

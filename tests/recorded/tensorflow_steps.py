@@ -4,8 +4,9 @@ GRAPHMEM_TENSORFLOW_PYTHON names the interpreter of an environment with ``tensor
 a stub that was built for it (tests/oracles/stub_cuda). ``record`` runs the named cases anew, each in a process of its
 own, and keeps beside the figures what a prediction starts from: the step as TensorFlow prepared it and cuDNN's answers
 (``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
-alone and ``record --answers`` asks cuDNN alone again, ``record --again`` runs one more process beside those that were recorded. ``table`` shows every recorded peak
-beside the prediction. In which order kernels run differs a little from process to process, and peaks by some per cent.
+alone and ``record --answers`` only asks cuDNN again; ``record --again`` runs one more process beside those that were
+recorded. ``table`` shows every recorded peak beside the prediction. In which order kernels run differs a little from
+process to process, and peaks by some per cent.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ CARD, TOTAL_MIB = "H200-141GB", 143771
 
 @dataclass(frozen=True)
 class Case:
-    """``model``: a function of :data:`MODELS`; ``memory`` and ``loop`` as of ``record_steps.py``; ``options`` are
-    graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked at after the
-    last, the second eight of them before the next rules."""
+    """``model``: a function of :data:`MODELS`; ``memory``, ``loop`` and ``flags`` as of ``record_steps.py``;
+    ``options`` are graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked
+    at after the last, the second eight of them before the next rules."""
 
     model: str
     memory: str = "memory_growth"
@@ -58,6 +59,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     kept_back: bool = False
     loop: str = "train_on_batch"
+    flags: str = ""
 
 
 _OPEN = (
@@ -76,6 +78,8 @@ _XLA = (
 CASES = {
     **{name: Case(name) for name in (*_OPEN, *_XLA)},
     **{name: Case(name, kept_back=True) for name in (*_KEPT_BACK, *_KEPT_BACK_AGAIN)},
+    "simple_rnn": Case("simple_rnn", flags="1" * 50 + "0"),
+    "rnn_cell": Case("rnn_cell", kept_back=True, flags="1" * 40 + "0"),
     "fitted": Case("fitted", kept_back=True, loop="fit"),
     "mlp_at_once": Case("mlp", "whole_limit", ""),
     "cnn_limited": Case("cnn", "memory_limit=1024", "memory_limit:1024"),
@@ -245,7 +249,7 @@ def _run(case: Case) -> dict[str, Any] | None:
         "LD_PRELOAD": str(stub.driver()),
         **case.environment,
     }
-    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory, case.loop]
+    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory, case.loop, case.flags]
     # Nobody may wait for what a failing run prints without end.
     try:
         done = subprocess.run(

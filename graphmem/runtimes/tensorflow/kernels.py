@@ -149,6 +149,12 @@ def _concat(node: Node, inputs: Inputs, library: Library) -> Need:
     return Need(after=(8 * len(joined), *begins))
 
 
+def _stack(node: Node, inputs: Inputs, library: Library) -> Need:
+    """As of ``ConcatV2``, of the elements of a list (list_kernels.h)."""
+    shape = node.outputs[0].shape
+    return Need(after=(8 * shape[0],)) if shape and shape[0] > _INLINE_ADDRESSES else Need()
+
+
 # --- Einsum -----------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +319,7 @@ _RULES: Mapping[str, Rule] = {
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "ConcatV2": _concat,
+    "TensorListStack": _stack,
     "Einsum": _einsum,
     **dict.fromkeys(_DIRECTIONS, _convolution),
     "CudnnRNNV3": _recurrent,
