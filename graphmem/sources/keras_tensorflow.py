@@ -39,9 +39,7 @@ _EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's orde
 
 
 _FUNCTIONS = "operators that run graphs of their own are not followed: what those take is missing"
-_LOOPS = (
-    "data decide how often a loop turns: one turn is counted, what it keeps of each further one is missing"
-)
+_LOOPS = "data decide how often a loop turns: one turn is counted, what it keeps of each further one is missing"
 
 
 #: How many per cent more recorded peaks were than predicted ones: training steps of TensorFlow 2.21 on an H200, op by
@@ -108,12 +106,17 @@ def _range_of(percent: Sequence[float]) -> str:
 
 def _measured(name: str, source: str, trace: Trace, percent: Sequence[float]) -> Cause:
     """As far off as recorded peaks were, in per cent of this step's requests at their peak."""
-    sign = np.where(trace.kinds == EventKind.ALLOC, 1, -1)
-    sizes = np.array([storage.bytes for storage in trace.storages], dtype=np.int64)
-    peak = int(np.cumsum(sign * sizes[trace.subjects]).max())
+    peak = peak_of_requests(trace)
     spread = seen(int(peak * more / 100) for more in percent)
     inside = round((len(percent) - 1) / (len(percent) + 1), 4)
     return Cause(name, MEASURED, source, dict.fromkeys(TRACE_LEVELS, spread), inside, len(percent))
+
+
+def peak_of_requests(trace: Trace) -> int:
+    """What the tensors of a trace ask for at their peak, in bytes."""
+    sign = np.where(trace.kinds == EventKind.ALLOC, 1, -1)
+    sizes = np.array([storage.bytes for storage in trace.storages], dtype=np.int64)
+    return int(np.cumsum(sign * sizes[trace.subjects]).max())
 
 
 def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, Any]:

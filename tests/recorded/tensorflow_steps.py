@@ -5,7 +5,8 @@ a stub that was built for it (tests/oracles/stub_cuda). ``record`` runs the name
 own, and keeps beside the figures what a prediction starts from: the step as TensorFlow prepared it and cuDNN's answers
 (``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
 alone and ``record --answers`` only asks cuDNN again; ``record --again`` runs one more process beside those that were
-recorded. ``table`` shows every recorded peak beside the prediction. In which order kernels run differs a little from
+recorded, and ``record --requested`` adds what the tensors asked for at their peak, from the allocator's log.
+``table`` shows every recorded peak beside the prediction. In which order kernels run differs a little from
 process to process, and peaks by some per cent.
 """
 
@@ -14,14 +15,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from graphmem.runtimes.tensorflow.dataflow import trace_of
 from graphmem.runtimes.tensorflow.library import CudnnSpaces
 from graphmem.runtimes.tensorflow.options import read_options
 from graphmem.runtimes.tensorflow.step import Step, read_step
+from graphmem.sources.keras_tensorflow import peak_of_requests
 from tests import places
 from tests.recorded import stub
 from tests.recorded.case import Documents
@@ -42,6 +45,8 @@ FILE = places.GOLDEN / "tensorflow" / "steps.jsonl"
 PREPARED = FILE.parent / "prepared"
 MODELS = Path(__file__).parent / "cases" / "keras_steps" / "models.py"
 STEPS = 3
+#: A request that the allocator of the card granted, or one given back, in its log.
+_REQUEST = re.compile(rb"\] (Allocate|Deallocate)Raw GPU_0_bfc +(\d+)(?= 0x|$)")
 _PROGRAM = places.ROOT / "tests" / "oracles" / "tensorflow" / "record_steps.py"
 #: The card that the stub stands for.
 CARD, TOTAL_MIB = "H200-141GB", 143771
@@ -136,6 +141,12 @@ def _document(name: str) -> dict[str, Any]:
     return found
 
 
+def predicted_requests(name: str) -> int:
+    """What the tensors ask for at their peak, in bytes."""
+    step, answers = prepared(name)
+    return peak_of_requests(with_eigen_scratch(trace_of(step, name, STEPS, answers)))
+
+
 def predicted(name: str) -> list[int]:
     """The peak of chunks in use up to each step, as ``get_memory_info`` tells it."""
     step, answers = prepared(name)
@@ -181,9 +192,14 @@ class _Kind:
         for name in _named([one for one in arguments if not one.startswith("--")]):
             if "--answers" in arguments:
                 _answer(CASES[name].model, _document(name))
-            elif "--again" not in arguments:
+            elif not {"--again", "--requested"} & {*arguments}:
                 _prepare(CASES[name].model)
             if "--prepare" in arguments or "--answers" in arguments:
+                continue
+            if "--requested" in arguments:
+                found[name]["requested"] = _requested(CASES[name])
+                print(name, found[name]["requested"], flush=True)
+                _write(found)
                 continue
             row = _run(CASES[name])
             if row is None:
@@ -193,8 +209,7 @@ class _Kind:
                 row = {**found[name], "again": [*found[name].get("again", ()), *runs(row)]}
             found[name] = {"case": name, **row}
             print(name, row["steps"][-1]["peak"], row["steady"], flush=True)
-            lines = [json.dumps(found[known], separators=(",", ":")) for known in CASES if known in found]
-            FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            _write(found)
         return 0
 
     def table(self, arguments: list[str]) -> int:
@@ -232,11 +247,31 @@ def _answer(model: str, document: dict[str, Any]) -> None:
     (PREPARED / f"{model}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
 
 
+def _write(found: Documents) -> None:
+    lines = [json.dumps(found[known], separators=(",", ":")) for known in CASES if known in found]
+    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _requested(case: Case) -> int:
+    """What the tensors of a run asked for at their peak, in bytes, from a process whose allocator writes a log."""
+    now = most = 0
+    log = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "bfc_allocator=3"}
+    with tempfile.TemporaryFile() as lines:
+        _run(replace(case, environment={**case.environment, **log}), lines)
+        lines.seek(0)
+        for line in lines:
+            match = _REQUEST.search(line)
+            if match:
+                now += int(match[2]) * (1 if match[1] == b"Allocate" else -1)
+                most = max(most, now)
+    return most
+
+
 def _named(parts: list[str]) -> list[str]:
     return [name for name in CASES if not parts or any(part in name for part in parts)]
 
 
-def _run(case: Case) -> dict[str, Any] | None:
+def _run(case: Case, errors: IO[bytes] | None = None) -> dict[str, Any] | None:
     python = Path(os.environ["GRAPHMEM_TENSORFLOW_PYTHON"])
     [site] = python.parents[1].glob("lib/python3.*/site-packages")
     libraries = [stub.driver().parent / "cudalib", *site.glob("nvidia/*/lib")]
@@ -253,8 +288,9 @@ def _run(case: Case) -> dict[str, Any] | None:
     # Nobody may wait for what a failing run prints without end.
     try:
         done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1500, check=False
-        )
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors or subprocess.DEVNULL, timeout=1500,
+            check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
     rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
