@@ -194,65 +194,75 @@ def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
         random_initializers.compute_fans = kept
 
 
+class _Watch:
+    """What an initializer does while it runs eagerly. ``rows`` are those of :func:`_initializer_steps`, but for an
+    operator's output, which is (operator's number, position, tensor); ``ran`` are its operators; ``seen`` are the
+    scalars from Python that were on the card before."""
+
+    def __init__(self, seen: set[int]) -> None:
+        self.rows: list[list[Any]] = []
+        self.ran: list[str] = []
+        self._seen = seen
+        self._places: dict[int, int] = {}
+        self._numbers = itertools.count()
+
+    def constant(self, tensor: Any) -> None:
+        """A tensor that Python gave; a scalar stays on the card."""
+        is_scalar = tensor.shape.rank == 0
+        if is_scalar:
+            value = hash((tensor.dtype.name, float(tensor.numpy())))
+            if value in self._seen:
+                return
+            self._seen.add(value)
+        self._place(tensor, ["+", *_tensor(tensor)], stays=is_scalar)
+
+    def operator(self, kind: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any) -> None:
+        """An operator that ran, as TensorFlow calls back."""
+        kind = kind.decode() if isinstance(kind, bytes) else kind
+        on_host = _host_inputs(kind, attributes)
+        for position, tensor in enumerate(inputs):
+            if id(tensor) not in self._places and position not in on_host:
+                self.constant(tensor)
+        shared = self._places.get(id(inputs[0])) if kind in ("Reshape", "Identity") else None
+        for position, tensor in enumerate(outputs):
+            made = ["+", len(self.ran), position, _tensor(tensor)]
+            self._place(tensor, made if shared is None else ["=", shared])
+        self.ran.append(kind)
+
+    def _place(self, tensor: Any, row: list[Any], *, stays: bool = False) -> None:
+        place = self._places[id(tensor)] = next(self._numbers)
+        self.rows.append([row[0], place, *row[1:]])
+        if not stays:
+            weakref.finalize(tensor, self._let_go, id(tensor), place).atexit = False
+
+    def _let_go(self, identity: int, place: int) -> None:
+        self._places.pop(identity, None)
+        self.rows.append(["-", place])
+
+
 def _watched(initializer: Any, shape: tuple[int, ...], dtype: str, seen: set[int]) -> tuple[list[Any], list[str]]:
-    """The rows of an initializer that runs eagerly, outputs as (operator's number, position, tensor), and its
-    operators."""
+    """The rows of an initializer that runs eagerly, and its operators, as of :class:`_Watch`."""
     from tensorflow.python.framework import constant_op, op_callbacks
 
-    rows: list[list[Any]] = []
-    ran: list[str] = []
-    places: dict[int, int] = {}
-    numbers = itertools.count()
+    watch = _Watch(seen)
     made_constant = constant_op.convert_to_eager_tensor
-
-    def placed(tensor: Any, row: list[Any], *, stays: bool = False) -> None:
-        place = next(numbers)
-        places[id(tensor)] = place
-        rows.append([row[0], place, *row[1:]])
-        if not stays:
-            weakref.finalize(tensor, let_go, id(tensor), place).atexit = False
-
-    def let_go(identity: int, place: int) -> None:
-        places.pop(identity, None)
-        rows.append(["-", place])
-
-    def constant(tensor: Any) -> None:
-        if tensor.shape.rank == 0:
-            value = hash((tensor.dtype.name, float(tensor.numpy())))
-            if value not in seen:
-                placed(tensor, ["+", *_tensor(tensor)], stays=True)
-            seen.add(value)
-        else:
-            placed(tensor, ["+", *_tensor(tensor)])
 
     def converted(*arguments: Any, **options: Any) -> Any:
         tensor = made_constant(*arguments, **options)
         if tensor.dtype.name != "int32":
-            constant(tensor)
+            watch.constant(tensor)
         return tensor
 
-    def after(kind: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any) -> None:
-        kind = kind.decode() if isinstance(kind, bytes) else kind
-        for position, tensor in enumerate(inputs):
-            if id(tensor) not in places and position not in _host_inputs(kind, attributes):
-                constant(tensor)
-        for position, tensor in enumerate(outputs):
-            if kind in ("Reshape", "Identity") and id(inputs[0]) in places:
-                placed(tensor, ["=", places[id(inputs[0])]])
-            else:
-                placed(tensor, ["+", len(ran), position, _tensor(tensor)])
-        ran.append(kind)
-
     constant_op.convert_to_eager_tensor = converted
-    op_callbacks.add_op_callback(after)
+    op_callbacks.add_op_callback(watch.operator)
     try:
         value = initializer(shape, dtype=dtype)
-        found = list(rows)  # before Python lets the value go
+        found = list(watch.rows)  # before Python lets the value go
         del value
     finally:
-        op_callbacks.remove_op_callback(after)
+        op_callbacks.remove_op_callback(watch.operator)
         constant_op.convert_to_eager_tensor = made_constant
-    return found, ran
+    return found, watch.ran
 
 
 def _host_inputs(kind: str, attributes: Sequence[Any]) -> set[int]:

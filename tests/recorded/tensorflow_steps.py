@@ -84,7 +84,6 @@ CASES = {
     **{name: Case(name) for name in (*_OPEN, *_XLA)},
     **{name: Case(name, kept_back=True) for name in (*_KEPT_BACK, *_KEPT_BACK_AGAIN)},
     "simple_rnn": Case("simple_rnn", flags="1" * 50 + "0"),
-    "rnn_cell": Case("rnn_cell", kept_back=True, flags="1" * 40 + "0"),
     "fitted": Case("fitted", kept_back=True, loop="fit"),
     "mlp_at_once": Case("mlp", "whole_limit", ""),
     "cnn_limited": Case("cnn", "memory_limit=1024", "memory_limit:1024"),

@@ -204,13 +204,6 @@ def simple_rnn() -> Any:
     return _compiled(i, layers.Dense(8)(h), _floats(64, 50, 64), _floats(64, 50, 8), loss="mse")
 
 
-def rnn_cell() -> Any:
-    """A loop over a cell of several gates, whose last state counts."""
-    i = keras.Input((40, 48))
-    h = layers.RNN(layers.LSTMCell(128))(i)
-    return _compiled(i, layers.Dense(4)(h), _floats(96, 40, 48), _floats(96, 4), loss="mse")
-
-
 def lstm_tagger(**options: Any) -> Any:
     """A label a step, from two layers over floats; RMSprop."""
     i = keras.Input((96, 64))
