@@ -118,9 +118,9 @@ def analyze(
     say = progress or (lambda _: None)
     if ranks is not None:
         return fullest(question, ranks, say)
-    shelf = runs.RunCache()
+    cache = runs.RunCache()
     try:
-        return stages.beside_other_loop(stages.estimate_of(question, shelf, say), question, say, shelf)
+        return stages.beside_other_loop(stages.estimate_of(question, cache, say), question, say, cache)
     except NotModelledError as error:
         raise _with_what_is_known(error, question) from None
 

@@ -58,6 +58,10 @@ class Replay:
         return len(self.requested_bytes)
 
 
+#: What is done at an event, given its subject and its stream.
+_Action = Callable[[int, int], object]
+
+
 class Player:
     """Shows the events of one run to an allocator. The columns of the table of storages may grow while it plays.
 
@@ -82,57 +86,78 @@ class Player:
     def play(
         self,
         events: Iterator[tuple[int, int, int]],
-        note_allocated: Callable[[int], Any],
-        note_reserved: Callable[[int], Any],
+        note_allocated: Callable[[int], object],
+        note_reserved: Callable[[int], object],
         fractions: Sequence[float] = (),
         settings: Sequence[str] = (),
     ) -> int:
-        """Play (kind, subject, stream) to the end, and tell what is allocated and reserved after each; -1.
+        """Play (kind, subject, stream) to the end, and note what is allocated and reserved after each; -1.
 
         The storage whose request is refused ends it, with a :class:`DeviceOutOfMemory` that is kept in ``error``: its
         index. Playing goes on after it with the same iterator.
         """
-        allocator, handles = self._allocator, self._handles
-        sizes, own_streams, pools = self._sizes, self._streams, self._pools
-        malloc, free = allocator.malloc, allocator.free
-        private = allocator if isinstance(allocator, PoolAllocator) else None
+        allocator, handles, actions = self._allocator, self._handles, self._actions(fractions, settings)
+        sizes, streams, malloc, free = self._sizes, self._streams, allocator.malloc, allocator.free
         for kind, subject, stream in events:
-            if kind <= _ALLOC:
-                try:
-                    if kind == _ALLOC:
-                        handles[subject] = malloc(sizes[subject], own_streams[subject])
-                    else:
-                        assert private is not None
-                        handles[subject] = private.malloc_in_pool(sizes[subject], own_streams[subject], pools[subject])
-                except DeviceOutOfMemory as error:
-                    if kind != _ALLOC or not self._takes_later_plan(subject):
-                        self.error = error.with_traceback(None)  # which would hold the frames of who plays
-                        return subject
-            elif kind == _FREE:
-                handle = handles.pop(subject, None)
-                if handle is not None:  # nothing was allocated: 0 bytes, or refused
-                    free(handle)
-            elif kind == _RECORD_STREAM:
-                if handles.get(subject) is not None:
-                    allocator.record_stream(handles[subject], stream)
-            elif kind == _SYNCHRONIZE:
-                allocator.synchronize()
-            elif kind == _EMPTY_CACHE:
-                allocator.empty_cache()
-            elif kind in (_REFUSED, _MEMORY_FRACTION):
-                if isinstance(allocator, LimitedAllocator):
-                    if kind == _REFUSED:
-                        allocator.refuse(sizes[subject], own_streams[subject], pools[subject] if pools else 0)
-                    else:
-                        allocator.limit_to_fraction(fractions[subject])
-            elif kind == _ALLOCATOR_SETTINGS:
-                if isinstance(allocator, ConfigurableAllocator):
-                    allocator.change_settings(settings[subject])
-            elif private is not None and kind < _ELSEWHERE:
-                _pool_event(private, kind, subject)
+            try:
+                if kind == _ALLOC:
+                    handles[subject] = malloc(sizes[subject], streams[subject])
+                elif kind == _FREE:
+                    handle = handles.pop(subject, None)
+                    if handle is not None:  # nothing was allocated: 0 bytes, or refused
+                        free(handle)
+                elif kind in actions:
+                    actions[kind](subject, stream)
+            except DeviceOutOfMemory as error:
+                if kind != _ALLOC or not self._takes_later_plan(subject):
+                    self.error = error.with_traceback(None)  # which would hold the frames of who plays
+                    return subject
             note_allocated(allocator.allocated_bytes)
             note_reserved(allocator.reserved_bytes)
         return -1
+
+    def _actions(self, fractions: Sequence[float], settings: Sequence[str]) -> dict[int, _Action]:
+        """The rarer kinds of events with what is done at one of them. Those that the allocator knows nothing of are
+        missing."""
+        allocator = self._allocator
+        actions: dict[int, _Action] = {
+            EventKind.RECORD_STREAM: self._record_stream,
+            EventKind.SYNCHRONIZE: lambda *_: allocator.synchronize(),
+            EventKind.EMPTY_CACHE: lambda *_: allocator.empty_cache(),
+        }
+        if isinstance(allocator, LimitedAllocator):
+            limited = allocator
+            actions[EventKind.REFUSED] = lambda index, _: limited.refuse(*self._request(index))
+            actions[EventKind.MEMORY_FRACTION] = lambda row, _: limited.limit_to_fraction(fractions[row])
+        if isinstance(allocator, ConfigurableAllocator):
+            configurable = allocator
+            actions[EventKind.ALLOCATOR_SETTINGS] = lambda row, _: configurable.change_settings(settings[row])
+        if isinstance(allocator, PoolAllocator):
+            actions |= self._actions_of_pools(allocator)
+        return actions
+
+    def _actions_of_pools(self, allocator: PoolAllocator) -> dict[int, _Action]:
+        return {
+            _ALLOC_IN_POOL: lambda index, _: self._take_in_pool(allocator, index),
+            EventKind.CREATE_POOL: lambda pool, _: allocator.create_or_incref_pool(pool),
+            EventKind.BEGIN_POOL: lambda pool, _: allocator.begin_allocate_to_pool(pool),
+            EventKind.END_POOL: lambda pool, _: allocator.end_allocate_to_pool(pool),
+            EventKind.RELEASE_POOL: lambda pool, _: allocator.release_pool(pool),
+            EventKind.EMPTY_POOL: lambda pool, _: allocator.empty_pool(pool),
+            EventKind.ENTER_CAPTURE: lambda *_: allocator.enter_capture(),
+            EventKind.LEAVE_CAPTURE: lambda *_: allocator.leave_capture(),
+        }
+
+    def _request(self, index: int) -> tuple[int, int, int]:
+        """Bytes, stream and pool of a storage."""
+        return self._sizes[index], self._streams[index], self._pools[index] if self._pools else 0
+
+    def _take_in_pool(self, allocator: PoolAllocator, index: int) -> None:
+        self._handles[index] = allocator.malloc_in_pool(*self._request(index))
+
+    def _record_stream(self, index: int, stream: int) -> None:
+        if self._handles.get(index) is not None:
+            self._allocator.record_stream(self._handles[index], stream)
 
     def _takes_later_plan(self, subject: int) -> bool:
         """Whether the call that was refused its workspace does with that of a later plan."""
@@ -210,17 +235,10 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
 
 
 # Plain integers: comparing with members of an IntEnum in the loop above costs more than allocating.
-_ALLOC = int(EventKind.ALLOC)
-_FREE = int(EventKind.FREE)
-_RECORD_STREAM = int(EventKind.RECORD_STREAM)
-_SYNCHRONIZE = int(EventKind.SYNCHRONIZE)
-_EMPTY_CACHE = int(EventKind.EMPTY_CACHE)
-_REFUSED = int(EventKind.REFUSED)
-_MEMORY_FRACTION = int(EventKind.MEMORY_FRACTION)
-_ALLOCATOR_SETTINGS = int(EventKind.ALLOCATOR_SETTINGS)
-_WITH_STORAGE = (_ALLOC, _FREE, _RECORD_STREAM, _REFUSED)
-_ALLOC_IN_POOL = -1
-_ELSEWHERE = 1 << 20
+_ALLOC, _FREE = int(EventKind.ALLOC), int(EventKind.FREE)
+_WITH_STORAGE = (_ALLOC, _FREE, int(EventKind.RECORD_STREAM), int(EventKind.REFUSED))
+#: Kinds of events of this module alone: a request of a private pool, and what happens outside the device.
+_ALLOC_IN_POOL, _ELSEWHERE = -1, 1 << 20
 
 
 def events_on_device(
@@ -234,24 +252,6 @@ def events_on_device(
             if kind == _ALLOC and pools[subject]:
                 kind = _ALLOC_IN_POOL
         yield kind, subject, stream
-
-
-def _pool_event(allocator: PoolAllocator, kind: int, pool: int) -> None:
-    match EventKind(kind):
-        case EventKind.CREATE_POOL:
-            allocator.create_or_incref_pool(pool)
-        case EventKind.BEGIN_POOL:
-            allocator.begin_allocate_to_pool(pool)
-        case EventKind.END_POOL:
-            allocator.end_allocate_to_pool(pool)
-        case EventKind.RELEASE_POOL:
-            allocator.release_pool(pool)
-        case EventKind.EMPTY_POOL:
-            allocator.empty_pool(pool)
-        case EventKind.ENTER_CAPTURE:
-            allocator.enter_capture()
-        case EventKind.LEAVE_CAPTURE:
-            allocator.leave_capture()
 
 
 def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int]) -> list[int]:

@@ -16,6 +16,8 @@ from graphmem.diagnostics import Diagnostic
 from graphmem.trace import Trace
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from graphmem.cudnn.library import Cudnn
     from graphmem.runtimes.base import Taken
     from graphmem.training.program import Ending
@@ -38,14 +40,17 @@ class Run:
     """One run of a step. Diagnostics are counted: diagnostic -> how often."""
 
     trace: Trace
+    model: str = ""  # its name
+    runtime: str = ""  # that is natural to the model
     step: str = ""  # in words
     notes: tuple[str, ...] = ()  # remarks for the reader
-    planned: Taken | None = None  # what the runtime that planned it says of it; None of a captured step
+    planned: Taken | None = None  # the trace as the runtime that planned it takes it; None of a captured step
+    recorded: Mapping[str, int] | None = None  # figures of a recording that comes from elsewhere; None of other runs
     # What was not certain:
     assumed: Mapping[Diagnostic, int] = field(default_factory=dict)  # what had to be assumed, or is not modelled
     decided: Mapping[Diagnostic, int] = field(default_factory=dict)  # assumed values that decide, and their lines
     refusals: tuple[Diagnostic, ...] = ()  # who was refused memory and went on
-    card_answers: Mapping[str, Any] = field(default_factory=dict)  # what the step's own code asked it
+    card_answers: Mapping[str, Hashable] = field(default_factory=dict)  # facts of the card that the step's code asked
     limit: Hashable = None  # what decided when memory ran out, where the run could be refused some
     # What was run:
     is_own_step: bool = False  # the program, or the factory, ran all iterations itself
@@ -53,10 +58,11 @@ class Run:
     sandbox: Mapping[str, Any] = field(default_factory=dict)  # what a whole program would have done to files
     installed_version: tuple[int, int] = (0, 0)  # of the PyTorch that ran it
     cudnn: Cudnn | None = None  # that was asked for plans of convolutions
-    graph: Any = None  # the operators as a torch.fx.Graph, if that was asked for
+    graph: fx.Graph | None = None  # the operators, if they were asked for
     weights: tuple[str, ...] = ()  # dtypes of the model's parameters, those of the most bytes first
     optimizer: str = ""
     output_bytes: int = 0  # the most that an output has which only a variable of the loop can hold
+    loop: str = ""  # of graphmem.training.LOOPS; "" of a run without one
     # One process of several:
     groups: tuple[tuple[int, ...], ...] = ()  # ranks of each process group of several that it was in
     communicators: tuple[Communicator, ...] = ()  # of the groups that were used

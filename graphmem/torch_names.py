@@ -152,9 +152,11 @@ def explained(error: BaseException) -> str | None:
     """
     if re.search(r"has no attribute '_?[cC]uda", str(error)):
         return None
-    if not isinstance(error, (AttributeError, ImportError)) or "torch" not in str(error) + _place(error):
+    package = _package(error)
+    is_of_torch = "torch" in str(error) + _place(error) or (type(error) is NameError and package == "torch")
+    if not (isinstance(error, (AttributeError, ImportError, NameError)) and is_of_torch):
         return None
-    if _package(error) not in ("torch", "graphmem"):
+    if package not in ("torch", "graphmem"):
         return None
     return f"{versions.of_this_pytorch()}, and something in it is gone or named otherwise: {error}"
 

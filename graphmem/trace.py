@@ -381,13 +381,7 @@ _STATES = ("is not allocated yet", "is already alive", "has been freed", "was re
 
 def validate(trace: Trace) -> None:
     """Check every rule of the format; raises :class:`TraceError` naming the first event or storage that breaks one."""
-    for index, storage in enumerate(trace.storages):
-        if not 0 <= storage.bytes <= MAX_STORAGE_BYTES:
-            raise TraceError(f"storage {index} has {storage.bytes} bytes; accepted: 0 to {MAX_STORAGE_BYTES}")
-        if storage.stream < 0:
-            raise TraceError(f"storage {index} names the stream {storage.stream}; accepted: 0 or more")
-        if not 0 <= storage.pool <= len(trace.pools):
-            raise TraceError(f"storage {index} names pool {storage.pool}, which does not exist")
+    _check_storages(trace)
     for index, operator in enumerate(trace.operators):
         if not 0 <= operator.phase < len(trace.phases):
             raise TraceError(f"operator {index} ({operator.name}) names phase {operator.phase}, which does not exist")
@@ -399,6 +393,16 @@ def validate(trace: Trace) -> None:
     _check_plans(trace)
     if not _events_hold(trace):
         _name_first_broken(trace)
+
+
+def _check_storages(trace: Trace) -> None:
+    for index, storage in enumerate(trace.storages):
+        if not 0 <= storage.bytes <= MAX_STORAGE_BYTES:
+            raise TraceError(f"storage {index} has {storage.bytes} bytes; accepted: 0 to {MAX_STORAGE_BYTES}")
+        if storage.stream < 0:
+            raise TraceError(f"storage {index} names the stream {storage.stream}; accepted: 0 or more")
+        if not 0 <= storage.pool <= len(trace.pools):
+            raise TraceError(f"storage {index} names pool {storage.pool}, which does not exist")
 
 
 def _check_plans(trace: Trace) -> None:
@@ -415,22 +419,22 @@ def _check_plans(trace: Trace) -> None:
                 raise TraceError(f"storage {index} has {trace.storages[index].bytes} bytes; its first plan {sizes[0]}")
 
 
+#: Kinds of events whose subject is a row of a table of the trace, and what that table is called in errors.
+_TABLES = (
+    (_OF_STORAGES, "storages", "storage {}, which does not exist"),
+    ((EventKind.MEMORY_FRACTION,), "fractions", "memory fraction {}, which does not exist"),
+    ((EventKind.ALLOCATOR_SETTINGS,), "settings", "allocator settings {}, which do not exist"),
+)
+
+
 def _events_hold(trace: Trace) -> bool:
     """Whether all events keep the rules, all at once; False as well where private pools take one by one to tell."""
     kinds, subjects = trace.kinds, trace.subjects
-    of_storages = np.isin(kinds, _OF_STORAGES)
-    sets_fraction = kinds == EventKind.MEMORY_FRACTION
-    changes_settings = kinds == EventKind.ALLOCATOR_SETTINGS
-    if trace.pools or np.isin(kinds, _OF_POOLS).any():
+    if trace.pools or np.isin(kinds, _OF_POOLS).any() or not _are_rows(trace.event_operators, trace.operators):
         return False
-    for chosen, length in (
-        (trace.event_operators, len(trace.operators)),
-        (subjects[sets_fraction], len(trace.fractions)),
-        (subjects[changes_settings], len(trace.settings)),
-        (subjects[of_storages], len(trace.storages)),
-    ):
-        if not ((chosen >= 0) & (chosen < length)).all():
-            return False
+    if not all(_are_rows(subjects[np.isin(kinds, of)], getattr(trace, table)) for of, table, _ in _TABLES):
+        return False
+    of_storages = np.isin(kinds, _OF_STORAGES)
     # What happens to one storage, side by side: it begins once, and nothing follows its end.
     order = np.argsort(subjects[of_storages], kind="stable")
     subject, kind = subjects[of_storages][order], kinds[of_storages][order]
@@ -441,6 +445,10 @@ def _events_hold(trace: Trace) -> bool:
     return bool((begins == is_first).all() and (is_last | ~ends).all())
 
 
+def _are_rows(chosen: npt.NDArray[np.int64], table: Sequence[object]) -> bool:
+    return bool(((chosen >= 0) & (chosen < len(table))).all())
+
+
 def _name_first_broken(trace: Trace) -> None:
     """Go through the events one by one; :class:`TraceError` at the first that breaks a rule."""
     state = [0] * len(trace.storages)  # an index of _STATES
@@ -448,25 +456,22 @@ def _name_first_broken(trace: Trace) -> None:
     for position, event in enumerate(trace.events()):
         if not 0 <= event.operator < len(trace.operators):
             raise TraceError(f"event {position} names operator {event.operator}, which does not exist")
+        for kinds, table, words in _TABLES:
+            if event.kind in kinds and not 0 <= event.subject < len(getattr(trace, table)):
+                raise TraceError(f"event {position} names {words.format(event.subject)}")
         if event.kind in _OF_POOLS:
             pools.check(position, event)
-        if event.kind == EventKind.MEMORY_FRACTION and not 0 <= event.subject < len(trace.fractions):
-            raise TraceError(f"event {position} names memory fraction {event.subject}, which does not exist")
-        if event.kind == EventKind.ALLOCATOR_SETTINGS and not 0 <= event.subject < len(trace.settings):
-            raise TraceError(f"event {position} names allocator settings {event.subject}, which do not exist")
-        if event.kind not in _OF_STORAGES:
-            continue
-        if not 0 <= event.subject < len(state):
-            raise TraceError(f"event {position} names storage {event.subject}, which does not exist")
-        expected = 0 if event.kind in (EventKind.ALLOC, EventKind.REFUSED) else 1
-        if state[event.subject] != expected:
-            problem = _STATES[state[event.subject]]
-            raise TraceError(f"event {position} ({event.kind.name}): storage {event.subject} {problem}")
-        if expected == 0:
-            pools.check_held(position, trace.storages[event.subject].pool, event.kind)
-            state[event.subject] = 1 if event.kind == EventKind.ALLOC else 3
-        elif event.kind == EventKind.FREE:
-            state[event.subject] = 2
+        elif event.kind in _OF_STORAGES:
+            before, state[event.subject] = state[event.subject], _after(position, event, state[event.subject])
+            if before == 0:
+                pools.check_held(position, trace.storages[event.subject].pool, event.kind)
+
+
+def _after(position: int, event: Event, state: int) -> int:
+    """What has become of a storage by an event. Raises :class:`TraceError` where it could not happen."""
+    if state != (0 if event.kind in (EventKind.ALLOC, EventKind.REFUSED) else 1):
+        raise TraceError(f"event {position} ({event.kind.name}): storage {event.subject} {_STATES[state]}")
+    return {EventKind.ALLOC: 1, EventKind.FREE: 2, EventKind.REFUSED: 3}.get(event.kind, state)
 
 
 class _PoolStates:

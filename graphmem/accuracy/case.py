@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.base.documents import check_fields
+from graphmem.base.options import of_json
 from graphmem.errors import UsageError
-from graphmem.training import DataParallel, FullyShard, Inference, PipelineParallel, Training, ZeRO
+from graphmem.training import Inference, Training
 
 #: Iterations of a measured run: the first, the first with the optimizer's state, and a settled one.
 ITERATIONS = 3
@@ -47,7 +48,7 @@ class Case:
             values = dict(document)
             step = dict(values.pop("step"))
             kind = Training if step.pop("training") else Inference
-            step = _frozen(step)
+            step = of_json(kind, step)
             if kind is Training:
                 step.setdefault("loop", "drop")  # what ran before there was a choice
             check_fields(kind, step)
@@ -56,21 +57,6 @@ class Case:
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"not a case of graphmem: {error}") from None
-
-
-def _frozen(step: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples, and no wrapped step."""
-    frozen: dict[str, Any] = {
-        key: tuple(tuple(item) if isinstance(item, list) else item for item in value)
-        if isinstance(value, list)
-        else value
-        for key, value in step.items()
-    }
-    wrappers = {"ddp": DataParallel, "fsdp": FullyShard, "zero": ZeRO, "pp": PipelineParallel}
-    for name, wrapper in wrappers.items():
-        if isinstance(frozen.get(name), Mapping):
-            frozen[name] = wrapper(**frozen[name])
-    return frozen
 
 
 def case_of(

@@ -1,6 +1,6 @@
-"""The accuracy report: comparisons and published figures in, Markdown and one self-contained HTML file out.
+"""The contents of the accuracy report: comparisons by kind of truth, summarised.
 
-Kinds of truth stand in sections of their own and are never added up. The same input gives the same bytes.
+Kinds of truth stand in sections of their own and are never added up.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 
 from graphmem.accuracy.compare import Comparison
 from graphmem.accuracy.coverage import Coverage, coverage
-from graphmem.accuracy.published.case import PublishedComparison
-from graphmem.accuracy.published.section import PublishedSection, other_errors, published_reason
-from graphmem.accuracy.record import GPU, OK, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
+from graphmem.accuracy.published.section import PublishedSection
+from graphmem.accuracy.record import GPU, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
-from graphmem.errors import UsageError
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.onnxruntime.options import parse_options
 from graphmem.training import Training
@@ -29,7 +27,7 @@ WORST = 10
 SOURCES = (GPU, STUB_DRIVER, ONNXRUNTIME_CPU, TENSORFLOW_CPU)
 
 _INTRODUCTIONS = {
-    GPU: "Peaks measured by `graphmem measure` on real cards. Device memory is what the run added to the card's use.",
+    GPU: "Peaks measured by graphmem measure on real cards. Device memory is what the run added to the card's use.",
     STUB_DRIVER: "Peaks of the real CUDA build of PyTorch on a driver that pretends to be a card: the allocator, the "
     "operators and cuDNN's plans are the real ones; what the driver and the context take is not there, so there is "
     "no device level.",
@@ -55,10 +53,10 @@ _LEVELS = {
     TENSORFLOW_CPU: _ARENA,
 }
 _AWAITS = {
-    GPU: "No record yet. `graphmem measure --zoo` on a machine with a CUDA GPU makes them; put the file under "
-    "`models_zoo/measured/<gpu>/`.",
+    GPU: "No record yet. graphmem measure --zoo on a machine with a CUDA GPU makes them; put the file under "
+    "models_zoo/measured/<gpu>/.",
     STUB_DRIVER: "No record.",
-    ONNXRUNTIME_CPU: "No record. `graphmem measure --runtime onnxruntime model.onnx` makes them, without a GPU.",
+    ONNXRUNTIME_CPU: "No record. graphmem measure --runtime onnxruntime model.onnx makes them, without a GPU.",
     TENSORFLOW_CPU: "No record.",
 }
 
@@ -74,7 +72,7 @@ class Group:
 @dataclass(frozen=True)
 class Section:
     """One kind of truth. ``levels`` summarises every level; ``groups`` reserved memory by what the cases are;
-    ``covered``: how often each level lay in the interval told of it."""
+    ``covered``: how often each level lay in its interval."""
 
     title: str
     introduction: str
@@ -91,7 +89,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of: comparisons, graphmem on published runs, what others published of theirs, and which
+    """The contents of a report: comparisons, graphmem on published runs, what others published of theirs, and which
     versions made the predictions. ``sources`` are the kinds of records that have a section."""
 
     comparisons: Sequence[Comparison]
@@ -101,23 +99,13 @@ class Contents:
     sources: Sequence[str] = SOURCES
 
 
-def render_markdown(contents: Contents) -> str:
-    """The report as Markdown."""
-    return _render("accuracy.md.j2", contents)
-
-
-def render_html(contents: Contents) -> str:
-    """The report as one HTML file with its plots inside; raises :class:`UsageError` without matplotlib."""
-    return _render("accuracy.html.j2", contents)
-
-
 def published_figures() -> Any:
-    """What other estimators' authors reported of theirs."""
+    """The figures that other estimators' authors reported of theirs."""
     return json.loads(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))
 
 
 def section(source: str, comparisons: Sequence[Comparison]) -> Section:
-    """Everything the report says about the records of one source."""
+    """The report's part on the records of one source."""
     mine = [item for item in comparisons if item.record.machine is not None and item.record.machine.source == source]
     free = [item for item in mine if item.is_comparable and item.record.cap_bytes is None]
     levels = [Group(level, _summary(free, level)) for level in _LEVELS[source]] if free else []
@@ -137,7 +125,7 @@ def section(source: str, comparisons: Sequence[Comparison]) -> Section:
 
 
 def reason(comparison: Comparison) -> str:
-    """What is known about a difference, from both sides' figures."""
+    """The known reasons for a difference, from both sides' figures."""
     words = []
     if comparison.error("reserved") == 0 and comparison.error("allocated") == 0:
         return "equal to the byte"
@@ -252,7 +240,7 @@ def _summary(comparisons: Sequence[Comparison], level: str) -> ErrorSummary:
 
 
 def _coverage(comparisons: Sequence[Comparison], level: str) -> tuple[Coverage, ...]:
-    return coverage([item.judged(level) for item in comparisons if level in item.predicted.told])
+    return coverage([item.judged(level) for item in comparisons if level in item.predicted.intervals])
 
 
 def _why_not(comparison: Comparison) -> str:
@@ -261,68 +249,3 @@ def _why_not(comparison: Comparison) -> str:
     if comparison.record.status == OUT_OF_MEMORY:
         return "ran out of memory"
     return comparison.record.error or comparison.record.status
-
-
-# --- rendering --------------------------------------------------------------------------------------------------------
-
-
-def _render(template: str, contents: Contents) -> str:
-    try:
-        import jinja2
-    except ImportError:
-        raise UsageError("the accuracy report needs jinja2; install it with: pip install 'graphmem[report]'") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template),
-        autoescape=template.endswith(".html.j2"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(percent=_percent, signed=_signed, size=format_bytes)
-    environment.globals.update(
-        reason=reason, ok=OK, error_plot=_error_plot, scatter_plot=_scatter_plot, published_reason=published_reason
-    )
-    environment.globals.update(
-        others=other_errors, published_error_plot=_published_error_plot, published_scatter_plot=_published_scatter_plot
-    )
-    sections = [section(source, contents.comparisons) for source in contents.sources]
-    rendered = environment.get_template(template).render(
-        sections=sections, runs=contents.runs, published=contents.published, about=contents.about
-    )
-    return rendered + "\n"
-
-
-def _template(name: str) -> str:
-    return files("graphmem.accuracy").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.3f} %"
-
-
-def _error_plot(comparisons: Sequence[Comparison]) -> Any:
-    from graphmem.accuracy.plots import error_plot
-
-    return error_plot([item.error("reserved") for item in comparisons])
-
-
-def _scatter_plot(comparisons: Sequence[Comparison]) -> Any:
-    from graphmem.accuracy.plots import scatter_plot
-
-    return scatter_plot([(item.measured_bytes("reserved"), item.predicted_bytes("reserved")) for item in comparisons])
-
-
-def _published_error_plot(comparisons: Sequence[PublishedComparison]) -> Any:
-    from graphmem.accuracy.plots import error_plot
-
-    return error_plot([item.signed_error() for item in comparisons], "device memory")
-
-
-def _published_scatter_plot(comparisons: Sequence[PublishedComparison]) -> Any:
-    from graphmem.accuracy.plots import scatter_plot
-
-    return scatter_plot([(item.case.measured_bytes, item.peak_bytes or 0) for item in comparisons], "on the device")

@@ -37,7 +37,8 @@ class Allocator(Protocol):
 
     ``malloc`` returns an opaque handle for ``free`` and ``record_stream`` and raises
     :class:`graphmem.errors.DeviceOutOfMemory` when the limit is reached. A request of 0 bytes returns a handle that
-    occupies nothing.
+    occupies nothing. An allocator that knows no streams and gives no memory back when it is asked to inherits the
+    calls with a body.
     """
 
     name: str
@@ -48,11 +49,17 @@ class Allocator(Protocol):
 
     def free(self, handle: Any) -> None: ...
 
-    def record_stream(self, handle: Any, stream: int) -> None: ...
+    def record_stream(self, handle: Any, stream: int) -> None:
+        """Another stream uses a block. Nothing waits by default: a freed block is free at once."""
+        return
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """All streams have done their work."""
+        return
 
-    def empty_cache(self) -> None: ...
+    def empty_cache(self) -> None:
+        """Give back what is cached."""
+        return
 
     def segments(self) -> tuple[SegmentView, ...]: ...
 

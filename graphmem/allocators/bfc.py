@@ -2,20 +2,29 @@
 
 Source: ``xla/tsl/framework/bfc_allocator.{h,cc}``; ONNX Runtime's ``core/framework/bfc_arena.{h,cc}`` began as a copy
 of it and still decides these things alike. A *region* is one device allocation; it is cut into *chunks*, which are
-split when handed out and merged when freed. Sizes are bytes. When and by how much to grow is each arena's own.
+split when handed out and merged when freed. All sizes are bytes, those of chunks and regions multiples of 256. When to
+grow, and the limit, are each arena's own.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from graphmem.allocators.base import BlockView
+import numpy as np
+
+from graphmem.allocators.base import Allocator, BlockView, SegmentView
 
 MIN_ALLOCATION_BYTES = 256  # kMinAllocationSize, bfc_allocator.h
 DRIVER_ALIGNMENT_BYTES = 512  # a guess; cudaMalloc promises 256 or more, and only the order of addresses matters here
+BACKPEDAL_FACTOR = np.float32(0.9)  # kBackpedalFactor, Extend: a float, and so is the product
+
+DriverAlloc = Callable[[int], int | None]
+DriverFree = Callable[[int], None]
 
 
 class BumpDriver:
@@ -168,15 +177,18 @@ class ChunkHeap:
 
     def coalesce(self, chunk: Chunk) -> Chunk:
         """``TryToCoalesce``: merge with the free neighbours of the same region; returns the chunk that remains."""
-        if chunk.next is not None and not chunk.next.in_use:
-            self.remove_free(chunk.next)
-            self._merge(chunk, chunk.next)
-        if chunk.previous is not None and not chunk.previous.in_use:
-            self.remove_free(chunk.previous)
-            chunk = chunk.previous
-            assert chunk.next is not None
-            self._merge(chunk, chunk.next)
+        after, before = chunk.next, chunk.previous
+        if after is not None and not after.in_use and self._may_merge(chunk, after):
+            self.remove_free(after)
+            self._merge(chunk, after)
+        if before is not None and not before.in_use and self._may_merge(before, chunk):
+            self.remove_free(before)
+            self._merge(before, chunk)
+            return before
         return chunk
+
+    def _may_merge(self, left: Chunk, right: Chunk) -> bool:
+        return True
 
     def insert_free(self, chunk: Chunk) -> None:
         """Put a free chunk into its bin (``InsertFreeChunkIntoBin``)."""
@@ -207,3 +219,114 @@ class ChunkHeap:
         if right.next is not None:
             right.next.previous = left
         del self._chunks[right.address]
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """One device allocation; ``number`` is how many there were when it was made."""
+
+    first: Chunk
+    size: int
+    number: int = 0
+
+    @property
+    def end(self) -> int:
+        """The address behind it."""
+        return self.first.address + self.size
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no chunk of it is in use."""
+        return not any(chunk.in_use for chunk in self.first.and_after())
+
+
+class BFC(Allocator):
+    """An arena. A handle is the block's address (``None`` for a request of 0 bytes).
+
+    ``driver_alloc`` takes bytes and returns an address or ``None``; without it a :class:`BumpDriver` serves.
+    """
+
+    def __init__(
+        self, heap: ChunkHeap, first_bytes: int, driver_alloc: DriverAlloc | None, driver_free: DriverFree | None
+    ) -> None:
+        if driver_alloc is None:
+            driver = BumpDriver()
+            driver_alloc, driver_free = driver.alloc, driver.free
+        self._driver_alloc = driver_alloc
+        self._driver_free: DriverFree = driver_free or (lambda address: None)
+        self._heap = heap
+        self._curr_region_bytes = rounded_bytes(first_bytes)
+        self._regions: dict[int, Region] = {}  # by address
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.num_allocs = 0
+        self.largest_alloc_bytes = 0
+
+    def malloc(self, size: int, stream: int = 0) -> int | None:
+        """A chunk of at least ``size`` bytes, or ``None`` for 0.
+
+        Raises :class:`graphmem.errors.DeviceOutOfMemory` with the runtime's own words.
+        """
+        if size == 0:
+            return None
+        rounded = rounded_bytes(size)
+        chunk = self._heap.take(rounded, size)
+        if chunk is None:
+            chunk = self._take_after_growing(rounded, size)
+        self._count_allocation(chunk.size)
+        return chunk.address
+
+    @abstractmethod
+    def _take_after_growing(self, rounded: int, size: int) -> Chunk:
+        """A chunk where none was free. Raises :class:`graphmem.errors.DeviceOutOfMemory`."""
+
+    def free(self, handle: int | None) -> None:
+        """The chunk merges with its free neighbours and stays in its region."""
+        if handle is not None:
+            self.allocated_bytes -= self._heap.give(handle)[0]
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """The regions, by address."""
+        return tuple(
+            SegmentView(address, region.size, 0, "region", False, tuple(c.view() for c in region.first.and_after()))
+            for address, region in sorted(self._regions.items())
+        )
+
+    def _doubles_for(self, rounded: int) -> bool:
+        """Double the size of the next region until it holds so many bytes; whether that took any doubling."""
+        before = self._curr_region_bytes
+        while rounded > self._curr_region_bytes:
+            self._curr_region_bytes *= 2
+        return self._curr_region_bytes > before
+
+    def _device_region(self, size: int, least: int) -> tuple[int, int] | None:
+        """Address and bytes of a device allocation of ``size`` bytes, or of fewer, down to ``least``, where the device
+        refuses. Up to 10 x 256 bytes nine tenths round up to the size again, for which TensorFlow 2.21 asks for ever;
+        newer XLA steps down by 256 bytes, and so does this."""
+        address = self._driver_alloc(size)
+        while address is None:
+            smaller = rounded_bytes(math.floor(np.float32(size) * BACKPEDAL_FACTOR))
+            size = smaller if smaller < size else size - MIN_ALLOCATION_BYTES
+            if size < least:
+                return None
+            address = self._driver_alloc(size)
+        return address, size
+
+    def _drop(self, address: int) -> None:
+        """Give a region back, all of whose chunks are free."""
+        region = self._regions.pop(address)
+        self._heap.drop_region(region.first)
+        self._driver_free(address)
+        self.reserved_bytes -= region.size
+
+    def _count_reserved(self, size: int) -> None:
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
+    def _count_allocation(self, size: int) -> None:
+        self.allocated_bytes += size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.num_allocs += 1
+        self.largest_alloc_bytes = max(self.largest_alloc_bytes, size)

@@ -7,7 +7,6 @@ parameter, and a recorded run can feed the very addresses its driver returned. A
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from graphmem.errors import UsageError
@@ -32,12 +31,19 @@ class AddressPolicy(Protocol):
         """Take the range back."""
 
 
-class _Holes:
-    """Free ranges in address order, neighbours joined."""
+class LowestHole:
+    """The lowest free range that fits: the model's default, and what its recordings were made with."""
 
-    def __init__(self, base: int, span: int) -> None:
-        self._starts = [base]
+    def __init__(self, base: int = MALLOC_BASE, span: int = SPAN_BYTES) -> None:
+        self._starts = [base]  # of the free ranges, neighbours joined
         self._sizes = [span]
+
+    def take(self, size: int) -> int:
+        """Lowest address where ``size`` bytes fit."""
+        for position, room in enumerate(self._sizes):
+            if room >= size:
+                return self._cut(position, size)
+        raise OverflowError("address space exhausted")
 
     def give(self, address: int, size: int) -> None:
         """Take the range back."""
@@ -51,76 +57,13 @@ class _Holes:
         self._starts.insert(position, address)
         self._sizes.insert(position, size)
 
-    def _cut(self, position: int, size: int, *, from_end: bool) -> int:
+    def _cut(self, position: int, size: int) -> int:
         start, room = self._starts[position], self._sizes[position]
         if room == size:
             del self._starts[position], self._sizes[position]
-            return start
-        self._sizes[position] = room - size
-        if from_end:
-            return start + room - size
-        self._starts[position] = start + size
+        else:
+            self._starts[position], self._sizes[position] = start + size, room - size
         return start
-
-
-class LowestHole(_Holes):
-    """The lowest free range that fits: the model's default, and what its recordings were made with."""
-
-    def __init__(self, base: int = MALLOC_BASE, span: int = SPAN_BYTES) -> None:
-        super().__init__(base, span)
-
-    def take(self, size: int) -> int:
-        """Lowest address where ``size`` bytes fit."""
-        for position, room in enumerate(self._sizes):
-            if room >= size:
-                return self._cut(position, size, from_end=False)
-        raise OverflowError("address space exhausted")
-
-
-class HighestHole(_Holes):
-    """The highest free range that fits, so that later segments lie lower."""
-
-    def __init__(self, base: int = MALLOC_BASE, span: int = SPAN_BYTES) -> None:
-        super().__init__(base, span)
-
-    def take(self, size: int) -> int:
-        """Highest address where ``size`` bytes fit."""
-        for position in range(len(self._sizes) - 1, -1, -1):
-            if self._sizes[position] >= size:
-                return self._cut(position, size, from_end=True)
-        raise OverflowError("address space exhausted")
-
-
-class NeverReused:
-    """Strictly increasing addresses: a freed range stays unused."""
-
-    def __init__(self, base: int = MALLOC_BASE) -> None:
-        self._next = base
-
-    def take(self, size: int) -> int:
-        """The next address."""
-        address = self._next
-        self._next += size
-        return address
-
-    def give(self, address: int, size: int) -> None:
-        """Freed ranges are never used again."""
-
-
-class RecordedAddresses:
-    """Exactly the addresses that a real driver returned, in order (for replaying a recording)."""
-
-    def __init__(self, addresses: Iterable[int]) -> None:
-        self._addresses: Iterator[int] = iter(addresses)
-
-    def take(self, size: int) -> int:
-        """The next recorded address. Raises :class:`LookupError` when the recording has no further one."""
-        for address in self._addresses:
-            return address
-        raise LookupError(f"the recording has no further segment (one of {size} bytes was asked for)")
-
-    def give(self, address: int, size: int) -> None:
-        """Nothing to do: the recording decides."""
 
 
 class CudaDriver:

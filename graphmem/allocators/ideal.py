@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from graphmem.allocators.base import BlockView, SegmentView
+from dataclasses import dataclass
+
+from graphmem.allocators.base import Allocator, BlockView, SegmentView
 from graphmem.errors import DeviceOutOfMemory
 
 
+@dataclass(slots=True, eq=False)
 class IdealBlock:
     """A live request: its own segment, gone when it is freed."""
 
-    __slots__ = ("address", "size", "stream")
-
-    def __init__(self, address: int, size: int, stream: int) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
+    address: int
+    size: int
+    stream: int
 
 
-class IdealAllocator:
+class IdealAllocator(Allocator):
     """Bytes of live requests, nothing more: allocated = reserved = requested.
 
     A free takes effect at once, whatever other streams do. Addresses are only names: they never repeat.
@@ -27,10 +27,8 @@ class IdealAllocator:
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0
-        self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._live: dict[IdealBlock, None] = {}
         self._next_address = 0
 
@@ -41,11 +39,10 @@ class IdealAllocator:
         live = self.allocated_bytes + size
         if self.capacity_bytes is not None and live > self.capacity_bytes:
             free = self.capacity_bytes - self.allocated_bytes
-            raise DeviceOutOfMemory(
-                f"out of memory even without rounding and fragmentation: {size} bytes asked for, {free} bytes free",
-                requested_bytes=size,
-                free_bytes=free,
+            message = (
+                f"out of memory even without rounding and fragmentation: {size} bytes asked for, {free} bytes free"
             )
+            raise DeviceOutOfMemory(message, requested_bytes=size, free_bytes=free)
         self.allocated_bytes = self.reserved_bytes = live
         if live > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.peak_reserved_bytes = live
@@ -63,25 +60,11 @@ class IdealAllocator:
         del self._live[handle]
         self.allocated_bytes = self.reserved_bytes = self.allocated_bytes - handle.size
 
-    def record_stream(self, handle: IdealBlock | None, stream: int) -> None:
-        """Nothing waits here."""
-
-    def synchronize(self) -> None:
-        """Nothing waits here."""
-
-    def empty_cache(self) -> None:
-        """Nothing is cached."""
-
     def segments(self) -> tuple[SegmentView, ...]:
         """One segment per live request."""
         return tuple(
             SegmentView(
-                address=block.address,
-                total_size=block.size,
-                stream=block.stream,
-                kind="reserved",
-                is_expandable=False,
-                blocks=(BlockView(block.address, block.size, block.size, "allocated"),),
+                b.address, b.size, b.stream, "reserved", False, (BlockView(b.address, b.size, b.size, "allocated"),)
             )
-            for block in self._live
+            for b in self._live
         )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.allocators.base import Allocator, BlockView, SegmentView
+from graphmem.base.numbers import round_up
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.units import MIB
 
@@ -68,18 +69,14 @@ def round_alloc_size(size: int, config: PoolConfig) -> int:
     if config.mem_pool_type == "Unpooled":
         return size
     if config.mem_pool_type == "Naive":
-        size = _multiple(size, config.pool_page_size)
+        size = round_up(size, config.pool_page_size)
         large = config.mem_large_alloc_round_size
-        return _multiple(size, large) if size > large else size
+        return round_up(size, large) if size > large else size
     cutoff = config.mem_pool_round_linear_cutoff
     log_size = _ilog2(size - 1)
     if log_size > cutoff:
-        return _multiple(size, 1 << cutoff)
+        return round_up(size, 1 << cutoff)
     return 1 << max(log_size, _ilog2(config.pool_page_size - 1))
-
-
-def _multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
 
 
 @dataclass(slots=True, eq=False)
@@ -91,10 +88,10 @@ class Block:
     requested: int = 0
 
 
-class MXNetPooledStorage:
-    """``PooledStorageManager`` of one card; without ``capacity_bytes`` the card has no end.
-
-    ``other_bytes`` of the card are taken by the context, libraries and other processes.
+class MXNetPooledStorage(Allocator):
+    """``PooledStorageManager`` of one card of ``capacity_bytes``, None for no limit; ``other_bytes`` of it are taken by
+    the context, libraries and other processes. A block that others still use is handed out; its new owner waits for
+    them.
     """
 
     name = "mxnet-pooled"
@@ -105,10 +102,8 @@ class MXNetPooledStorage:
         self.config = config or PoolConfig()
         self.capacity_bytes = capacity_bytes
         self.other_bytes = other_bytes
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0  # used_memory_
-        self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.reserved_bytes = self.peak_reserved_bytes = 0  # used_memory_
         self.num_alloc_retries = 0  # how often ReleaseAll gave something back; ours
         self._pool: dict[int, list[Block]] = {}
         self._live: dict[Block, None] = {}
@@ -150,12 +145,6 @@ class MXNetPooledStorage:
         self._pool.clear()
         self.reserved_bytes -= released
         self.num_alloc_retries += released > 0
-
-    def record_stream(self, handle: Block | None, stream: int) -> None:
-        """Nothing: a block that others still use is handed out, and its new owner waits for them."""
-
-    def synchronize(self) -> None:
-        """Nothing: a freed block waits in the pool at once."""
 
     def segments(self) -> tuple[SegmentView, ...]:
         """One segment per device allocation, by address."""

@@ -61,13 +61,13 @@ class _Job:
         """The process of this rank, which is analysed once."""
         if rank not in self.done:
             one = replace(self.question, training=replace(self.step, rank=rank))
-            shelf = RunCache()
+            cache = RunCache()
             try:
-                estimate = estimate_of(one, shelf, labelled(self.say, f"rank {rank}"))
+                estimate = estimate_of(one, cache, labelled(self.say, f"rank {rank}"))
             except GraphmemError as error:
                 raise type(error)(f"rank {rank}: {error}") from error
-            assert shelf.last is not None
-            self.done[rank] = _Analysed(estimate, _digest(shelf.last.trace), shelf.last.groups)
+            assert cache.last is not None
+            self.done[rank] = _Analysed(estimate, _digest(cache.last.trace), cache.last.groups)
         return self.done[rank]
 
     def analyse_all(self) -> None:
@@ -106,7 +106,7 @@ class _Job:
         for rank in sorted(self.done):
             kinds.setdefault(tuple(_figures(self.done[rank].estimate).values()), []).append(rank)
         rows = [{"ranks": ranks, **_figures(self.done[ranks[0]].estimate)} for ranks in kinds.values()]
-        told = {
+        job = {
             "world_size": self.processes.world_size,
             "nproc_per_node": self.processes.on_node,
             "fullest": most,
@@ -114,7 +114,7 @@ class _Job:
             "complete": not self.is_cut,
             "kinds": rows,
         }
-        details = {**estimate.details, "ranks": told}
+        details = {**estimate.details, "ranks": job}
         failed = self._failed()
         if failed:
             details["program"] = self.done[failed[0]].estimate.details["program"]

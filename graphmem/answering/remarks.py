@@ -1,56 +1,114 @@
-"""What a reader must be told of a card, and of what it does to a run."""
+"""Remarks for the reader: on a run, on the card of a question, and on what the card does to the run."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from graphmem.answering.question import Question
 from graphmem.base.figures import Figure
+from graphmem.base.versions import beyond_known, other_compiler, version_notes, workspace_variables
 from graphmem.devices import DEFAULT_DEVICE, Device
-from graphmem.diagnostics import Code, Diagnostic
+from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.labels import WORKSPACES_OF_CUDNN
 from graphmem.replay import Replay
+from graphmem.run import Run
+from graphmem.runtimes.base import Taken
 from graphmem.trace import Trace
+from graphmem.training import Training
 from graphmem.units import format_bytes
 
 #: The share of the reserved peak from which on a predicted workspace is worth a remark.
 _NOTABLE = 0.02
 
 
-def headlines(device: Device) -> Iterator[Diagnostic]:
-    """What must be read before any figure for this card."""
+# --- on a run ---------------------------------------------------------------------------------------------------------
+
+
+def assumptions(question: Question, run: Run, taken: Taken) -> Iterator[str]:
+    """Sentences on what a run assumes, and its replay by a runtime."""
+    if run.planned is None:
+        yield from run.notes
+        yield from version_notes(question.setting.torch_version, run.installed_version)
+        yield from (f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
+        yield from run.cudnn.notes() if run.cudnn is not None else ()
+    yield from taken.assumptions
+
+
+def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnostic]:
+    """Those of the card, of a run and of its replay by a runtime."""
+    yield from _of_card(question.setting.device)
+    if run.planned is None:
+        asked = question.setting.torch_version
+        yield from beyond_known(asked)
+        yield from other_compiler(asked, run.installed_version) if question.step.compile is not None else ()
+        yield from (*counted(run.decided), *run.refusals, *counted(run.assumed))
+        if run.ending is not None and run.ending.failed:
+            yield Code.PROGRAM_FAILED.about(ending=run.ending.words())
+        yield from run.cudnn.refused() if run.cudnn is not None else ()
+    yield from taken.diagnostics
+
+
+def details(question: Question, run: Run) -> dict[str, Any]:
+    """The ``details`` of an estimate that a run alone gives."""
+    found: dict[str, Any] = {}
+    processes = question.step.processes if isinstance(question.step, Training) else None
+    if run.recorded:
+        found["recorded"] = dict(run.recorded)
+    if run.groups and processes is not None:
+        found["processes"] = {
+            "world_size": processes.world_size,
+            "rank": processes.rank,
+            "nproc_per_node": processes.on_node,
+            "groups": sorted({len(group) for group in run.groups}),
+        }
+    if run.ending is not None:
+        found["program"] = {**asdict(run.ending), "words": run.ending.words()}
+        if run.sandbox:
+            found["sandbox"] = run.sandbox
+    if run.loop:
+        found["loop"] = {"loop": run.loop, "output_bytes": run.output_bytes}
+    if run.cudnn is not None:
+        found["cudnn"] = run.cudnn.details()
+    return found
+
+
+# --- on a card --------------------------------------------------------------------------------------------------------
+
+
+def _of_card(device: Device) -> Iterator[Diagnostic]:
+    """Headlines that must be read before any figure for this card."""
     if device.compute_capability is None:
         yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE)
 
 
 def no_card_named(gpu: str) -> str:
-    """What is said where this card was taken because none was named."""
+    """The remark on a card that was taken because none was named."""
     return f"no GPU was named: {gpu} (give --gpu)"
 
 
-def device_notes(question: Question, context: Sequence[Figure]) -> list[str]:
-    """What is assumed of the card of a question."""
-    device, notes = question.setting.device, []
+def device_notes(question: Question, context: Sequence[Figure]) -> Iterator[str]:
+    """Sentences on what is assumed of the card of a question."""
+    device = question.setting.device
     if question.device is None:
-        notes.append(no_card_named(device.name))
+        yield no_card_named(device.name)
     if not device.context_measured:
-        notes.extend(f"{figure.name} of {device.name}: {figure.source}" for figure in context)
+        yield from (f"{figure.name} of {device.name}: {figure.source}" for figure in context)
     if device.capacity_assumed:
-        notes.append(f"capacity of {device.name}: {device.capacity_source}")
-    return notes
+        yield f"capacity of {device.name}: {device.capacity_source}"
 
 
-def plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
-    """What there is to say of a card that refuses libraries their workspaces."""
-    if limited is None or not limited.later_plans:
-        return ()
-    return (Code.LATER_PLAN.about(count=limited.later_plans),)
+def later_plans(limited: Replay | None) -> Iterator[Diagnostic]:
+    """On a card that refuses libraries their workspaces."""
+    if limited is not None and limited.later_plans:
+        yield Code.LATER_PLAN.about(count=limited.later_plans)
 
 
-def workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
-    """How much of the answer may be workspaces that cuDNN could tell."""
+def predicted_plans(trace: Trace, peak: int) -> Iterator[Diagnostic]:
+    """On how much of the reserved ``peak`` may be workspaces that a cuDNN, if it were asked, would know."""
     sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
     largest = max(sizes, default=0)
-    if not trace.predicted_plans or not peak or largest < _NOTABLE * peak:  # no peak: the first request was refused
-        return ()
-    return (Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak),)
+    if trace.predicted_plans and peak and largest >= _NOTABLE * peak:  # no peak: the first request was refused
+        yield Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak)

@@ -1,4 +1,4 @@
-"""What is loaded and recorded for a question, and kept for the next one that it serves."""
+"""The run of a question: the model loaded, its step captured or planned, and kept for the next question it serves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graphmem import sandbox, sources
 from graphmem.answering.other_ranks import run_with_messages
-from graphmem.answering.question import Question, capture_key
+from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
 from graphmem.base.files import without_compiler_folder
 from graphmem.base.textbook import ModelShape
@@ -20,16 +20,20 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.run import Run, RunMode
+from graphmem.runtimes import all_runtimes
+from graphmem.runtimes.base import Graphs, Runtime
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.trace import Place
 from graphmem.training import DTYPES, Inference, Training, other_loop
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from graphmem.capture.values.messages import Post
     from graphmem.sources.onnx_file import OnnxFile
 
 Made = TypeVar("Made")
-#: Who is told how far it is.
+#: Hears how far an analysis is.
 Progress = Callable[[str], None]
 
 _OWN_STEP = "custom step function"
@@ -37,98 +41,91 @@ _OWN_STEP = "custom step function"
 _OF_ONE_SIZE = ("ONNX", "Keras")
 
 
-def labelled(say: Progress, what: str) -> Progress:
-    """Tells how far a part of something longer is: ``what`` stands before it."""
-    return lambda stage: say(f"{what}: {stage}")
+def labelled(say: Progress, label: str) -> Progress:
+    """The progress of a part of something longer, with a label before it."""
+    return lambda stage: say(f"{label}: {stage}")
 
 
 def silent(_: str) -> None:
-    """Nobody is told."""
+    """Progress that nobody hears."""
 
 
 class RunCache:
-    """What was captured last for one model, kept for the next question: one with an equal :class:`CaptureKey` takes it.
+    """The last model and its last run, kept for the next question: one with an equal :class:`CaptureKey` takes them.
 
-    A step's own code may ask the card for its name or its memory, or be refused some; what such a step gave serves only
-    cards that would have said the same. One capture is kept at a time, so questions are best asked key by key.
+    A step's own code may ask the card for its name or its memory, or be refused some; such a run serves only cards
+    that would have answered the same. One run is kept at a time, so questions are best asked key by key.
     """
 
     def __init__(self) -> None:
         self._files: dict[Any, OnnxFile] = {}
-        self._models, self._records = _Slot(), _Slot()
-
-    def loaded(self, question: Question) -> OnnxModel | TorchModel:
-        """The model of a question. An ONNX file is read once; a factory is made anew for every capture, as its code may
-        keep a state."""
-        last = self.last
-        if last is not None and any(_card_answer(question, fact) != told for fact, told in last.card_answers.items()):
-            self.forget()
-        if self._of_other_loop(question) is not None:
-            model: TorchModel = self._models.made
-            return model
-        key = capture_key(question)
-        return self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
-
-    def forget(self) -> None:
-        """Let the next question load and record anew."""
-        self._models.clear()
-        self._records.clear()
+        self._models: _Slot[OnnxModel | TorchModel] = _Slot()
+        self._runs: _Slot[Run] = _Slot()
 
     @property
     def last(self) -> Run | None:
-        """What was recorded last."""
-        run: Run | None = self._records.made
-        return run
+        """The last run."""
+        return self._runs.made
 
-    def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent) -> Run:
-        """The run of a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
-        return self._of_other_loop(question) or self._records.get(
-            capture_key(question), lambda: record(question, loaded, say)
-        )
+    def forget(self) -> None:
+        """Let the next question load and run anew."""
+        self._models.clear()
+        self._runs.clear()
+
+    def run(self, question: Question, say: Progress = silent) -> Run:
+        """The run of a question. Another thread's is waited for. Raises :class:`GraphmemError`.
+
+        An ONNX file is read once; a factory is made anew for every run, as its code may keep a state.
+        """
+        with turn():
+            say("loading")
+            if self.last is not None and not _answers_alike(self.last, question):
+                self.forget()
+            key, known, loaded = capture_key(question), self._of_other_loop(question), self._models.made
+            if known is None or loaded is None:
+                loaded = self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
+            runtime_for(question, loaded).parse(question.alloc_conf, question.setting)
+            say("tracing")
+            model = loaded
+            return known or self._runs.get(key, lambda: record(question, model, say))
 
     def _of_other_loop(self, question: Question) -> Run | None:
-        """What the last run, which was for the other loop, gives for this one; None where it was for others."""
-        last = self.last
-        if last is None or last.other_loop is None or not isinstance(question.step, Training):
+        """The run of the question's loop that the last one, of the other loop, gave beside its own; None without."""
+        if self.last is None or self.last.other_loop is None or not isinstance(question.step, Training):
             return None
         other = replace(question, training=replace(question.step, loop=other_loop(question.step.loop)))
-        return last.other_loop if self._records.is_for(capture_key(other)) else None
+        return self.last.other_loop if self._runs.is_for(capture_key(other)) else None
 
 
-class _Slot:
-    """The last of what was made, or why it could not be, with what it was made for."""
+class _Slot(Generic[Made]):
+    """The last of what was made, or why it could not be, with the key that it was made for."""
 
     def __init__(self) -> None:
-        self._key: object = None
-        self._made: Any = None
-        self._error: GraphmemError | None = None
-
-    @property
-    def made(self) -> Any:
-        """What it holds; None for nothing, and for what could not be made."""
-        return self._made
-
-    def is_for(self, key: object) -> bool:
-        """Whether it holds what was made for an equal key."""
-        return self._key is not None and self._key == key
+        self.clear()
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._key = self._made = self._error = None
+        self._key: CaptureKey | tuple[object, ...] | None = None
+        self.made: Made | None = None
+        self._error: GraphmemError | None = None
 
-    def get(self, key: object, make: Callable[[], Made]) -> Made:
+    def is_for(self, key: CaptureKey | tuple[object, ...]) -> bool:
+        """Whether it holds what was made for an equal key."""
+        return self._key is not None and self._key == key
+
+    def get(self, key: CaptureKey | tuple[object, ...], make: Callable[[], Made]) -> Made:
         """What was made for an equal ``key``, else what ``make`` makes now; errors too are kept."""
         if not self.is_for(key):
             self.clear()  # before the next is made
             try:
-                self._made = make()
+                self.made = make()
             except GraphmemError as error:
                 self._error = error
             self._key = key
         if self._error is not None:
             raise self._error.with_traceback(None)
-        made: Made = self._made
-        return made
+        assert self.made is not None
+        return self.made
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -148,33 +145,6 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
     )
 
 
-# --- recording --------------------------------------------------------------------------------------------------------
-
-
-@without_compiler_folder()
-def record(question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent) -> Run:
-    """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
-    if question.sizes.weights is not None and not (isinstance(loaded, TorchModel) and loaded.quantizes):
-        raise UsageError(
-            f"{loaded.name}: quantised weights are those of transformers' models (hf:...); quantise the model in a "
-            "program of your own, and drop weights"
-        )
-    if question.sizes.attention_mask is not None and not (isinstance(loaded, TorchModel) and loaded.masks):
-        raise UsageError(
-            f"{loaded.name}: attention_mask is made for transformers' models (hf:...); make the mask where the other "
-            "inputs are made, and leave attention_mask out"
-        )
-    if isinstance(loaded, OnnxModel):
-        if question.planner is None:
-            return _record_step(question, _as_torch_model(loaded), say)
-        options = question.planner.parse(question.alloc_conf, question.setting)
-        taken = question.planner.plan(loaded.sessions, options, question.iterations)
-        return Run(taken.trace, "inference", planned=taken)
-    if loaded.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
-        raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
-    return _planned(question, loaded) or _record_step(question, loaded, say)
-
-
 def _as_torch_model(loaded: OnnxModel | TorchModel) -> TorchModel:
     """The model as one of PyTorch, by which ONNX graphs are trained."""
     if isinstance(loaded, TorchModel):
@@ -184,20 +154,95 @@ def _as_torch_model(loaded: OnnxModel | TorchModel) -> TorchModel:
     return as_torch_model(loaded)
 
 
+def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[Any]:
+    """The runtime of a question. Raises :class:`UsageError` where it cannot run the step, or not with these options."""
+    if isinstance(loaded, TorchModel):
+        return _capturing(question.runtime_by_default(loaded.runtime), loaded)
+    step, is_training = question.step, isinstance(question.step, Training)
+    runtime = question.runtime_by_default(OnnxModel.trained_by if is_training else OnnxModel.runtime)
+    accepted = (Graphs.CAPTURED,) if is_training else (Graphs.CAPTURED, Graphs.PLANNED)
+    if runtime.graphs not in accepted:
+        names = _one_of([other.name for other in all_runtimes() if other.graphs in accepted])
+        done = "an ONNX graph is trained" if is_training else "ONNX graphs run"
+        raise UsageError(f"{loaded.name}: {done} under --runtime {names}, not {runtime.name}")
+    own = f"{loaded.name}: an ONNX graph has its own precision; drop --dtype"
+    if runtime.graphs is Graphs.CAPTURED:
+        if step.dtype != "fp32":
+            raise UsageError(own)
+        if isinstance(step, Training) and step.checkpoint_activations:
+            raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
+    elif step.dtype != "fp32" or step.amp:
+        raise UsageError(f"{own} and --amp")
+    return runtime
+
+
+def _capturing(runtime: Runtime[Any], loaded: TorchModel) -> Runtime[Any]:
+    if not runtime.captures:
+        names = _one_of([other.name for other in all_runtimes() if other.captures])
+        raise UsageError(
+            f"{loaded.name} is a {loaded.framework} model; export it to ONNX for {runtime.title}, or use --runtime "
+            f"{names}"
+        )
+    return runtime
+
+
+def _one_of(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@without_compiler_folder()
+def record(question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent) -> Run:
+    """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
+    _check_options(question, loaded)
+    if isinstance(loaded, TorchModel):
+        return _planned(question, loaded) or _record_step(question, loaded, say)
+    if question.planner is None:
+        return _record_step(question, _as_torch_model(loaded), say)
+    options = question.planner.parse(question.alloc_conf, question.setting)
+    taken = question.planner.plan(loaded.sessions, options, question.iterations)
+    return Run(taken.trace, loaded.name, loaded.runtime, "inference", planned=taken)
+
+
+def _check_options(question: Question, loaded: OnnxModel | TorchModel) -> None:
+    """Raises :class:`UsageError` for options that are not for such a model."""
+    torch_model = loaded if isinstance(loaded, TorchModel) else None
+    if question.sizes.weights is not None and not (torch_model and torch_model.quantizes):
+        raise UsageError(
+            f"{loaded.name}: quantised weights are those of transformers' models (hf:...); quantise the model in a "
+            "program of your own, and drop weights"
+        )
+    if question.sizes.attention_mask is not None and not (torch_model and torch_model.masks):
+        raise UsageError(
+            f"{loaded.name}: attention_mask is made for transformers' models (hf:...); make the mask where the other "
+            "inputs are made, and leave attention_mask out"
+        )
+    if torch_model and torch_model.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
+        raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
+
+
 def _planned(question: Question, loaded: TorchModel) -> Run | None:
-    """What the model's own runtime tells of the step; None where that is asked for otherwise, or tells nothing."""
+    """The run as the model's own runtime plans it; None where another is asked for, or it does not plan the step."""
     if loaded.planned is None or question.runtime_by_default(loaded.runtime).name != loaded.runtime:
         return None
-    card = question.setting.device
     sizes = replace(question.sizes, training=isinstance(question.step, Training), iterations=question.iterations)
-    with contextlib.ExitStack() as stack:
-        cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
-        taken = loaded.planned(sizes, card, cudnn)
-        told = cudnn.notes() if cudnn is not None and taken is not None else []
+    with _asked_cudnn(question) as cudnn:
+        taken = loaded.planned(sizes, question.setting.device, cudnn)
+        if taken is not None and cudnn is not None:
+            taken = replace(taken, assumptions=(*taken.assumptions, *cudnn.notes()))
     if taken is None:
         return None
     words = loaded.step_words if sizes.training else "inference"
-    return Run(taken.trace, words, planned=replace(taken, assumptions=(*taken.assumptions, *told)))
+    return Run(taken.trace, loaded.name, loaded.runtime, words, planned=taken)
+
+
+def _asked_cudnn(question: Question) -> contextlib.AbstractContextManager[Cudnn | None]:
+    """The cuDNN that is asked for plans of convolutions, if there is one."""
+    if question.cudnn_library is None:
+        return contextlib.nullcontext()
+    return Cudnn(question.cudnn, question.setting.device)
 
 
 def _record_step(question: Question, loaded: TorchModel, say: Progress) -> Run:
@@ -226,60 +271,60 @@ def _captured(question: Question, loaded: TorchModel, say: Progress = silent, *,
         shortens=loaded.program is not None or question.sizes.generate is not None,
         covers_both_loops=loaded.framework != "Keras",
     )
-    card = question.setting.device
-    with contextlib.ExitStack() as stack:
-        cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
-        options: dict[str, Any] = {"cudnn": cudnn, "record_graph": record_graph, "say": say}
-        return run_until_served(
-            lambda mode: run_with_messages(partial(_run_once, question, mode, options), step, load_model), mode
-        )
+    with _asked_cudnn(question) as cudnn:
+        run_once = partial(_run_once, question, say, cudnn, record_graph)
+        return run_until_served(lambda mode: run_with_messages(partial(run_once, mode), step, load_model), mode)
 
 
 def _run_once(
-    question: Question, mode: RunMode, how: dict[str, Any],
-    loaded: TorchModel, step: Training | Inference, post: Post | None,
+    question: Question, say: Progress, cudnn: Cudnn | None, record_graph: bool,
+    mode: RunMode, loaded: TorchModel, step: Training | Inference, post: Post | None,
 ) -> Run:  # fmt: skip
-    """One run of ``step`` in ``mode``; ``post`` has the messages of other processes, ``how`` are further options."""
+    """One run of ``step`` in ``mode``; ``post`` has the messages of other processes."""
     from graphmem.capture.session.run import Subject, capture_subject
 
-    card, asked = question.setting.device, set[str]()
+    asked = set[str]()
     runtime = question.runtime_by_default(loaded.runtime)
     options = runtime.parse(question.alloc_conf, question.setting)
     subject = Subject(
         loaded.build, question.sizes, step, loaded.name, question.iterations, question.build_on, loaded.program
     )
-    happened: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        if loaded.program is not None:
-            happened = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None))
+        is_program = loaded.program is not None
+        sandboxed = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None)) if is_program else {}
         run = capture_subject(
             subject,
             mode,
-            device=as_cuda(card),
+            device=as_cuda(question.setting.device),
             torch_version=question.setting.torch_version,
-            told=asked,
+            asked=asked,
             memory=runtime.live(options, question.setting, limited=mode.limited),
             own_settings=question.alloc_conf is None,
             post=post,
-            **how,
+            cudnn=cudnn,
+            record_graph=record_graph,
+            say=say,
         )
     if run.refusals:
         asked.add("allocator")
-    beside: dict[str, Any] = {
+    known: dict[str, Any] = {
+        "model": loaded.name,
+        "runtime": loaded.runtime,
         "card_answers": {fact: _card_answer(question, fact) for fact in sorted(asked)},
         "limit": limit_of(question),
-        "sandbox": happened,
+        "sandbox": sandboxed,
     }
-    notes = (*loaded.notes, *filter(None, [mode.remark]))
+    remarks = (*loaded.notes, *filter(None, [mode.remark]))
 
-    def complete(run: Run, step: Training | Inference) -> Run:
-        other = run.other_loop
-        if other is not None and isinstance(step, Training):
-            other = complete(other, replace(step, loop=other_loop(step.loop)))
+    def completed(run: Run, step: Training | Inference) -> Run:
+        other, loop = run.other_loop, ""
+        if isinstance(step, Training):
+            loop = step.loop if not run.is_own_step and loaded.framework != "Keras" else ""
+            other = other and completed(other, replace(step, loop=other_loop(step.loop)))
         words = _in_words(run, step, loaded)
-        return replace(run, step=words, notes=(*notes, *run.notes), other_loop=other, **beside)
+        return replace(run, step=words, loop=loop, notes=(*remarks, *run.notes), other_loop=other, **known)
 
-    return complete(run, question.step)
+    return completed(run, question.step)
 
 
 def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
@@ -296,7 +341,7 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
 
 
 def _precisions(run: Run, step: Training | Inference) -> str | None:
-    """The precisions of the weights, ``bf16 and fp32``; None where ``--dtype`` said them, or there are no weights."""
+    """The precisions of the weights, ``bf16 and fp32``; None where ``--dtype`` names them, or there are no weights."""
     if step.dtype != "fp32" or not run.weights:
         return None
     short = {spelling: name for name, spellings in DTYPES.items() for spelling in spellings}
@@ -313,6 +358,9 @@ def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
     return replace(step, loop="drop") if loaded.framework == "Keras" else step
 
 
+# --- what the card decides --------------------------------------------------------------------------------------------
+
+
 def could_go_on(question: Question, run: Run) -> bool:
     """Whether ``run`` is of a program that has not run within the card of ``question``: where memory ends there, it
     may catch the error."""
@@ -323,15 +371,18 @@ def limit_of(question: Question) -> Hashable:
     """What decides when memory runs out on the card that was named; None where none was."""
     if question.device is None:
         return None
-    card, configuration = (
-        question.setting.device,
-        (question.runtime, question.alloc_conf, question.setting.torch_version),
-    )
-    return card.capacity_bytes, card.taken_bytes, configuration
+    card, setting = question.setting.device, question.setting
+    return card.capacity_bytes, card.taken_bytes, (question.runtime, question.alloc_conf, setting.torch_version)
 
 
-def _card_answer(question: Question, fact: str) -> Any:
-    """What a step's own code is told: by the card, and by the allocator, for which the whole of its options stands."""
+def _answers_alike(run: Run, question: Question) -> bool:
+    """Whether the card of a question answers as that of the run did."""
+    return all(_card_answer(question, fact) == answer for fact, answer in run.card_answers.items())
+
+
+def _card_answer(question: Question, fact: str) -> Hashable:
+    """A fact that a step's own code asked of the card, or of the allocator, for which the whole of its options
+    stands."""
     card = question.setting.device
     if fact == "allocator":
         return limit_of(question) or (question.runtime, question.alloc_conf)
@@ -344,8 +395,11 @@ def _card_answer(question: Question, fact: str) -> Any:
     return facts[fact]
 
 
+# --- a model without a step, and a step without figures ---------------------------------------------------------------
+
+
 def shape_of(question: Question) -> ModelShape:
-    """What the model of a question is made of. Raises :class:`GraphmemError`."""
+    """The layers and sizes of the model of a question. Raises :class:`GraphmemError`."""
     installed_version()
     with turn():
         loaded = load(question)
@@ -362,8 +416,8 @@ def shape_of(question: Question) -> ModelShape:
         )
 
 
-def operator_graph(question: Question) -> Any:
-    """The ``torch.fx.Graph`` of the operators of a captured step. Raises :class:`UsageError` for an ONNX graph."""
+def operator_graph(question: Question) -> fx.Graph:
+    """The operators of a captured step. Raises :class:`UsageError` for an ONNX graph."""
     with turn():
         loaded = load(question)
         if isinstance(loaded, OnnxModel):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from graphmem.answering.summarize import fits_card
-from graphmem.base.figures import Communicator, Doubts, Loads
-from graphmem.base.versions import Version
-from graphmem.devices import Device, nccl
+from graphmem.base.figures import Doubts, Loads
+from graphmem.devices import nccl
+from graphmem.run import Run
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.trace import Trace
 
@@ -23,27 +23,16 @@ _ASKS_CUDNN = re.compile(
 _HALVINGS = 8
 
 
-def loads_of(
-    trace: Trace,
-    card: Device,
-    *,
-    eager: bool,
-    communicators: tuple[Communicator, ...] = (),
-    torch_version: Version | None = None,
-) -> Loads:
-    """What a run of this trace makes a process load; for ``communicators`` the NCCL of a PyTorch of this version under
-    this environment."""
-    uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in trace.operators)
-    if not communicators:
-        return Loads(uses_cudnn, eager=eager, cuda=card.cuda_version)
-    return Loads(
-        uses_cudnn, communicators, eager, card.cuda_version, nccl.nccl_of(torch_version), nccl.variables(os.environ)
-    )
-
-
-def loads_eagerly() -> bool:
-    """Whether the environment makes CUDA load all kernels at once."""
-    return os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+def loads_of(run: Run, setting: Setting) -> Loads:
+    """The libraries and communicators that a process loads for a run, under this environment. A recording's own
+    environment is not known: it was another machine's."""
+    uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in run.trace.operators)
+    eager = run.recorded is None and os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+    loads = Loads(uses_cudnn, run.communicators, eager, setting.device.cuda_version)
+    if not run.communicators:
+        return loads
+    version, variables = nccl.nccl_of(setting.torch_version), nccl.variables(os.environ)
+    return replace(loads, nccl_version=version, nccl_variables=variables)
 
 
 def holding(setting: Setting, context_bytes: int) -> Setting:
@@ -56,8 +45,11 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
     beside a context of so many bytes, with which every doubt is counted, as if the card had so much less room. What
     nothing bounds does not decide where the card holds the reserved peak as many times as :attr:`Doubts.times` says.
 
-    It runs again only where the sizes leave it open.
+    It runs again only where the sizes leave it open. A program that was refused memory is judged as it ran: with
+    another limit it would have asked for something else.
     """
+    if trace.refused:
+        return float(fits_card(runs.main, runs.limited, setting.device))
 
     def fits(share: float) -> bool:
         return _fits(trace, runs, max(0, setting.device.context_bytes + doubts.at("device", share)), run, setting)

@@ -17,7 +17,7 @@ import inspect
 import re
 import warnings
 from _thread import get_ident
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any, ClassVar
@@ -82,6 +82,12 @@ class Patches:
         self.threads = Threads({get_ident()}) if threads is None else threads
         self._undo: list[_Replaced] = []
 
+    def __enter__(self) -> Patches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``; an attribute that was only inherited, or absent, is deleted again on undo.
 
@@ -89,6 +95,23 @@ class Patches:
         """
         found = inspect.getattr_static(owner, name) if isinstance(value, property) else getattr(owner, name, _ABSENT)
         self.share(owner, name, _view(owner, found, value, self.threads))
+
+    def table(self, owner: object, values: Mapping[str, object]) -> None:
+        """Replace each of these names of ``owner``."""
+        for name, value in values.items():
+            self.set(owner, name, value)
+
+    def where_found(self, owners: Iterable[object], values: Mapping[str, object]) -> None:
+        """Replace each of these names in those of the ``owners`` that have it: modules import names from each other,
+        and versions of PyTorch lack some."""
+        for owner in owners:
+            self.table(owner, {name: value for name, value in values.items() if hasattr(owner, name)})
+
+    def around(self, owner: object, functions: Mapping[str, Callable[..., object]]) -> None:
+        """Replace each of these functions that ``owner`` has by one that is given it before all other arguments."""
+        for name, function in functions.items():
+            if hasattr(owner, name):
+                self.set(owner, name, around(function)(getattr(owner, name)))
 
     def replace(self, path: str, lost: str, value: Any, *, since: versions.Version | None = None) -> None:
         """Replace a private name of torch; one that is gone is passed over, and what is ``lost`` is noted."""
@@ -134,6 +157,24 @@ class Patches:
         finally:
             for entry in entries:
                 entry.install()
+
+
+def around(function: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """What ``Patches.wrap`` makes of a name: ``function``, given what was there before all other arguments."""
+
+    def made_of(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            return function(original, *args, **kwargs)
+
+        call.__module__ = function.__module__
+        return call
+
+    return made_of
+
+
+def constant(value: object) -> Callable[..., object]:
+    """A function that returns ``value``, whatever it is given."""
+    return lambda *_, **__: value
 
 
 # --- what stands in the place of a name -------------------------------------------------------------------------------

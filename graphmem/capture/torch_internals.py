@@ -16,6 +16,7 @@ class Never(Exception):
 
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -124,6 +125,10 @@ next_sequence_number: Any = private(
 )
 
 # --- the dispatcher ---
+
+if not TYPE_CHECKING:
+    #: One overload of an operator, such as ``torch.ops.aten.add.Tensor``.
+    OpOverload = type(torch.ops.aten.add.Tensor)
 
 has_kernel: Any = private(
     "torch._C._dispatch_has_kernel_for_dispatch_key",

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphmem.cli.output import check_output, emit
+from graphmem.base.options import Given, Whole, option
+from graphmem.cli.fields import takes
+from graphmem.cli.options import FORMAT, existing, existing_folder, folder, format_asked
+from graphmem.cli.output import check_output, publish
 from graphmem.cli.progress import progress_bar
 from graphmem.errors import UsageError
+from graphmem.reports import Format, format_named
 
 if TYPE_CHECKING:
     from graphmem.accuracy.published.section import PublishedSection
@@ -23,86 +28,105 @@ SAMPLE = 4
 SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
 
 
-@click.command("accuracy", short_help="Compare measurements with predictions; write the report.")
-@click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("-o", "--output", default="reports", metavar="FOLDER", help="Where the report goes. Default reports.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")
-@click.option(
-    "--sections",
-    metavar="NAMES",
-    default=",".join(SECTIONS),
-    help=f"Which sections, in a list with commas. Default: {','.join(SECTIONS)}.",
-)
-@click.option(
-    "--published",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    envvar="GRAPHMEM_PUBLISHED",
-    help="A folder with tables of published figures, or with programs of published runs, as models_zoo/published of "
-    "graphmem's source has them: they are run as 'graphmem run' would. Default: those, where there are any, and the "
-    "small table that comes with graphmem.",
-)
-@click.option(
-    "--published-runs",
-    default=str(SAMPLE),
-    metavar="N",
-    help=f"Published runs to predict of each source, or 'all'; a few seconds each. Default {SAMPLE}.",
-)
-@click.option(
-    "--cudnn",
-    type=click.Path(exists=True, path_type=Path),
-    metavar="PATH",
-    help="Predict published runs with convolutions once more with this cuDNN asked for their workspaces.",
-)
-@click.option(
-    "--resume",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Keep every prediction there as it is made, and take those that this graphmem has made there already: "
-    "a long run can be stopped and begun again.",
-)
-def accuracy_command(
-    records: tuple[Path, ...],
-    output: str,
-    jobs: int | None,
-    sections: str,
-    published: Path | None,
-    published_runs: str,
-    cudnn: Path | None,
-    resume: Path | None,
-) -> None:
-    """Predict every case of RECORDS now and write accuracy.md and accuracy.html.
-
-    RECORDS are files that 'graphmem measure' wrote, or folders of them, such as models_zoo/measured.
-    """
-    from graphmem.accuracy.compare import Predicted, compare, predict_record
-    from graphmem.accuracy.report import Contents, published_figures, render_html, render_markdown
-
-    wanted, share = _sections(sections), _share(published_runs)
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    targets = [folder / "accuracy.md", folder / "accuracy.html"]
-    for target in targets:
-        check_output(str(target))
-    kinds = _kinds(wanted)
-    found = [record for record in _read(records) if record.machine is None or record.machine.source in kinds]
-    workers = jobs or os.cpu_count() or 1
-    with progress_bar("predicting", len(found)) as advance:
-        predict = _keeping(predict_record, Predicted, resume)
-        comparisons = compare(found, workers, lambda done: advance(""), predict)
-    runs = _published(published, share, workers, cudnn, resume) if "published" in wanted else None
-    contents = Contents(comparisons, runs, published_figures(), _about(), kinds)
-    for target, render in zip(targets, (render_markdown, render_html), strict=True):
-        emit(render(contents), str(target))
-
-
-def _sections(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+def _sections(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in SECTIONS:
             raise UsageError(f"the report has no section {name!r}; accepted: {', '.join(SECTIONS)}")
     if not names:
         raise UsageError(f"name a section: {', '.join(SECTIONS)}")
     return names
+
+
+def _share(given: Given) -> int:
+    """How many runs of each source; 0 for all."""
+    text = str(given["published_runs"] or SAMPLE)
+    if text == "all":
+        return 0
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
+        raise UsageError(f"--published-runs is {text!r}; write a number above 0, or all")
+    return int(text)
+
+
+def _tables(given: Given) -> Path | None:
+    named = given["published"] or os.environ.get("GRAPHMEM_PUBLISHED")
+    return existing_folder(str(named)) if named else None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is predicted for the report, and where it goes."""
+
+    form: Format | None = option(
+        None, FORMAT, make=lambda given: format_asked(given["format"], None) if given["format"] else None
+    )
+    output: str = option("reports", "Where the report goes.", flags="-o --output", metavar="FOLDER")
+    jobs: int | None = option(None, "Processes at a time. Default: the CPU's cores.", Whole())
+    sections: tuple[str, ...] = option(
+        SECTIONS,
+        f"Which sections, in a list with commas. Default: {','.join(SECTIONS)}.",
+        metavar="NAMES",
+        read=_sections,
+    )
+    published: Path | None = option(
+        None,
+        "A folder with tables of published figures, or with programs of published runs, as models_zoo/published of "
+        "graphmem's source has them: they are run as 'graphmem run' would. Default: those, where there are any, and "
+        "the small table that comes with graphmem.",
+        metavar="DIRECTORY",
+        make=_tables,
+    )
+    share: int = option(
+        SAMPLE,
+        "Published runs to predict of each source, or 'all'; a few seconds each.",
+        flags="--published-runs",
+        metavar="N",
+        make=_share,
+        read=str,
+    )
+    cudnn: Path | None = option(
+        None,
+        "Predict published runs with convolutions once more with this cuDNN asked for their workspaces.",
+        metavar="PATH",
+        read=existing,
+    )
+    resume: Path | None = option(
+        None,
+        "Keep every prediction there as it is made, and take those that this graphmem has made there already: a long "
+        "run can be stopped and begun again.",
+        metavar="FOLDER",
+        read=folder,
+    )
+
+
+@click.command("accuracy", short_help="Compare measurements with predictions; write the report.")
+@click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@takes("asked", Report)
+def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
+    """Predict every case of RECORDS now and write accuracy.md and accuracy.html, or one file of another --format.
+
+    RECORDS are files that 'graphmem measure' wrote, or folders of them, such as models_zoo/measured.
+    """
+    from graphmem.accuracy.compare import Predicted, compare, predict_record
+    from graphmem.accuracy.document import document_of
+    from graphmem.accuracy.report import Contents, published_figures
+
+    place = Path(asked.output)
+    place.mkdir(parents=True, exist_ok=True)
+    forms = [asked.form] if asked.form is not None else [format_named("markdown"), format_named("html")]
+    targets = {str(place / f"accuracy{(*one.suffixes, f'.{one.name}')[0]}"): one for one in forms}
+    for target in targets:
+        check_output(target)
+    kinds = _kinds(asked.sections)
+    found = [record for record in _read(records) if record.machine is None or record.machine.source in kinds]
+    workers = asked.jobs or os.cpu_count() or 1
+    with progress_bar("predicting", len(found)) as advance:
+        predict = _keeping(predict_record, Predicted, asked.resume)
+        comparisons = compare(found, workers, lambda done: advance(""), predict)
+    runs = _published(asked, workers) if "published" in asked.sections else None
+    document = document_of(Contents(comparisons, runs, published_figures(), _about(), kinds))
+    for target, one in targets.items():
+        publish(document, one, target)
 
 
 def _kinds(wanted: Sequence[str]) -> list[str]:
@@ -121,15 +145,6 @@ def _read(paths: Sequence[Path]) -> list[Record]:
     return found
 
 
-def _share(text: str) -> int | None:
-    """How many runs of each source; None for all."""
-    if text == "all":
-        return None
-    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
-        raise UsageError(f"--published-runs is {text!r}; write a number above 0, or all")
-    return int(text)
-
-
 def _keeping(function: Callable[[Any], Any], gives: Any, folder: Path | None, also: str = "") -> Callable[[Any], Any]:
     """The function, or one that keeps its results, of the type ``gives``, in ``folder``; ``also``: what else they
     depend on."""
@@ -141,9 +156,7 @@ def _keeping(function: Callable[[Any], Any], gives: Any, folder: Path | None, al
     return Keeper(function, gives, folder, "\n".join((digest_of_folder(), _about(), also)))
 
 
-def _published(
-    folder: Path | None, share: int | None, jobs: int, cudnn: Path | None, resume: Path | None
-) -> PublishedSection:
+def _published(asked: Report, jobs: int) -> PublishedSection:
     from functools import partial
 
     from graphmem.accuracy.kept import digest_of_folder
@@ -159,13 +172,15 @@ def _published(
     from graphmem.accuracy.published.section import published_section, sample
     from graphmem.accuracy.workers import side_by_side
 
-    rows = published_rows(folder)
+    rows = published_rows(asked.published)
     cases = [row for row in rows if isinstance(row, PublishedCase)]
-    chosen = cases if share is None else sample(cases, share)
+    chosen = sample(cases, asked.share) if asked.share else cases
     predicted = []
-    asked = str(cudnn.resolve()) if cudnn else ""
-    predict = partial(predict_together, cudnn=asked or None)
-    together = _keeping(predict, list[PublishedComparison], resume, asked + digest_of_folder(folder or PROGRAMS))
+    cudnn = str(asked.cudnn.resolve()) if asked.cudnn else ""
+    predict = partial(predict_together, cudnn=cudnn or None)
+    together = _keeping(
+        predict, list[PublishedComparison], asked.resume, cudnn + digest_of_folder(asked.published or PROGRAMS)
+    )
     with progress_bar("predicting published runs", len(chosen)) as advance:
         for comparisons in side_by_side(together, runs_of(chosen), jobs):
             predicted += comparisons

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 
-from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import (
-    RANKS_OPTION,
-    model_options,
-    output_of,
-    output_options,
-    ranks_of,
-    request_of,
-    target_options,
-)
+from graphmem.base.options import option
+from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.options import INPUTS, RANKS, STEP, Output, Request
 from graphmem.cli.output import check_output, emit, show, working
 from graphmem.errors import NotModelledError
-
-_RUNS = (click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session: 'batch=1;batch=16,seq=128'."),)
-_RANKS = (RANKS_OPTION,)
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
 
 
+@dataclass(frozen=True)
+class Analysis(Request):
+    """What only ``analyze`` is asked."""
+
+    shapes: str | None = option(
+        None, "Runs of an ONNX session: 'batch=1;batch=16,seq=128'.", metavar="RUNS", heading=INPUTS
+    )
+    ranks: str | Sequence[int] | None = option(None, RANKS, heading=STEP)
+
+
 @click.command("analyze", cls=GroupedCommand, short_help="How much memory a model needs, and whether it fits.")
-@model_options
+@click.argument("model")
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
-@grouped("Sizes and inputs", _RUNS)
-@grouped("Step", _RANKS)
-@target_options
-@output_options
-def analyze_command(**options: Any) -> None:
+@takes("request", Analysis)
+@takes("output", Output, "Output")
+def analyze_command(model: str, more: tuple[str, ...], request: Analysis, output: Output) -> None:
     """How much GPU memory MODEL needs for one step, what it is made of, and whether it fits.
 
     \b
@@ -52,15 +51,13 @@ def analyze_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 does not fit (with --fail-on-oom).
     """
-    output = output_of(options)
     check_output(output.output)
-    request = {**request_of(options), "shapes": options["shapes"], "ranks": ranks_of(options)}
-    model = [options["model"], *options["more"]] if options["more"] else options["model"]
     with working() as progress:
         from graphmem.analyze import analyze
 
         try:
-            estimate = analyze(model, **request, top=max(output.top, KEPT), progress=progress)
+            top = max(output.top, KEPT)
+            estimate = analyze([model, *more] if more else model, **vars(request), top=top, progress=progress)
         except NotModelledError as error:
             if output.form.name == "json":
                 known = {"provider": error.provider, "modelled": False, "known_bytes": error.known}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from graphmem.cli.options import form_of, form_options
+from graphmem.cli.options import form_options
 from graphmem.cli.output import check_output, publish, working
 from graphmem.devices.user_table import write_user_row
+from graphmem.reports import Format
 from graphmem.reports.document import Document, Facts, section
 from graphmem.units import format_bytes
 
@@ -17,7 +16,7 @@ SCHEMA = "graphmem.calibration/1"
 
 @click.command("calibrate", short_help="Measure this machine's card once, for later estimates.")
 @form_options
-def calibrate_command(**options: Any) -> None:
+def calibrate_command(form: Format, output: str | None) -> None:
     """Measure what a process holds on this machine's card outside the allocator, and keep it.
 
     Later estimates for this card use the figures and say so; 'graphmem gpus NAME' shows them. Without a CUDA GPU it
@@ -26,7 +25,7 @@ def calibrate_command(**options: Any) -> None:
     from graphmem.accuracy.calibrate import calibrate
     from graphmem.accuracy.measure import Plan
 
-    check_output(options["output"])
+    check_output(output)
     with working() as progress:
         progress("measuring")
         row = calibrate(Plan())
@@ -38,4 +37,4 @@ def calibrate_command(**options: Any) -> None:
         ("kept in", str(path)),
     )
     document = Document("calibration", row["name"], (section("", Facts(facts)),), lambda: {"schema": SCHEMA, **row})
-    publish(document, form_of(options), options["output"])
+    publish(document, form, output)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from graphmem.base.documents import fits, read_json
-from graphmem.cli.options import form_of, form_options
+from graphmem.base.options import option
+from graphmem.cli.fields import takes
+from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Fit
+from graphmem.reports import Format
 from graphmem.reports.document import Column, Document, Facts, Table, section
 from graphmem.reports.estimate import WORDS
 from graphmem.units import parse_bytes
@@ -20,18 +24,26 @@ _ABOUT = ("model", "step", "runtime", "allocator", "gpu")
 _COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "bytes"), Column("change", "change"))
 
 
+@dataclass(frozen=True)
+class Growth:
+    """How much more the second report may need."""
+
+    max_growth: int | None = option(
+        None, "Exit with 3 when device memory grows by more, e.g. 200MiB.", metavar="SIZE", read=parse_bytes
+    )
+
+
 @click.command("compare", short_help="Two reports side by side, or a growth budget in CI.")
 @click.argument("before")
 @click.argument("after")
 @form_options
-@click.option("--max-growth", metavar="SIZE", help="Exit with 3 when device memory grows by more, e.g. 200MiB.")
-def compare_command(before: str, after: str, max_growth: str | None, **options: Any) -> None:
+@takes("", Growth)
+def compare_command(before: str, after: str, max_growth: int | None, form: Format, output: str | None) -> None:
     """Compare two reports, BEFORE and AFTER, written by 'graphmem analyze --format json'.
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 grown by more than --max-growth.
     """
-    check_output(options["output"])
-    allowed = None if max_growth is None else parse_bytes(max_growth)
+    check_output(output)
     first, second = _read(before), _read(after)
     compared: dict[str, Any] = {
         "schema": "graphmem.comparison/1",
@@ -44,8 +56,8 @@ def compare_command(before: str, after: str, max_growth: str | None, **options: 
             for name in {**first["breakdown"], **second["breakdown"]}
         },
     }
-    publish(_document(compared), form_of(options), options["output"])
-    if allowed is not None and compared["peak"]["device"]["change"] > allowed:
+    publish(_document(compared), form, output)
+    if max_growth is not None and compared["peak"]["device"]["change"] > max_growth:
         click.get_current_context().exit(DOES_NOT_FIT)
 
 

@@ -19,9 +19,12 @@ from typing import Any
 import click
 
 from graphmem.base import versions
-from graphmem.cli.options import form_of, form_options
+from graphmem.base.options import option
+from graphmem.cli.fields import takes
+from graphmem.cli.options import form_options
 from graphmem.cli.output import check_output, publish
 from graphmem.cudnn.library import AUTO, find_library
+from graphmem.reports import Format
 from graphmem.reports.document import Column, Document, Items, Table, Text, section
 from graphmem.torch_names import Declaration, lacking
 
@@ -69,7 +72,6 @@ LIBRARIES = (
         "plans of convolutions are predicted, not asked",
         oldest="9.8",
     ),
-    Library("Jinja2", ("jinja2",), "", "no reports in HTML"),
     Library("matplotlib", ("matplotlib",), "", "no curves in reports"),
     Library("joblib", ("joblib",), "", "sweeps run one after another"),
     Library("NVML", ("nvidia-ml-py",), "", "nothing is measured on a card"),
@@ -90,16 +92,23 @@ class Finding:
     without: str
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """What is looked up beside versions."""
+
+    names: bool = option(False, "Also import PyTorch and look up every private name that is used.")
+
+
 @click.command("doctor", short_help="Which of the libraries are installed, known and missing.")
-@click.option("--names", is_flag=True, help="Also import PyTorch and look up every private name that is used.")
+@takes("", Lookup)
 @form_options
-def doctor_command(names: bool, **options: Any) -> None:
+def doctor_command(names: bool, form: Format, output: str | None) -> None:
     """Say which of the libraries that graphmem follows are installed, whether their versions are known, and what is
     lost without them. Exits with 3 where something is newer or older than what is known, or PyTorch lacks a name."""
-    check_output(options["output"])
+    check_output(output)
     findings = [found(library, _extras()) for library in LIBRARIES]
     lacks = lacking() if names and findings[0].installed else None
-    publish(_document(findings, lacks), form_of(options), options["output"])
+    publish(_document(findings, lacks), form, output)
     if lacks or any(finding.state in ("newer", "older") for finding in findings):
         click.get_current_context().exit(NOT_AS_KNOWN)
 

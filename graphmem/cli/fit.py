@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
-from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import form_of, form_options, model_options, request_of, target_options
+from graphmem.base.options import Whole, option
+from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.options import Request, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
+from graphmem.reports import Format
 from graphmem.units import parse_bytes
 
-_SEARCH = (
-    click.option(
-        "--find",
-        default="batch",
+#: What is tried unless a limit is given.
+AT_MOST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is enlarged, and how far."""
+
+    size: str = option(
+        "batch",
+        "What to enlarge: batch, seq-len, or dim:NAME of an ONNX file.",
+        flags="--find",
         metavar="SIZE",
-        help="What to enlarge: batch (default), seq-len, or dim:NAME of an ONNX file.",
-    ),
-    click.option("--multiple-of", type=click.IntRange(min=1), default=1, metavar="N", help="Try only multiples of N."),
-    click.option("--spare", metavar="SIZE", help="Leave at least this much of the card, e.g. 1GiB. Default: anything."),
-    click.option("--at-most", type=click.IntRange(min=1), metavar="N", help="Try nothing larger. Default 1048576."),
-)
+        read=lambda text: text.replace("seq-len", "seq_len"),
+    )
+    multiple_of: int = option(1, "Try only multiples of N.", Whole())
+    spare_bytes: int | None = option(
+        None,
+        "Leave at least this much of the card, e.g. 1GiB. Default: anything.",
+        flags="--spare",
+        metavar="SIZE",
+        read=parse_bytes,
+    )
+    at_most: int = option(AT_MOST, "Try nothing larger.", Whole())
 
 
 @click.command("fit", cls=GroupedCommand, short_help="The largest batch or sequence length that fits a card.")
-@model_options
-@grouped("Search", _SEARCH)
-@target_options
+@click.argument("model")
+@takes("request", Request)
+@takes("search", Search, "Search")
 @form_options
-def fit_command(**options: Any) -> None:
+def fit_command(model: str, request: Request, search: Search, form: Format, output: str | None) -> None:
     """The largest batch (or --find another size) of MODEL that fits the card of --gpu or --gpu-memory.
 
     MODEL and the options are those of 'graphmem analyze'. Each size tried is analysed in full: ten to forty of them.
@@ -42,20 +57,13 @@ def fit_command(**options: Any) -> None:
     Exit codes: 0 done, 1 error, 2 wrong options, 3 not even the smallest size fits; with --margin, 3 where no size is
     safe at that margin.
     """
-    check_output(options["output"])
-    request = request_of(options)
-    if request["device"] is None:
+    check_output(output)
+    if request.device is None:
         raise UsageError("which card? give --gpu NAME or --gpu-memory SIZE")
-    size = options["find"].replace("seq-len", "seq_len")
-    bounds: dict[str, Any] = {"multiple_of": options["multiple_of"]}
-    if options["at_most"]:
-        bounds["at_most"] = options["at_most"]
-    if options["spare"]:
-        bounds["spare_bytes"] = parse_bytes(options["spare"])
     with working() as progress:
         from graphmem.planning.fit import fit
 
-        found = fit(options["model"], size=size, say=progress, **bounds, **request)
-    publish(found, form_of(options), options["output"])
-    if not (found.value if options["margin"] is None else found.safe_value):
+        found = fit(model, say=progress, **vars(search), **vars(request))
+    publish(found, form, output)
+    if not (found.value if request.margin is None else found.safe_value):
         click.get_current_context().exit(DOES_NOT_FIT)

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from graphmem.base.figures import Communicator, Figure
-from graphmem.cli.options import form_of, form_options
+from graphmem.cli.options import form_options
 from graphmem.cli.output import check_output, publish
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
+from graphmem.reports import Format
 from graphmem.reports.document import Column, Document, Facts, Table, Text, section
 from graphmem.units import format_bytes
 
@@ -21,12 +22,12 @@ SCHEMA = "graphmem.gpus/1"
 @click.command("gpus", short_help="The known cards, each figure with its source.")
 @click.argument("name", required=False)
 @form_options
-def gpus_command(name: str | None, **options: Any) -> None:
+def gpus_command(name: str | None, form: Format, output: str | None) -> None:
     """List the known cards, or show one (NAME) with the source of each figure."""
-    check_output(options["output"])
+    check_output(output)
     devices = all_devices() if name is None else (device_named(name),)
     document = _list(devices) if name is None else _card(devices[0])
-    publish(document, form_of(options), options["output"])
+    publish(document, form, output)
 
 
 def _list(devices: Sequence[Device]) -> Document:

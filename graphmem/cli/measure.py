@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from graphmem.cli.options import FORM_OPTION, measured_step_options
+from graphmem.base.options import check_values, is_number, option
+from graphmem.cli.fields import takes
+from graphmem.cli.options import FORMAT, Measured, folder, format_asked
 from graphmem.cli.output import publish
 from graphmem.cli.progress import progress_bar
-from graphmem.cli.step_options import step_of
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS
-from graphmem.reports import format_named
+from graphmem.reports import Format, format_named
 from graphmem.reports.document import Column, Document, Table, Value, section
 from graphmem.training import Inference
 
@@ -24,33 +25,39 @@ if TYPE_CHECKING:
     from graphmem.accuracy.record import Machine, Record
 
 
+def _seconds(name: str, value: object) -> object:
+    if not is_number(value) or value < 1:  # type: ignore[operator]
+        raise click.BadParameter(f"{name} is a number of seconds of at least 1, not {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured, and what is kept of it."""
+
+    zoo: bool = option(False, "Every model of the zoo, in its usual training step and in inference.")
+    runtime: str = option(
+        "pytorch", "onnxruntime runs .onnx files on the CPU and reads its arena.", choices=("pytorch", "onnxruntime")
+    )
+    shapes: str = option("", "Runs of an ONNX session, e.g. 'batch=1;batch=16,seq=128'.", metavar="RUNS")
+    graphs: Path | None = option(None, "Keep ONNX graphs without weights there.", metavar="DIRECTORY", read=folder)
+    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the process, or ONNX Runtime's options.", metavar="CONF")
+    form: Format = option(format_named("text"), FORMAT, make=lambda given: format_asked(given["format"], None))
+    output: str = option("measured.jsonl", "Records.", flags="-o --output", metavar="FILE")
+    traces: Path | None = option(None, "Keep allocation traces there.", metavar="DIRECTORY", read=folder)
+    budget: float | None = option(None, "Start no case after that.", _seconds, metavar="SECONDS")
+    case_timeout: float = option(900.0, "What a case may take.", _seconds, metavar="SECONDS")
+    cap: bool = option(False, "Limit each case to its estimate and 1 %, to see whether it is enough.")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
 @click.command("measure", short_help="Run models on this machine's card and record peaks.")
 @click.argument("models", nargs=-1)
-@click.option("--zoo", is_flag=True, help="Every model of the zoo, in its usual training step and in inference.")
-@measured_step_options
-@click.option(
-    "--runtime",
-    type=click.Choice(["pytorch", "onnxruntime"]),
-    default="pytorch",
-    help="onnxruntime runs .onnx files on the CPU and reads its arena. Default pytorch.",
-)
-@click.option("--shapes", default="", metavar="RUNS", help="Runs of an ONNX session, e.g. 'batch=1;batch=16,seq=128'.")
-@click.option(
-    "--graphs", type=click.Path(file_okay=False, path_type=Path), help="Keep ONNX graphs without weights there."
-)
-@click.option(
-    "--alloc-conf",
-    default="",
-    metavar="CONF",
-    help="PYTORCH_CUDA_ALLOC_CONF of the process, or ONNX Runtime's options.",
-)
-@FORM_OPTION
-@click.option("-o", "--output", default="measured.jsonl", metavar="FILE", help="Records. Default measured.jsonl.")
-@click.option("--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep allocation traces there.")
-@click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="Start no case after that.")
-@click.option("--case-timeout", type=click.FloatRange(min=1), default=900.0, metavar="SECONDS", help="Default 900.")
-@click.option("--cap", is_flag=True, help="Limit each case to its estimate and 1 %, to see whether it is enough.")
-def measure_command(models: tuple[str, ...], zoo: bool, **options: Any) -> None:
+@takes("run", Measured)
+@takes("asked", Measurement)
+def measure_command(models: tuple[str, ...], run: Measured, asked: Measurement) -> None:
     """Run MODELS on the GPU of this machine, each in a fresh process, and record what they take.
 
     MODELS are what 'graphmem analyze' takes: zoo:NAME, module.py:factory, hf:..., timm:... A case that the output file
@@ -61,62 +68,59 @@ def measure_command(models: tuple[str, ...], zoo: bool, **options: Any) -> None:
     """
     from graphmem.accuracy.measure import Plan, machine_here, measure
 
-    cases = _cases(models, zoo, options)
+    cases = _cases(models, run, asked)
     plan = Plan(
-        output=Path(options["output"]),
-        budget_seconds=options["budget"],
-        case_seconds=options["case_timeout"],
-        traces=options["traces"],
-        graphs=options["graphs"],
+        output=Path(asked.output),
+        budget_seconds=asked.budget,
+        case_seconds=asked.case_timeout,
+        traces=asked.traces,
+        graphs=asked.graphs,
     )
-    if options["runtime"] == "pytorch":
+    if asked.runtime == "pytorch":
         machine = machine_here(plan)
-        if options["cap"]:
+        if asked.cap:
             plan = replace(plan, cap=lambda case: _cap_bytes(case, machine))
     records = []
     with progress_bar("measuring", len(cases)) as advance:
         for record in measure(cases, plan):
             records.append(record)
             advance(record.case.name)
-    publish(_document(records), options["form"] or format_named("text"), None)
-    click.echo(f"wrote {len(records)} records to {options['output']}", err=True)
+    publish(_document(records), asked.form, None)
+    click.echo(f"wrote {len(records)} records to {asked.output}", err=True)
 
 
-def _cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[Case]:
+def _cases(models: tuple[str, ...], run: Measured, asked: Measurement) -> list[Case]:
     from graphmem.accuracy.case import case_of, zoo_cases
 
-    if not models and not zoo:
+    if not models and not asked.zoo:
         raise UsageError("name the models to measure, or give --zoo")
-    if options["runtime"] == "onnxruntime":
-        return _onnx_cases(models, zoo, options)
-    for option in ("shapes", "graphs"):
-        if options[option]:
-            raise UsageError(f"--{option} is for --runtime onnxruntime")
-    cases = zoo_cases() if zoo else []
+    if asked.runtime == "onnxruntime":
+        return _onnx_cases(models, run, asked)
+    for name in ("shapes", "graphs"):
+        if getattr(asked, name):
+            raise UsageError(f"--{name} is for --runtime onnxruntime")
+    cases = zoo_cases() if asked.zoo else []
     for model in models:
-        step = step_of(model, options)
-        sizes = options["batch"], options["seq_len"]
-        cases.append(case_of(model, step, *sizes, options["iterations"], options["alloc_conf"]))
+        cases.append(case_of(model, run.step(model), run.batch, run.seq_len, run.iterations, asked.alloc_conf))
     return cases
 
 
-def _onnx_cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[Case]:
+def _onnx_cases(models: tuple[str, ...], run: Measured, asked: Measurement) -> list[Case]:
     """Sessions of .onnx files; the provider is made part of the options, so that predictions are made for it."""
     from graphmem.accuracy.case import case_of
     from graphmem.accuracy.onnxruntime.child import options_of, runs_of
 
-    if zoo or options["cap"] or options["traces"] or options["seq_len"]:
+    if asked.zoo or asked.cap or asked.traces or run.seq_len:
         raise UsageError("--zoo, --cap, --traces and --seq-len are not for --runtime onnxruntime; see --shapes")
-    conf = ",".join(filter(None, ("provider:cpu", *options["alloc_conf"].replace("provider:cpu", "").split(","))))
+    conf = ",".join(filter(None, ("provider:cpu", *asked.alloc_conf.replace("provider:cpu", "").split(","))))
     cases = []
     for model in models:
         if Path(model).suffix.lower() != ".onnx":
             raise UsageError(f"{model} is no .onnx file; 'graphmem zoo export' makes them of the zoo's models")
-        step = step_of(model, options)
+        step = run.step(model)
         if not isinstance(step, Inference):
             raise UsageError("ONNX Runtime measures inference; leave the options of training out")
-        sizes = options["batch"], None, options["iterations"]
-        case = case_of(model, step, *sizes, conf, "onnxruntime", options["shapes"])
+        case = case_of(model, step, run.batch, None, run.iterations, conf, "onnxruntime", asked.shapes)
         options_of(case), runs_of(case)  # mistakes are found before anything runs
         cases.append(case)
     return cases

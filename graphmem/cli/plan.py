@@ -4,66 +4,101 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from graphmem.base.files import write_whole
-from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import FORM_OPTIONS, form_of
+from graphmem.base.options import REQUIRED, Whole, option, option_of
+from graphmem.cli.fields import GroupedCommand, built, takes
+from graphmem.cli.options import STEP, Request, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
-from graphmem.training import Training, parse_optimizer_arg
+from graphmem.reports import Format
+from graphmem.training import OptionValue, Training
 
 if TYPE_CHECKING:
     from graphmem.planning.layouts.communication import Links
     from graphmem.planning.layouts.configuration import File
 
-_CLUSTER = (
-    click.option("--gpus", required=True, metavar="NxCARD", help="The cards, e.g. 16xH100-80GB; see 'graphmem gpus'."),
-    click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Machines. Default: of 8 cards each."),
-    click.option("--links", metavar="A,B[,C]", help="GB/s of a card: in a machine, between them, to the host."),
-)
-_BATCH = (
-    click.option("--global-batch", required=True, metavar="N", help="Of a step: sequences, or tokens (1M-tokens)."),
-    click.option("-s", "--seq-len", type=click.IntRange(min=1), metavar="N", help="Tokens of a sequence."),
-)
-_STEP = (
-    click.option("--optimizer", default="adamw", metavar="NAME", help="Default adamw."),
-    click.option("--optimizer-arg", multiple=True, metavar="NAME=VALUE", help="An option of it. Repeatable."),
-    click.option("--dtype", default="fp32", metavar="TYPE", help="Precision of weights. Default fp32."),
-    click.option("--amp", default="bf16", metavar="TYPE", help="Precision of computation: bf16, fp16, off."),
-    click.option("--clip-grad-norm", type=float, metavar="NORM", help="Clip the gradients to this norm."),
-    click.option("--loop", default="hold", metavar="HOW", help="hold (default) or drop; see 'graphmem analyze'."),
-    click.option("--torch-version", metavar="X.Y", help="Version of PyTorch to predict. Default: the installed one."),
-    click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF. Default: also segments that grow."),
-    click.option("--margin", metavar="p99", help="How sure 'fits' must be, as of 'graphmem analyze'."),
-)
-_SEARCH = (
-    click.option("--frameworks", metavar="A,B", help="ddp, fsdp, deepspeed. Default: all that are installed."),
-    click.option("--confirm", type=click.IntRange(min=1), default=8, metavar="N", help="Captures at most. Default 8."),
-    click.option("--advice/--no-advice", default=True, help="Try what saves memory in the best one. Default: yes."),
-)
-_OUTPUT = (
-    *FORM_OPTIONS,
-    click.option("--write", metavar="FOLDER", help="Write the frameworks' configuration of the best one there."),
-)
+_CARDS, _SEARCH = "Cards", "Search"
 
 
-#: Options that are the library's parameters as they are.
-_PASSED_ON = ("model", "gpus", "nodes", "global_batch", "seq_len", "confirm", "advice", "torch_version", "alloc_conf",
-              "margin")  # fmt: skip
+def _read_links(text: str) -> Links:
+    from graphmem.planning.layouts.communication import Links
+
+    try:
+        if re.fullmatch(r"[0-9.]{1,8}(,[0-9.]{1,8}){1,2}", text):
+            return Links(*(float(one) for one in text.split(",")))
+    except ValueError:
+        pass  # two points in a number
+    raise UsageError(f"cannot read --links {text!r}; write GB/s in a machine and between them: 450,50")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step, without what shares it out."""
+
+    optimizer: str = option("adamw", option_of(Training, "optimizer"))
+    optimizer_args: tuple[tuple[str, OptionValue], ...] = option((), option_of(Training, "optimizer_args"))
+    dtype: str = option("fp32", option_of(Training, "dtype"))
+    amp: str = option("bf16", "Precision of computation: bf16, fp16, off.", metavar="TYPE")
+    clip_grad_norm: float | None = option(None, option_of(Training, "clip_grad_norm"))
+    loop: str = option("hold", option_of(Training, "loop"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """For what a layout is looked for, as :func:`graphmem.plan` names it."""
+
+    gpus: str = option(REQUIRED, "The cards, e.g. 16xH100-80GB; see 'graphmem gpus'.", metavar="NxCARD", heading=_CARDS)
+    nodes: int | None = option(None, "Machines. Default: of 8 cards each.", Whole())
+    links: Links | None = option(
+        None, "GB/s of a card: in a machine, between them, to the host.", metavar="A,B[,C]", read=_read_links
+    )
+    global_batch: str = option(REQUIRED, "Of a step: sequences, or tokens (1M-tokens).", metavar="N", heading="Batch")
+    seq_len: int | None = option(None, "Tokens of a sequence.", Whole(), flags="-s --seq-len")
+    training: Training = option(
+        REQUIRED, "The step.", parts=(Step,), make=lambda given: Training(**vars(built(Step, given))), heading=STEP
+    )
+    torch_version: str | None = option(None, option_of(Request, "torch_version"))
+    alloc_conf: str | None = option(None, "PYTORCH_ALLOC_CONF. Default: also segments that grow.", metavar="CONF")
+    margin: str | None = option(None, option_of(Request, "margin"))
+    frameworks: tuple[str, ...] | None = option(
+        None,
+        "ddp, fsdp, deepspeed. Default: all that are installed.",
+        metavar="A,B",
+        read=lambda text: tuple(text.split(",")),
+        heading=_SEARCH,
+    )
+    confirm: int = option(8, "Captures at most.", Whole())
+    advice: bool = option(True, "Try what saves memory in the best one. Default: yes.")
+
+
+def _folder(text: str) -> Path:
+    folder = Path(text)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"cannot write into {text}: it is no directory")
+    return folder
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Where the configuration of the best layout goes."""
+
+    write: Path | None = option(
+        None, "Write the frameworks' configuration of the best one there.", metavar="FOLDER", read=_folder
+    )
 
 
 @click.command("plan", cls=GroupedCommand, short_help="Which layout over several cards fits.")
 @click.argument("model")
-@grouped("Cards", _CLUSTER)
-@grouped("Batch", _BATCH)
-@grouped("Step", _STEP)
-@grouped("Search", _SEARCH)
-@grouped("Output", _OUTPUT)
-def plan_command(**options: Any) -> None:
+@takes("asked", Asked)
+@form_options
+@takes("", Configuration, "Output")
+def plan_command(model: str, asked: Asked, form: Format, output: str | None, write: Path | None) -> None:
     """Which layout of MODEL's training over several cards fits: data, sharding, tensor and expert parallelism,
     micro-batch, recomputation, offloading.
 
@@ -78,53 +113,16 @@ def plan_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 nothing fits of what was captured.
     """
-    check_output(options["output"])
-    folder = _folder(options["write"])
-    step = Training(
-        optimizer=options["optimizer"],
-        optimizer_args=tuple(parse_optimizer_arg(text) for text in options["optimizer_arg"]),
-        dtype=options["dtype"],
-        amp=options["amp"],
-        clip_grad_norm=options["clip_grad_norm"],
-        loop=options["loop"],
-    )
+    check_output(output)
     with working() as progress:
         from graphmem.planning.layouts.plan import plan
 
-        found = plan(
-            **{name: options[name] for name in _PASSED_ON},
-            training=step,
-            frameworks=None if options["frameworks"] is None else options["frameworks"].split(","),
-            links=_links(options["links"]),
-            say=progress,
-        )
-    publish(found, form_of(options), options["output"])
-    if folder is not None and found.files:
-        _write(folder, found.files)
+        found = plan(model, **vars(asked), say=progress)
+    publish(found, form, output)
+    if write is not None and found.files:
+        _write(write, found.files)
     if not found.fitting:
         click.get_current_context().exit(DOES_NOT_FIT)
-
-
-def _links(text: str | None) -> Links | None:
-    if text is None:
-        return None
-    from graphmem.planning.layouts.communication import Links
-
-    try:
-        if re.fullmatch(r"[0-9.]{1,8}(,[0-9.]{1,8}){1,2}", text):
-            return Links(*(float(one) for one in text.split(",")))
-    except ValueError:
-        pass  # two points in a number
-    raise UsageError(f"cannot read --links {text!r}; write GB/s in a machine and between them: 450,50")
-
-
-def _folder(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    folder = Path(text)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write into {text}: it is no directory")
-    return folder
 
 
 def _write(folder: Path, files: Sequence[File]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from graphmem.base.documents import open_file, read_bounded, text_of
-from graphmem.cli.groups import GroupedCommand
-from graphmem.cli.options import output_of, output_options, target_of, target_options
+from graphmem.base.options import Whole, option
+from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.options import Output, Target
 from graphmem.cli.output import check_output, show, working
 from graphmem.errors import SourceError, TraceError, UsageError
 from graphmem.trace import Trace, from_json
@@ -18,36 +20,43 @@ if TYPE_CHECKING:
     from graphmem.sources.snapshot import Recording
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What only a snapshot is asked."""
+
+    batch: int | None = option(None, "The batch of a run that died, to try one less.", Whole())
+    snapshot_device: int | None = option(None, "Which GPU of the snapshot.", Whole(0))
+
+
 @click.command("replay", cls=GroupedCommand, short_help="A recorded run on another card or allocator setting.")
 @click.argument("snapshot")
-@target_options
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="The batch of a run that died, to try one less.")
-@click.option("--snapshot-device", type=click.IntRange(min=0), metavar="N", help="Which GPU of the snapshot.")
-@output_options
-def replay_command(**options: Any) -> None:
+@takes("target", Target)
+@takes("", Recorded)
+@takes("output", Output, "Output")
+def replay_command(
+    snapshot: str, target: Target, batch: int | None, snapshot_device: int | None, output: Output
+) -> None:
     """Replay SNAPSHOT: would it have fitted, and what would have been reserved?
 
     SNAPSHOT is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or a trace of 'graphmem export-trace'. Of a
     run that ran out of memory the report says what was missing, who held the rest, and which settings would have saved
     it, each of them tried.
     """
-    output = output_of(options)
     check_output(output.output)
-    target = target_of(options)
     with working() as progress:
         from graphmem.analyze import replay_trace
 
-        progress(f"reading {options['snapshot']}")
-        read = read_file(Path(options["snapshot"]), options["snapshot_device"])
+        progress(f"reading {snapshot}")
+        read = read_file(Path(snapshot), snapshot_device)
         progress("replaying")
         if isinstance(read, Trace):
-            if options["batch"] is not None:
+            if batch is not None:
                 raise UsageError("--batch is for the snapshot of a run that ran out of memory, and this one did not")
-            estimate = replay_trace(read, **target, top=output.top)
+            estimate = replay_trace(read, **vars(target), top=output.top)
         else:
             from graphmem.planning.post_mortem import replay_dead
 
-            estimate = replay_dead(read, **target, batch=options["batch"], top=output.top, say=progress)
+            estimate = replay_dead(read, **vars(target), batch=batch, top=output.top, say=progress)
     show(estimate, output)
 
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
+from graphmem.base.options import Whole, option, option_of
 from graphmem.cli.endings import OWN_PROCESS
-from graphmem.cli.groups import GroupedCommand, grouped
+from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.launch import Launch, launch_of
-from graphmem.cli.options import (
-    RANKS_OPTION,
-    cudnn_options,
-    output_of,
-    output_options,
-    ranks_of,
-    target_of,
-    target_options,
-)
+from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Output, Target
 from graphmem.cli.output import check_output, show, working
-from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
+from graphmem.cudnn.library import AUTO
 from graphmem.errors import UsageError
 from graphmem.sources.hints import refuse_keras
-from graphmem.training import Training
+from graphmem.training import Assumed, Training
+from graphmem.training.processes import Processes
 from graphmem.training.program import OPTIMIZER_STEPS, Program
 
 #: Storages kept in the estimate for --details and JSON.
@@ -60,53 +54,68 @@ class _Runs(GroupedCommand):
         return any(not option.is_flag and not option.count for option in options)
 
 
-_PROGRAM_OPTIONS = (
-    click.option("-m", "--module", metavar="MODULE", help="Run a module (package.module) instead of a file."),
-    click.option(
-        "--iterations",
-        type=POSITIVE,
-        default=OPTIMIZER_STEPS,
-        metavar="N",
-        help=f"Optimizer steps after which the program's loops end. Default {OPTIMIZER_STEPS}.",
-    ),
-    *VALUE_OPTIONS,
-    click.option("--quiet", is_flag=True, help="Do not show what the program prints."),
-)
+@dataclass(frozen=True)
+class Followed:
+    """The program, how far it is followed, and what is known of the values that it reads."""
+
+    module: str | None = option(
+        None, "Run a module (package.module) instead of a file.", flags="-m --module", metavar="MODULE"
+    )
+    iterations: int = option(OPTIMIZER_STEPS, "Optimizer steps after which the program's loops end.", Whole())
+    data_dependent: float | None = option(None, option_of(Training, "data_dependent"))
+    assume: tuple[tuple[str, Assumed], ...] = option((), option_of(Training, "assume"))
+    bounds: bool = option(False, BOUNDS)
+    host_values_mb: int = option(64, option_of(Training, "host_values_mb"))
+    quiet: bool = option(False, "Do not show what the program prints.")
 
 
-#: What a program may really do; by default nothing outside of the process.
-_PERMISSION_OPTIONS = (
-    click.option(
-        _ALLOW_WRITES,
-        "writes",
+@dataclass(frozen=True)
+class Allowed:
+    """What a program may really do; by default nothing outside of the process."""
+
+    writes: tuple[str, ...] = option(
+        (),
+        "Let the program change files, below DIR or everywhere; weights that it saves are zeros. Default: changes go "
+        "to a temporary folder.",
+        flags=_ALLOW_WRITES,
         metavar="[=DIR]",
-        multiple=True,
-        help="Let the program change files, below DIR or everywhere; weights that it saves are zeros. "
-        "Default: changes go to a temporary folder.",
-    ),
-    click.option("--allow-network", is_flag=True, help="Let it connect to other processes and machines."),
-    click.option(
-        "--allow-processes",
-        is_flag=True,
-        help="Let it start other programs where these cannot be kept from changing files (Windows, macOS).",
-    ),
-)
+        repeated=True,
+    )
+    network: bool = option(False, "Let it connect to other processes and machines.", flags="--allow-network")
+    processes: bool = option(
+        False,
+        "Let it start other programs where these cannot be kept from changing files (Windows, macOS).",
+        flags="--allow-processes",
+    )
 
-#: As torchrun writes them; both with hyphens and with underscores.
-_LAUNCH_OPTIONS = (
-    click.option(
-        "--nproc-per-node", "--nproc_per_node", type=POSITIVE, metavar="N", help="As torchrun: processes a machine."
-    ),
-    click.option("--nnodes", type=POSITIVE, metavar="N", help="As torchrun: machines. Default 1."),
-    click.option(
-        "--node-rank", "--node_rank", type=click.IntRange(min=0), metavar="N", help="Which of them. Default 0."
-    ),
-    RANK_OPTION,
-    RANKS_OPTION,
-    click.option("--master-addr", "--master_addr", metavar="HOST", help="What MASTER_ADDR is set to."),
-    click.option("--master-port", "--master_port", type=POSITIVE, metavar="PORT", help="What MASTER_PORT is set to."),
-    click.option("--config", metavar="FILE.yaml", help="A configuration of accelerate, as accelerate launch reads it."),
-)
+
+@dataclass(frozen=True)
+class Launcher:
+    """As torchrun writes them; both with hyphens and with underscores."""
+
+    nproc_per_node: int | None = option(
+        None, "As torchrun: processes a machine.", Whole(), flags="--nproc-per-node --nproc_per_node"
+    )
+    nnodes: int | None = option(None, "As torchrun: machines. Default 1.", Whole())
+    node_rank: int | None = option(None, "Which of them. Default 0.", Whole(0), flags="--node-rank --node_rank")
+    rank: int | None = option(None, option_of(Training, "rank"), check=Whole(0))
+    ranks: str | Sequence[int] | None = option(None, RANKS)
+    master_addr: str | None = option(
+        None, "What MASTER_ADDR is set to.", flags="--master-addr --master_addr", metavar="HOST"
+    )
+    master_port: int | None = option(
+        None, "What MASTER_PORT is set to.", Whole(), flags="--master-port --master_port", metavar="PORT"
+    )
+    config: str | None = option(
+        None, "A configuration of accelerate, as accelerate launch reads it.", metavar="FILE.yaml"
+    )
+
+
+@dataclass(frozen=True)
+class Asked(Target):
+    """The card, and the cuDNN that is asked."""
+
+    cudnn: str = option(AUTO, CUDNN, heading=CARD)
 
 
 @click.command(
@@ -116,13 +125,14 @@ _LAUNCH_OPTIONS = (
     context_settings={"allow_interspersed_args": False},
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ITS ARGUMENTS]...")
-@grouped("Program", _PROGRAM_OPTIONS)
-@grouped("Sandbox", _PERMISSION_OPTIONS)
-@grouped("Launcher", _LAUNCH_OPTIONS)
-@cudnn_options
-@target_options
-@output_options
-def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **options: Any) -> None:
+@takes("followed", Followed, "Program")
+@takes("allowed", Allowed, "Sandbox")
+@takes("launcher", Launcher, "Launcher")
+@takes("asked", Asked)
+@takes("output", Output, "Output")
+def run_command(
+    words: tuple[str, ...], followed: Followed, allowed: Allowed, launcher: Launcher, asked: Asked, output: Output
+) -> None:
     """Run SCRIPT.py with its arguments as python would, without a card, and say what it would need on one.
 
     Options of graphmem stand before the program; what follows belongs to the program. Its loops end after --iterations
@@ -136,33 +146,30 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
 
     Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom).
     """
-    output = output_of(options)
     check_output(output.output)
-    launch = launch_of(**{name: options[name] for name in _LAUNCH_NAMES})
-    program = _program(words, module, launch)
-    step = Training(data_dependent=options["data_dependent"], **_numbers(launch, options), **values_of(options))
+    launch = _launch(launcher)
+    program = _program(words, followed.module, launch)
     from graphmem.sandbox import Permissions, entered, folder_of
 
     permissions = Permissions(
-        tuple(folder_of(one) for one in options["writes"] if one),
-        everywhere="" in options["writes"],
-        network=options["allow_network"],
-        processes=options["allow_processes"],
+        tuple(folder_of(one) for one in allowed.writes if one),
+        everywhere="" in allowed.writes,
+        network=allowed.network,
+        processes=allowed.processes,
     )
     own_process = click.get_current_context().find_root().obj is OWN_PROCESS
-    with entered(permissions, own_process=own_process), working() as progress, _silenced(quiet):
+    with entered(permissions, own_process=own_process), working() as progress, _silenced(followed.quiet):
         from graphmem.analyze import analyze
 
         estimate = analyze(
             program,
-            training=step,
-            iterations=options["iterations"],
-            cudnn=options["cudnn"],
-            ranks=ranks_of(options),
+            training=_step(followed, launcher, launch.processes),
+            iterations=followed.iterations,
+            ranks=launcher.ranks,
             top=max(output.top, KEPT),
-            bounds=options["bounds"],
+            bounds=followed.bounds,
             progress=progress,
-            **target_of(options),
+            **vars(asked),
         )
     show(estimate, output)
     ending = estimate.details["program"]
@@ -171,23 +178,25 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
         click.get_current_context().exit(1)
 
 
-_LAUNCH_NAMES = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "config")
+def _launch(launcher: Launcher) -> Launch:
+    one = launcher
+    return launch_of(one.nproc_per_node, one.nnodes, one.node_rank, one.master_addr, one.master_port, one.config)
 
 
-def _numbers(launch: Launch, options: dict[str, Any]) -> dict[str, Any]:
-    """Which process of how many. Raises :class:`UsageError`."""
-    started, rank = launch.processes, options["rank"]
+def _step(followed: Followed, launcher: Launcher, started: Processes | None) -> Training:
+    """What is known of values, and which process of how many is analysed. Raises :class:`UsageError`."""
+    step = Training(
+        data_dependent=followed.data_dependent, assume=followed.assume, host_values_mb=followed.host_values_mb
+    )
+    rank = launcher.rank
     if started is None:
-        if rank is not None or options["ranks"] is not None:
+        if rank is not None or launcher.ranks is not None:
             raise UsageError("--rank and --ranks need --nproc-per-node, or a --config with several processes")
-        return {}
-    if rank is not None and options["node_rank"] is not None:
+        return step
+    if rank is not None and launcher.node_rank is not None:
         raise UsageError("--rank says which process of all is analysed; leave out --node-rank, or --rank")
-    return {
-        "world_size": started.world_size,
-        "rank": started.rank if rank is None else rank,
-        "nproc_per_node": started.per_node,
-    }
+    rank = started.rank if rank is None else rank
+    return replace(step, world_size=started.world_size, rank=rank, nproc_per_node=started.per_node)
 
 
 def _program(words: tuple[str, ...], module: str | None, launch: Launch) -> Program:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
 
 import click
 
-from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import form_of, form_options
+from graphmem.base.options import Given, option
+from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
+from graphmem.reports import Format
 from graphmem.units import parse_bytes
 
+_ENGINE, _CARD, _LOAD, _OVER_TIME = "Engine, by its own names", "Card", "Load", "Load over time"
 #: What vLLM multiplies a number by: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
 _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
@@ -26,53 +31,68 @@ def _count(text: str) -> int:
     return int(found[1]) * _TIMES.get(found[2], 1)
 
 
-_ENGINE = (
-    click.option(
-        "--engine",
-        metavar="NAME",
-        help="vllm, llamacpp, sglang, tensorrtllm, tgi, onnxruntimegenai, hf (transformers' generate), a plug-in's. "
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()
+
+
+def _engine(given: Given) -> object:
+    return given["engine"] or ("llamacpp" if str(given["model"]).lower().endswith(".gguf") else "vllm")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an engine is asked, as :func:`graphmem.serve` names it."""
+
+    engine: str = option(
+        "vllm",
+        "vllm, llamacpp, sglang, tensorrtllm, tgi, onnxruntimegenai, hf (transformers' generate), a plug-in's. "
         "Default vllm; llamacpp for GGUF.",
-    ),
-    click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
-    click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
-    click.option("--tp", "--tensor-parallel-size", "tp", type=int, default=1, metavar="N", help="Cards. Default 1."),
-    click.option("--max-model-len", type=_count, metavar="N", help="Longest request. Default: the model's."),
-    click.option("--max-num-seqs", type=_count, metavar="N", help="Requests of a batch. Default: by card."),
-    click.option("--max-num-batched-tokens", type=_count, metavar="N", help="Tokens of a batch. Default: by card."),
-    click.option("--gpu-memory-utilization", type=float, metavar="X", help="Default 0.92 (0.9 before 0.21)."),
-    click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto, fp8, ... Default auto."),
-    click.option("--quantization", metavar="NAME", help="awq, gptq, fp8, ... Default: the configuration's own."),
-    click.option("--dtype", default="auto", metavar="TYPE", help="auto, half, bfloat16, float. Default auto."),
-    click.option("--enforce-eager", is_flag=True, help="No torch.compile and no CUDA graphs."),
-    click.option("--cold", is_flag=True, help="The first start on a machine, which compiles. Default: a later one."),
-    click.option("--block-size", type=int, metavar="N", help="Tokens of a block. Default 16."),
-    click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of the engine."),
-    click.option("--engine-arg", multiple=True, metavar="NAME=VALUE", help="Another option, e.g. model_runner=v1."),
-    click.option("--non-torch", default="0", metavar="SIZE", help="What CUDA loads while it profiles. Default 0."),
-)
-_CARD = (
-    click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
-    click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
-)
-_LOAD = (
-    click.option("--lengths", metavar="LIST", help="Lengths of requests, e.g. p50=800,p99=6000."),
-    click.option("--load", type=float, metavar="N", help="Requests at once: which cards hold them?"),
-    click.option("--find", metavar="WHAT", help="max-model-len, max-num-seqs or tp: the most (fewest) that does."),
-    click.option("--advice/--no-advice", default=True, help="Look for options that bring more. Default: yes."),
-)
-_OVER_TIME = (
-    click.option("--arrivals", metavar="RATE", help="e.g. 5/s, 20000/d; --lengths are those of prompts then."),
-    click.option("--output-lengths", metavar="LIST", help="Lengths of answers, e.g. p50=200,p99=1000."),
-    click.option("--duration", default="1h", metavar="TIME", help="How long requests arrive. Default 1h."),
-    click.option("--trace", metavar="FILE", help="CSV instead: timestamp,prompt,output."),
-    click.option("--step-time", metavar="TIME", help="Seconds of a step, not predicted. Default 30ms."),
-    click.option("--tokens-per-second", type=float, metavar="N", help="Of long prompts. Default 10000."),
-    click.option("--max-wait", default="10s", metavar="TIME", help="What 99 % of requests may wait. Default 10s."),
-)
-
-
-#: Options that the library knows in another way, or not at all; the others have the names of its parameters.
-_READ_HERE = ("engine", "tp", "non_torch", "engine_arg", "form", "output")
+        metavar="NAME",
+        make=_engine,
+        heading=_ENGINE,
+    )
+    engine_version: str | None = option(None, "Its version, 0.8 to 0.32. Default: the newest.", metavar="X.Y")
+    entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
+    tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
+    max_model_len: int | None = option(None, "Longest request. Default: the model's.", metavar="N", read=_count)
+    max_num_seqs: int | None = option(None, "Requests of a batch. Default: by card.", metavar="N", read=_count)
+    max_num_batched_tokens: int | None = option(None, "Tokens of a batch. Default: by card.", metavar="N", read=_count)
+    gpu_memory_utilization: float | None = option(
+        None, "Share of the card. Default 0.92 (0.9 before 0.21).", metavar="X"
+    )
+    kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE")
+    quantization: str | None = option(None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME")
+    dtype: str = option("auto", "auto, half, bfloat16, float.", metavar="TYPE")
+    enforce_eager: bool = option(False, "No torch.compile and no CUDA graphs.")
+    cold: bool = option(False, "The first start on a machine, which compiles. Default: a later one.")
+    block_size: int | None = option(None, "Tokens of a block. Default 16.")
+    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the engine.", metavar="CONF")
+    arguments: tuple[tuple[str, str], ...] = option(
+        (),
+        "Another option, e.g. model_runner=v1.",
+        flags="--engine-arg",
+        repeated=True,
+        make=lambda given: _arguments(given),
+    )
+    non_torch_bytes: int = option(
+        0, "What CUDA loads while it profiles. Default 0.", flags="--non-torch", metavar="SIZE", read=parse_bytes
+    )
+    gpu: str | None = option(None, "The card; see 'graphmem gpus'.", metavar="NAME", heading=_CARD)
+    gpu_memory: str | None = option(None, "Memory of the card instead of its own, e.g. 24GiB.", metavar="SIZE")
+    lengths: str | None = option(None, "Lengths of requests, e.g. p50=800,p99=6000.", metavar="LIST", heading=_LOAD)
+    load: float | None = option(None, "Requests at once: which cards hold them?")
+    find: str | None = option(None, "max-model-len, max-num-seqs or tp: the most (fewest) that does.", metavar="WHAT")
+    advice: bool = option(True, "Look for options that bring more. Default: yes.")
+    arrivals: str | None = option(
+        None, "e.g. 5/s, 20000/d; --lengths are those of prompts then.", metavar="RATE", heading=_OVER_TIME
+    )
+    output_lengths: str | None = option(None, "Lengths of answers, e.g. p50=200,p99=1000.", metavar="LIST")
+    duration: str = option("1h", "How long requests arrive.", metavar="TIME")
+    trace: str | None = option(None, "CSV instead: timestamp,prompt,output.", metavar="FILE")
+    step_time: str | None = option(None, "Seconds of a step, not predicted. Default 30ms.", metavar="TIME")
+    tokens_per_second: float | None = option(None, "Of long prompts. Default 10000.")
+    max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME")
 
 
 @click.command(
@@ -82,12 +102,9 @@ _READ_HERE = ("engine", "tp", "non_torch", "engine_arg", "form", "output")
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("model")
-@grouped("Engine, by its own names", _ENGINE)
-@grouped("Card", _CARD)
-@grouped("Load", _LOAD)
-@grouped("Load over time", _OVER_TIME)
+@takes("asked", Asked)
 @form_options
-def serve_command(**options: Any) -> None:
+def serve_command(model: str, asked: Asked, form: Format, output: str | None) -> None:
     """What an inference engine leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
 
     MODEL, which comes first, is a config.json, a folder with one, the name of a known model, or a GGUF file. Options
@@ -106,19 +123,17 @@ def serve_command(**options: Any) -> None:
     """
     from graphmem.serving.answer import serve
 
-    check_output(options["output"])
+    check_output(output)
     with working() as progress:
-        report = serve(
-            **{name: value for name, value in options.items() if name not in _READ_HERE},
-            engine=options["engine"] or ("llamacpp" if options["model"].lower().endswith(".gguf") else "vllm"),
-            tensor_parallel_size=options["tp"],
-            non_torch_bytes=parse_bytes(options["non_torch"]),
-            arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
-            say=progress,
-        )
-    publish(report, form_of(options), options["output"])
+        report = serve(model, **vars(asked), say=progress)
+    publish(report, form, output)
     if not report.starts:
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _arguments(given: Given) -> object:
+    """Options of the engine as pairs of text."""
+    return (*map(_pair, cast("Iterable[str]", given["engine_arg"])), *_others(str(given["model"])))
 
 
 def _others(model: str) -> list[tuple[str, str]]:
@@ -152,8 +167,3 @@ def _not_misspelled(name: str) -> None:
 
 def _is_option(word: str) -> bool:
     return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name.strip(), value.strip()

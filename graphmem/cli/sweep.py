@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
-from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import device_of, form_of, form_options, model_options, request_of, target_options
+from graphmem.base.options import REQUIRED, Whole, option
+from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.options import Request, device_of, form_options
 from graphmem.cli.output import check_output, publish, working
 from graphmem.errors import UsageError
+from graphmem.reports import Format
 from graphmem.training import amp_named, dtype_named
 
-_VARY = (
-    click.option(
-        "--vary",
-        multiple=True,
-        required=True,
-        metavar="NAME=V1,V2,...",
-        help="Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
+
+@dataclass(frozen=True)
+class Settings:
+    """What is varied."""
+
+    vary: tuple[str, ...] = option(
+        REQUIRED,
+        "Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
         "(on,off), zero-grad, zero-grad-at, loop, last-batch, alloc-conf (divided by ';'), runtime, iterations, or "
         "dim:NAME. Repeatable.",
-    ),
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        default=1,
-        metavar="N",
-        help="Processes, each with captures of its own (needs joblib: graphmem[parallel]). Default 1.",
-    ),
-)
+        metavar="NAME=V1,V2,...",
+        repeated=True,
+    )
+    jobs: int = option(1, "Processes, each with captures of its own (needs joblib: graphmem[parallel]).", Whole())
 
 
 def _count(text: str) -> int:
@@ -46,7 +44,7 @@ def _switch(text: str) -> bool:
 
 
 #: Option -> (name in the library, how a value is read).
-_READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+_READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "batch": ("batch", _count),
     "seq-len": ("seq_len", _count),
     "gpu": ("device", lambda text: device_of(text, None)),
@@ -83,11 +81,11 @@ class _SweepCommand(GroupedCommand):
 
 
 @click.command("sweep", cls=_SweepCommand, short_help="Every combination of some settings.")
-@model_options
-@grouped("Settings", _VARY)
-@target_options
+@click.argument("model")
+@takes("request", Request)
+@takes("settings", Settings, "Settings")
 @form_options
-def sweep_command(**options: Any) -> None:
+def sweep_command(model: str, request: Request, settings: Settings, form: Format, output: str | None) -> None:
     """Analyse MODEL under every combination of the settings that --vary names.
 
     A step is captured once for all combinations that differ only in what a replay sees: alloc-conf, runtime, and the
@@ -100,8 +98,9 @@ def sweep_command(**options: Any) -> None:
     Memory in JSON and CSV is in bytes. Exit codes: 0 done, 1 error or a combination that cannot be analysed,
     2 wrong options.
     """
-    check_output(options["output"])
-    names, vary = _vary(options["vary"])
+    check_output(output)
+    names, vary = _vary(settings.vary)
+    options = click.get_current_context().params
     for name in names:
         if options.get(name.replace("-", "_")):
             raise UsageError(f"--{name} and --vary {name} are given; leave one out")
@@ -111,16 +110,16 @@ def sweep_command(**options: Any) -> None:
     with working() as progress:
         from graphmem.planning.sweep import sweep
 
-        rows = sweep(options["model"], vary=vary, jobs=options["jobs"], say=progress, **request_of(options))
-    publish(rows, form_of(options), options["output"])
+        rows = sweep(model, vary=vary, jobs=settings.jobs, say=progress, **vars(request))
+    publish(rows, form, output)
     if any(row.estimate is None for row in rows):
         click.get_current_context().exit(1)
 
 
-def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[object]]]:
     """The options as written, and library name -> values. Raises :class:`UsageError`."""
     names: list[str] = []
-    vary: dict[str, list[Any]] = {}
+    vary: dict[str, list[object]] = {}
     for text in texts:
         name, separator, values = text.partition("=")
         if not separator or not values:

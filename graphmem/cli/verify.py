@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from graphmem.cli.options import form_of, form_options, measured_step_options
+from graphmem.base.options import Whole, option
+from graphmem.cli.fields import takes
+from graphmem.cli.options import Measured, form_options
 from graphmem.cli.output import check_output, publish, working
-from graphmem.cli.step_options import step_of
 from graphmem.estimate import LEVELS
+from graphmem.reports import Format
 from graphmem.reports.document import Column, Document, Table, Text, Value, section
+
+if TYPE_CHECKING:
+    from graphmem.accuracy.compare import Comparison
 
 SCHEMA = "graphmem.verification/1"
 
 
+@dataclass(frozen=True)
+class Verified:
+    """Beside the step."""
+
+    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of both.", metavar="CONF")
+    number: int = option(5, "Differences to show.", Whole(0), flags="-n --number")
+
+
 @click.command("verify", short_help="Predict, run on this machine's card, and compare.")
 @click.argument("model")
-@measured_step_options
-@click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of both.")
-@click.option(
-    "-n", "--number", type=click.IntRange(min=0), default=5, metavar="N", help="Differences to show. Default 5."
-)
+@takes("run", Measured)
+@takes("", Verified)
 @form_options
-def verify_command(model: str, number: int, **options: Any) -> None:
+def verify_command(model: str, run: Measured, alloc_conf: str, number: int, form: Format, output: str | None) -> None:
     """Predict MODEL, run it on the GPU of this machine, and compare the two, allocation by allocation.
 
     Like 'graphmem measure' this executes the model. Without a CUDA GPU it exits with 1.
@@ -36,9 +47,8 @@ def verify_command(model: str, number: int, **options: Any) -> None:
     from graphmem.accuracy.measure import Plan, machine_here, measure_one
     from graphmem.errors import SourceError
 
-    check_output(options["output"])
-    step = step_of(model, options)
-    case = case_of(model, step, options["batch"], options["seq_len"], options["iterations"], options["alloc_conf"])
+    check_output(output)
+    case = case_of(model, run.step(model), run.batch, run.seq_len, run.iterations, alloc_conf)
     with tempfile.TemporaryDirectory() as folder, working() as progress:
         plan = Plan(traces=Path(folder))
         progress("looking for a GPU")
@@ -71,9 +81,9 @@ def verify_command(model: str, number: int, **options: Any) -> None:
         },
     }
     document = Document("verification", f"{case.name} on {machine.gpu}", sections, lambda: data)
-    publish(document, form_of(options), options["output"])
+    publish(document, form, output)
 
 
-def _row(comparison: Any, level: str) -> tuple[Value, ...]:
+def _row(comparison: Comparison, level: str) -> tuple[Value, ...]:
     sizes = comparison.predicted_bytes(level), comparison.measured_bytes(level)
     return (level, *sizes, f"{comparison.error(level):+.3%}")

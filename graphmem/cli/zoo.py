@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from graphmem.cli.options import form_of, form_options
+from graphmem.base.options import Whole, option
+from graphmem.cli.fields import takes
+from graphmem.cli.options import form_options
 from graphmem.cli.output import check_output, publish
 from graphmem.cli.progress import progress_bar
 from graphmem.estimate import LEVELS
+from graphmem.reports import Format
 from graphmem.reports.document import Column, Document, Table, Text, Value, section
 
 SCHEMA = "graphmem.zoo/1"
 _STEPS = {"training": ("training",), "inference": ("inference",), "both": ("training", "inference")}
 
 
+@dataclass(frozen=True)
+class Listed:
+    """Which models are listed."""
+
+    family: str | None = option(None, "Only this family, e.g. Llama.", metavar="NAME")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How the models are analysed."""
+
+    step: str = option("both", "Which step of each.", choices=tuple(_STEPS))
+    gpu: str | None = option(None, "The card; see 'graphmem gpus'.", metavar="NAME")
+    jobs: int | None = option(None, "Processes at a time. Default: the CPU's cores.", Whole())
+
+
+@dataclass(frozen=True)
+class Example:
+    """The sizes of the example that is exported."""
+
+    batch: int | None = option(None, "Batch size of the example.", Whole(), flags="-b --batch")
+    seq_len: int | None = option(None, "Sequence length of the example.", Whole())
+
+
 @click.group("zoo", invoke_without_command=True, short_help="The models that come with graphmem.")
-@click.option("--family", metavar="NAME", help="Only this family, e.g. Llama.")
+@takes("", Listed)
 @form_options
 @click.pass_context
-def zoo_command(context: click.Context, /, family: str | None, **options: Any) -> None:
+def zoo_command(context: click.Context, /, family: str | None, form: Format, output: str | None) -> None:
     """List the models of the zoo; 'graphmem analyze zoo:NAME' and 'graphmem measure zoo:NAME' take any of them."""
     if context.invoked_subcommand is not None:
         return
     from graphmem.sources.zoo import zoo_entries
 
-    check_output(options["output"])
+    check_output(output)
     entries = [entry for entry in zoo_entries() if family is None or entry.family.lower() == family.lower()]
     columns = (
         *(Column(title, wraps=False) for title in ("name", "family", "library")),
@@ -37,25 +64,23 @@ def zoo_command(context: click.Context, /, family: str | None, **options: Any) -
     rows = [(e.name, e.family, e.library, e.batch, str(e.length or "-"), _step_words(e.name)) for e in entries]
     sections = (section("", Table(columns, rows)), section("", Text([f"{len(entries)} models."])))
     data = {"schema": SCHEMA, "models": [asdict(entry) for entry in entries]}
-    publish(Document("zoo", "The zoo", sections, lambda: data), form_of(options), options["output"])
+    publish(Document("zoo", "The zoo", sections, lambda: data), form, output)
 
 
 @zoo_command.command("analyze")
 @click.argument("names", nargs=-1)
-@click.option("--step", type=click.Choice(list(_STEPS)), default="both", help="Default both.")
-@click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")
+@takes("survey", Survey)
 @form_options
-def analyze_zoo(names: tuple[str, ...], step: str, gpu: str | None, jobs: int | None, **options: Any) -> None:
+def analyze_zoo(names: tuple[str, ...], survey: Survey, form: Format, output: str | None) -> None:
     """Analyse NAMES, or the whole zoo, each model with its usual batch and step; exit with 1 if one fails."""
     from graphmem.accuracy.case import zoo_cases
-    from graphmem.accuracy.survey import survey
+    from graphmem.accuracy.survey import survey as results_of
 
-    check_output(options["output"])
-    cases = zoo_cases(names, _STEPS[step])
+    check_output(output)
+    cases = zoo_cases(names, _STEPS[survey.step])
     results = []
     with progress_bar("analysing", len(cases)) as advance:
-        for result in survey(cases, gpu, jobs or os.cpu_count() or 1):
+        for result in results_of(cases, survey.gpu, survey.jobs or os.cpu_count() or 1):
             results.append(result)
             advance(result.case.name)
     levels = (Column(level, "bytes") for level in LEVELS[1:])
@@ -68,7 +93,7 @@ def analyze_zoo(names: tuple[str, ...], step: str, gpu: str | None, jobs: int | 
         "schema": SCHEMA,
         "analyses": [{**asdict(result), "case": result.case.to_json()} for result in results],
     }
-    publish(Document("zoo", "Analyses of the zoo", sections, lambda: data), form_of(options), options["output"])
+    publish(Document("zoo", "Analyses of the zoo", sections, lambda: data), form, output)
     failed = [result for result in results if result.error]
     for result in failed:
         click.echo(f"graphmem: {result.case.name}: {result.error}", err=True)
@@ -79,8 +104,7 @@ def analyze_zoo(names: tuple[str, ...], step: str, gpu: str | None, jobs: int | 
 @zoo_command.command("export")
 @click.argument("name")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("-b", "--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of the example.")
-@click.option("--seq-len", type=click.IntRange(min=1), metavar="N", help="Sequence length of the example.")
+@takes("", Example)
 def export_zoo(name: str, file: str, batch: int | None, seq_len: int | None) -> None:
     """Export NAME for inference to the ONNX FILE, with weights of random numbers and a free batch dimension."""
     from graphmem.sources.zoo_export import export_onnx

@@ -7,13 +7,15 @@ data, as often as it is told to. Rules of the operators: https://onnx.ai/onnx/op
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphmem.errors import ShapeError
+from graphmem.graph.loop_counts import CountingBody
 from graphmem.graph.model import Dimension, Node, TensorSpec
 from graphmem.units import format_bytes
 
@@ -229,20 +231,29 @@ class _Iterations:
     def follow(self, condition: Given, carried: Sequence[Given]) -> None:
         self.carried = list(carried)
         can_end = _can_end(self.facts)
+        counted: int | None = None
         for number in range(MOST_FOLLOWED):
             state = self._run(number, condition, self.carried)
             after, *rest = _outputs(state)
+            if number == 0:
+                self.counting = self._counting(state, carried)
+                counted = self.counting.runs(self.facts.outputs[0][0])
             is_known = after.value is not None
             if after.value is not None and not after.value.any():
                 self._add(state, 1)
                 self.carried = rest[: len(carried)]
                 return
             limit = self._limit(after, can_end)
-            may_settle = number < _SETTLING and not (is_known and can_end)
+            if counted is not None:
+                limit = counted if limit is None else min(limit, counted)
+            may_settle = number < _SETTLING and (counted is not None or not (is_known and can_end))
             steady = self._steady(after) if may_settle else None
             if steady is not None and limit is not None:
                 self._add(steady, limit - number)
-                self.carried = [Given(one.spec) for one in _outputs(steady, 1)[: len(carried)]]
+                given = (self._given(position, limit) for position in range(len(carried)))
+                self.carried = [
+                    replace(now, spec=one.spec) for now, one in zip(given, _outputs(steady, 1), strict=False)
+                ]
                 return
             if limit is not None and limit > MOST_FOLLOWED and number >= _SETTLING:
                 break
@@ -259,13 +270,31 @@ class _Iterations:
 
     def _steady(self, condition: Given) -> Propagation | None:
         """A run that stands for all that are left: its shapes follow from shapes alone, and it gives those it takes."""
-        unknown = [Given(one.spec) for one in self.carried]
+        unknown = [
+            one if self.counting.is_kept(name) else Given(one.spec)
+            for name, one in zip(self.counting.carried, self.carried, strict=True)
+        ]
         state = self.scope.try_body("body", (Given(_NUMBER), condition, *unknown))
         if isinstance(state, ShapeError):
             return None
         kept = _outputs(state, 1)[: len(unknown)]
         is_same = all(_kind(a) == _kind(b) for a, b in zip(kept, unknown, strict=True))
         return state if is_same else None
+
+    def _counting(self, first: Propagation, carried: Sequence[Given]) -> CountingBody:
+        """The body as one that counts, its first run being ``first``."""
+        names = self.facts.inputs[2:]
+        before = {name: one.value for name, one in zip(names, carried, strict=True) if one.value is not None}
+        becomes = dict(zip(names, [name for name, _ in self.facts.outputs[1:]], strict=False))
+        return CountingBody(self.facts.nodes, self.facts.inputs[0], becomes, ChainMap(before, first.values))
+
+    def _given(self, position: int, runs: int) -> Given:
+        """A carried tensor after ``runs`` runs, with its value where it counts or never changes."""
+        one, name = self.carried[position], self.facts.inputs[2 + position]
+        if one.value is None or self.counting.is_kept(name):
+            return one
+        line = self.counting.line(name)
+        return replace(one, value=None if line is None else np.full_like(one.value, line.at(runs)))
 
     def _limit(self, condition: Given, can_end: bool) -> int | None:
         """As often as the loop runs unless its condition is seen to end it before; None for no limit. Raises

@@ -161,7 +161,7 @@ class _Writer:
         operator = 0
         for step, index in enumerate(plan.order):
             node = graph.nodes[index]
-            operator = self.builder.operator(_operator_name(node), node.name, self.phase)
+            operator = self.builder.operator(node.operator, node.name, self.phase)
             for name in filter(None, node.outputs):
                 self.alloc(name, Category.ACTIVATION, operator)
             for key in dying.get(step, ()):
@@ -171,10 +171,6 @@ class _Writer:
             operator = self.builder.operator("end of run", phase=self.phase)
         for storage in self.live.values():
             self.builder.free(storage, operator)
-
-
-def _operator_name(node: Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def plan_liveness(

@@ -84,9 +84,13 @@ class Node:
         """The tensors that the node needs, those of its subgraphs included."""
         return tuple(filter(None, (*self.inputs, *self.implicit_inputs)))
 
+    @property
+    def operator(self) -> str:
+        """``domain.Operator``, the domain left out for ONNX's own."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
     def __str__(self) -> str:
-        kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
-        return f"node {self.name!r} ({kind})"
+        return f"node {self.name!r} ({self.operator})"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ Outputs = list[tuple[TensorSpec, "Value | None"]]
 
 def sequence_outputs(state: Propagation, node: Node) -> Outputs | None:
     """The outputs of a node that makes or reads something that is no tensor; None for any other."""
-    rule = _RULES.get((node.domain, node.op_type))
+    rule = _RULES.get(node.operator)
     if rule is None:
         return None
     try:
@@ -153,17 +153,17 @@ def _maps(read: _Reader) -> Outputs:
     return read.sequence("float32", ())
 
 
-_RULES: Mapping[tuple[str, str], Callable[[_Reader], Outputs]] = {
-    ("", "SequenceConstruct"): _construct,
-    ("", "SequenceEmpty"): _empty,
-    ("", "SequenceInsert"): _insert,
-    ("", "SequenceErase"): _erase,
-    ("", "SequenceAt"): _at,
-    ("", "SequenceLength"): _length,
-    ("", "ConcatFromSequence"): _concat,
-    ("", "SplitToSequence"): _split,
-    ("", "Optional"): _same,
-    ("", "OptionalGetElement"): _same,
-    ("", "OptionalHasElement"): _has_element,
-    ("ai.onnx.ml", "ZipMap"): _maps,
+_RULES: Mapping[str, Callable[[_Reader], Outputs]] = {
+    "SequenceConstruct": _construct,
+    "SequenceEmpty": _empty,
+    "SequenceInsert": _insert,
+    "SequenceErase": _erase,
+    "SequenceAt": _at,
+    "SequenceLength": _length,
+    "ConcatFromSequence": _concat,
+    "SplitToSequence": _split,
+    "Optional": _same,
+    "OptionalGetElement": _same,
+    "OptionalHasElement": _has_element,
+    "ai.onnx.ml.ZipMap": _maps,
 }

@@ -31,6 +31,8 @@ _METADATA = {
     "audio": ("sample_rate", "window_size_samples", "chunk_size"),
     "sequence": ("sequence_length", "max_length", "max_seq_len", "seq_len"),
 }
+#: Inputs longer than this make loops whose planning takes long.
+_LONG_LOOP = 1024
 #: What to try, the likeliest first: sides of images and of lines of text, samples of sound, lengths of sequences.
 _IMAGE = (640, 224, 320, 256, 512, 32, 1024)
 _LINE = (320, 160, 640, 100)
@@ -44,10 +46,12 @@ def suggested(
     metadata: Mapping[str, str],
     implied: Mapping[tuple[str, int], int],
     answers: Callable[[Asked], bool],
+    *,
+    loops: bool = False,
 ) -> tuple[Asked, bool]:
     """What to ask instead, and whether the graph was seen to answer it. ``implied`` are dimensions that weights fix, by
-    input and position."""
-    search = _Search(error, asked, metadata, implied)
+    input and position; of a graph that ``loops`` short inputs are tried first, as every run of a loop is planned."""
+    search = _Search(error, asked, metadata, implied, loops)
     first: Asked | None = None
     for numbers in search.attempts():
         tried = search.asked_with(numbers)
@@ -68,6 +72,7 @@ class _Search:
     asked: Asked
     metadata: Mapping[str, str]
     implied: Mapping[tuple[str, int], int]
+    loops: bool
 
     def __post_init__(self) -> None:
         self.until = time.process_time() + LONGEST_SEARCH
@@ -76,7 +81,8 @@ class _Search:
     def _candidates(self, free: Free) -> list[int]:
         places = [(spec.name, p) for spec, at in free.places for p in (at, at - len(spec.shape))]
         fixed = [self.implied[place] for place in places if place in self.implied]
-        return fixed[:1] or _candidates(free, self.asked, self.metadata)
+        candidates = fixed[:1] or _candidates(free, self.asked, self.metadata)
+        return sorted(candidates, key=lambda number: number > _LONG_LOOP) if self.loops else candidates
 
     def attempts(self) -> Iterator[list[int]]:
         """Each attempt has a number for every free dimension."""

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from graphmem.planning.sweep import Rows
 
 
-def verdict_words(fit: Fit) -> str:
-    """``fits``, ``likely fits (97 %)``, ``does not fit``."""
-    likely = "" if fit.is_sure else "likely "
-    return f"{likely}{'fits' if fit.fits else 'does not fit'}{f' ({fit.chance})' if fit.chance else ''}"
+def verdict_words(fit: Fit, no: str = "does not fit") -> str:
+    """``fits``, ``likely fits (97 %)``, ``does not fit``; ``fits (cached segments given back)`` where the figure of a
+    run without a limit may be above the card's capacity."""
+    likely, chance = "" if fit.is_sure else "likely ", f" ({fit.chance})" if fit.chance else ""
+    flushed = " (cached segments given back)" if fit.needs_cache_flush else ""
+    return f"{likely}{'fits' if fit.fits else no}{chance}{flushed}"
 
 
 def _on_card(fit: Fit | None) -> str:
-    return "" if fit is None else f"{verdict_words(fit).replace('does not fit', 'DOES NOT FIT')} {fit.gpu}"
+    return "" if fit is None else f"{verdict_words(fit, 'DOES NOT FIT')} {fit.gpu}"
 
 
 def _assumed_card(estimate: Estimate | None) -> list[str]:
@@ -99,10 +101,7 @@ def _margin(found: Largest, name: str) -> str:
 def _spare(fit: Fit, is_above: bool) -> tuple[str, str]:
     """(what is spare or missing, whether it fits) of one row: the two never contradict each other."""
     spare = f"{format_bytes(abs(fit.margin_bytes))} {'spare' if fit.margin_bytes >= 0 else 'missing'}"
-    words = verdict_words(fit)
-    if fit.needs_cache_flush:
-        words += " (cached segments given back)"
-    return spare, "leaves less than --spare" if is_above and fit.fits else words
+    return spare, "leaves less than --spare" if is_above and fit.fits else verdict_words(fit)
 
 
 # --- every combination ------------------------------------------------------------------------------------------------

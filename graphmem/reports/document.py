@@ -1,8 +1,8 @@
 """A document: the answer to a question as plain values, without how it is shown.
 
-It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves over time. What makes
-an answer into one does all the arithmetic; the formats (:mod:`graphmem.reports.formats`, and those of other packages)
-only write it down.
+It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves over time, pictures.
+What makes an answer into one does all the arithmetic; the formats (:mod:`graphmem.reports.formats`, and those of other
+packages) only write it down.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Column:
         return "_".join(filter(None, (name, unit if unit in ("bytes", "seconds") else "")))
 
     def words(self, value: Value) -> str:
-        """A value of the column for people; None is nothing, and a text what it says itself."""
+        """A value of the column for people; None is nothing, and a text is itself."""
         if value is None or isinstance(value, str):
             return value or ""
         return UNITS[self.unit or "figure"](value)
@@ -128,7 +128,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over time, at least one; ``name`` says of what."""
+    """Values over time, at least one; ``name``: of which quantity."""
 
     name: str
     values: Any  # a sequence of numbers, or an array
@@ -160,7 +160,15 @@ class Code:
     text: str
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code
+@dataclass(frozen=True)
+class Picture:
+    """A plot, drawn as SVG text when a format shows it; those that show no pictures leave it out."""
+
+    name: str
+    svg: Callable[[], str]
+
+
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code | Picture
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class Document:
     width: int = WIDTH
 
     def tables(self) -> list[Table]:
-        """What a spreadsheet is given: ``rows``, or every table that is shown."""
+        """The tables of a spreadsheet: ``rows``, or every table that is shown."""
         if self.rows is not None:
             return [self.rows]
         blocks = [block for section in self.sections for block in section.blocks]
@@ -198,9 +206,11 @@ def section(title: str, *blocks: Block) -> Section:
     return Section(title, blocks)
 
 
-def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]]) -> Table:
-    """A table of columns without titles: what programs call each, and its unit (empty: words)."""
-    return Table([Column(unit=unit, name=name) for name, unit in columns.items()], rows)
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]], *, titled: bool = False) -> Table:
+    """A table of columns by name, each with its unit (empty: words). The names are for programs, or ``titled`` the
+    titles."""
+    made = (Column(name, unit) if titled else Column(unit=unit, name=name) for name, unit in columns.items())
+    return Table(tuple(made), rows)
 
 
 def clean(text: object) -> str:

@@ -28,20 +28,11 @@ from typing import Any, Protocol
 from graphmem.errors import UsageError
 from graphmem.sandbox.changes import Tree, changes_of, count_of
 from graphmem.sandbox.guard import Guard, guarded
+from graphmem.sandbox.guard import Permissions as Permissions
 
 #: The environment variable that names a mechanism.
 VARIABLE = "GRAPHMEM_SANDBOX"
 MECHANISMS = ("namespace", "landlock", "wrapped")
-
-
-@dataclass(frozen=True)
-class Permissions:
-    """What a program may really do. ``writes``: folders below which it may write, or ``everywhere``."""
-
-    writes: tuple[str, ...] = ()
-    everywhere: bool = False
-    network: bool = False
-    processes: bool = False
 
 
 class Mechanism(Protocol):
@@ -62,7 +53,7 @@ class Mechanism(Protocol):
 
 @dataclass
 class Sandbox:
-    """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused`` says why stronger ones were
+    """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused``: why stronger ones were
     not taken (name -> reason). ``is_alone``: all threads of this process are the program's."""
 
     name: str
@@ -76,7 +67,7 @@ class Sandbox:
     def attempt(self, applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         """One run of the program, which finds the files as they really are.
 
-        ``applies`` tells whether the calling thread is the program's. What is yielded is filled at the end with what
+        ``applies``: whether the calling thread is the program's. What is yielded is filled at the end with what
         happened: the value of ``details["sandbox"]`` of an estimate.
         """
         if self._is_used:
@@ -151,28 +142,20 @@ def _enter(name: str, permissions: Permissions, refused: dict[str, str], own_pro
         return "for Linux only"
     if not own_process:
         return "for the graphmem command only, which has a process of its own"
+    from graphmem.sandbox.landlock import Landlock
+    from graphmem.sandbox.namespace import Namespace
     from graphmem.sandbox.supervised import fly
 
     made: list[Mechanism] = []
 
     def begin(folder: str) -> None:
-        made.append(_made(name, folder, permissions))
+        made.append((Landlock if name == "landlock" else Namespace)(folder, permissions))
         made[0].enter()
 
     reason = fly(begin)
     if reason is None:
         _current = Sandbox(name, made[0], permissions, refused, is_alone=True)
     return reason
-
-
-def _made(name: str, folder: str, permissions: Permissions) -> Mechanism:
-    if name == "landlock":
-        from graphmem.sandbox.landlock import Landlock
-
-        return Landlock(folder, permissions)
-    from graphmem.sandbox.namespace import Namespace
-
-    return Namespace(folder, permissions.writes, permissions.network, permissions.everywhere)
 
 
 @contextlib.contextmanager

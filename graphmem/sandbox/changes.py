@@ -7,6 +7,7 @@ a folder that hides what is below it (overlayfs.rst), ours by files named ``.wh.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -14,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from graphmem.sandbox.copies import is_folder
 
 DELETED = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -77,8 +80,8 @@ class Changes:
 
 
 def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, str]] = ()) -> Changes:
-    """What upper trees hold. ``here`` is the folder that the program was started in; ``renames`` are the renamings that
-    were seen, in order, as (from, to)."""
+    """The changes in upper trees. ``here`` is the folder that the program was started in; ``renames`` are the renamings
+    that were seen, in order, as (from, to)."""
     changes = Changes()
     scratch = _scratch_folders()
     for tree in trees:
@@ -89,7 +92,7 @@ def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, st
                     changes.scratch_bytes += file.bytes
             else:
                 getattr(changes, kind).append(file)
-    _tell_renamed(changes, renames)
+    _join_renamed(changes, renames)
     for files in (changes.written, changes.overwritten, changes.deleted):
         files.sort(key=lambda file: (-file.bytes, file.path))
     return changes
@@ -107,7 +110,7 @@ def _is_scratch(path: str, folders: Sequence[str], here: str) -> bool:
     return path.startswith(tuple(folders)) and not path.startswith(here.rstrip(os.sep) + os.sep)
 
 
-def _tell_renamed(changes: Changes, renames: Sequence[tuple[str, str]]) -> None:
+def _join_renamed(changes: Changes, renames: Sequence[tuple[str, str]]) -> None:
     """Take what was renamed from one path to another for one thing, not for deleted here and written there."""
     origin: dict[str, str] = {}
     for source, target in renames:
@@ -152,7 +155,7 @@ class _Walk:
         entries = _entries(upper)
         names = {entry.name for entry in entries}
         if OPAQUE in names or _attribute(upper, "opaque") == b"y":
-            for name in set(os.listdir(real)) - names if _is_folder(real) else ():
+            for name in set(os.listdir(real)) - names if is_folder(real) else ():
                 yield from _gone(os.path.join(place, name), os.path.join(real, name))
         for entry in entries:
             name = entry.name
@@ -172,7 +175,7 @@ class _Walk:
                 yield from _changed(at, before, status)
 
     def _changed_folder(self, place: str, real: str, upper: str) -> Iterator[tuple[str, File]]:
-        if os.path.lexists(real) and not _is_folder(real):
+        if os.path.lexists(real) and not is_folder(real):
             yield from _gone(place, real)
         source = _attribute(upper, "redirect")
         if source is None:
@@ -202,18 +205,10 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _attribute(path: str, name: str) -> bytes | None:
-    read: Any = getattr(os, "getxattr", None)
-    for prefix in _ATTRIBUTES if read is not None else ():
-        try:
-            value: bytes = read(path, prefix + name)
-            return value
-        except OSError:
-            pass
+    for prefix in _ATTRIBUTES if hasattr(os, "getxattr") else ():
+        with contextlib.suppress(OSError):
+            return os.getxattr(path, prefix + name)
     return None
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _changed(path: str, real: str, status: os.stat_result) -> Iterator[tuple[str, File]]:

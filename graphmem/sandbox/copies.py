@@ -1,4 +1,5 @@
-"""Copies of files that keep their holes: a checkpoint that was saved without its data has nothing but one."""
+"""Copies of files that keep their holes: a checkpoint that was saved without its data has nothing but one. And what
+a renaming that becomes a copy asks about both ends."""
 
 from __future__ import annotations
 
@@ -6,8 +7,39 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Callable
 
 _PART = 1 << 24
+
+#: A file as Python's functions take it: its path, or the number of an open one.
+StrOrBytesPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+FileDescriptorOrPath = int | StrOrBytesPath
+
+
+def error(number: int, path: FileDescriptorOrPath, other: str | None = None) -> OSError:
+    """An error as the operating system raises it."""
+    return OSError(number, os.strerror(number), path, None, other)
+
+
+def is_folder(path: str) -> bool:
+    """Whether it is a folder, and no link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def check_replaced(moves_folder: bool, new: str, names: tuple[str, str]) -> None:
+    """Raise what the operating system does where a folder would replace a file, or a file the folder ``new``."""
+    if moves_folder != is_folder(new):
+        raise error(errno.ENOTDIR if moves_folder else errno.EISDIR, *names)
+
+
+def device_of(path: str, real: Callable[[str], str] = lambda path: path) -> int:
+    """The file system that a file would be on; ``real`` gives the path by which the real tree is reached."""
+    path = os.path.dirname(os.path.abspath(path))
+    while True:
+        try:
+            return os.stat(real(path)).st_dev
+        except OSError:
+            path = os.path.dirname(path)
 
 
 def copy_file(source: str, target: str) -> None:
@@ -40,7 +72,7 @@ def _copy_data(old: int, new: int) -> None:
 
 
 def _data_after(descriptor: int, position: int, size: int) -> tuple[int, int]:
-    """(begin, end) of the next data; all the rest on systems that do not tell of holes."""
+    """(begin, end) of the next data; all the rest on systems that do not know holes."""
     if not hasattr(os, "SEEK_DATA"):
         return position, size
     try:
@@ -52,7 +84,7 @@ def _data_after(descriptor: int, position: int, size: int) -> tuple[int, int]:
 
 def copy_tree(source: str, target: str) -> None:
     """Copy a file, a link, or a folder with all below it, to where nothing is. Raises :class:`OSError`."""
-    if os.path.islink(source) or not os.path.isdir(source):
+    if not is_folder(source):
         copy_file(source, target)
         return
     os.mkdir(target)

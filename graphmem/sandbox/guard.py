@@ -15,16 +15,31 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
+from graphmem.sandbox.copies import FileDescriptorOrPath, StrOrBytesPath
+
 Handler = Callable[..., None]
+#: A socket's address: a path (bytes of any kind), or host, port and more.
+Address = str | bytes | tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """Rights of a program. ``writes``: folders below which it may write, or ``everywhere``."""
+
+    writes: tuple[str, ...] = ()
+    everywhere: bool = False
+    network: bool = False
+    processes: bool = False
 
 
 class Guard:
-    """What is refused during one flight, and what was seen of it.
+    """The handlers of audit events during one flight, and records of it.
 
-    ``applies`` tells whether the calling thread is the program's; ``real`` gives the path by which a real file is
+    ``applies``: whether the calling thread is the program's; ``real`` gives the path by which a real file is
     reached, by the program's path, and None for a file of the program's own. ``refused`` counts (what, to whom),
     ``renames`` are renamed files in their order, ``started`` counts other programs that were let start and could write
     nothing.
@@ -56,7 +71,7 @@ class Guard:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """What this thread does in this context is graphmem's own, and nothing is asked."""
+        """In this context this thread works for graphmem itself, and nothing is asked."""
         yield from self._being(True)
 
     @contextlib.contextmanager
@@ -89,16 +104,16 @@ class Guard:
 
     # --- the network --------------------------------------------------------------------------------------------------
 
-    def _check_address(self, sock: socket.socket, address: Any = None, *_: Any) -> None:
+    def _check_address(self, sock: socket.socket, address: Address | None = None, *_: object) -> None:
         if address is None or (family := sock.family) == getattr(socket, "AF_NETLINK", None):
             return
         if family == getattr(socket, "AF_UNIX", None):
-            if not self.is_own_socket(address):
+            if not isinstance(address, tuple) and not self.is_own_socket(address):
                 raise self.refuse("connect to", os.fsdecode(address), errno.ENETUNREACH, "--allow-network")
         elif isinstance(address, tuple) and not self._is_loopback(address):
             raise self.refuse("connect to", f"{address[0]}:{address[1]}", errno.ENETUNREACH, "--allow-network")
 
-    def is_own_socket(self, address: Any) -> bool:
+    def is_own_socket(self, address: str | bytes) -> bool:
         """Whether a socket in the file system is one that the program made: no real one has its name."""
         path = os.fsdecode(address)
         if path.startswith("\0"):  # of the network's, which is the program's own where it can be
@@ -116,13 +131,13 @@ class Guard:
             return ipaddress.ip_address(host.partition("%")[0]).is_loopback and self.is_own_port(address[1])
         return _is_own_name(host) and self.is_own_port(address[1])
 
-    def _see_bound(self, sock: socket.socket, *_: Any) -> None:
+    def _see_bound(self, sock: socket.socket, *_: object) -> None:
         self._listening.add(sock)
 
     @staticmethod
-    def _address_of(sock: socket.socket) -> Any:
+    def _address_of(sock: socket.socket) -> Address | None:
         with contextlib.suppress(OSError):
-            return sock.getsockname()
+            return sock.getsockname()  # type: ignore[no-any-return]
         return None
 
     def bound_ports(self) -> set[int]:
@@ -130,7 +145,7 @@ class Guard:
         found = [self._address_of(one) for one in self._listening]
         return {one[1] for one in found if isinstance(one, tuple)}
 
-    def _check_name(self, host: Any, *_: Any) -> None:
+    def _check_name(self, host: str | bytes | None, *_: object) -> None:
         name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
         if name in (None, "") or _is_own_name(name):
             return
@@ -142,7 +157,7 @@ class Guard:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _see_renamed(self, source: Any, target: Any, *_: Any) -> None:
+    def _see_renamed(self, source: FileDescriptorOrPath, target: StrOrBytesPath, *_: object) -> None:
         if not isinstance(source, int):
             self.renames.append((os.path.abspath(os.fsdecode(source)), os.path.abspath(os.fsdecode(target))))
 
@@ -182,7 +197,7 @@ def guarded(guard: Guard) -> Iterator[None]:
 
 
 def own() -> contextlib.AbstractContextManager[None]:
-    """What this thread does in this context is graphmem's own, whether a program flies or not."""
+    """In this context this thread works for graphmem itself, whether a program flies or not."""
     return contextlib.nullcontext() if _active is None else _active.own()
 
 

@@ -14,12 +14,12 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from graphmem.sandbox import linux
 from graphmem.sandbox.changes import Tree
-from graphmem.sandbox.guard import Guard
+from graphmem.sandbox.copies import is_folder
+from graphmem.sandbox.guard import Permissions
 from graphmem.sandbox.wrapped import Wrapped
 
 # asm-generic/unistd.h, linux/landlock.h
@@ -34,54 +34,40 @@ _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 _SYSTEM = ("/dev", "/proc")
 
 
-class Landlock:
+class Landlock(Wrapped):
     """Wrapped calls in a process that has lost the right to write elsewhere."""
 
-    def __init__(self, folder: str, permissions: Any) -> None:
-        self._folder, self._permissions = folder, permissions
+    def __init__(self, folder: str, permissions: Permissions) -> None:
+        super().__init__(permissions, folder, cannot_write=True)
         self._scratch = os.path.join(folder, "scratch")
         self._scratch_of = tempfile.gettempdir()
-        self._wrapped = Wrapped(permissions, folder, cannot_write=True)
 
     def enter(self) -> None:
         """Give the rights away. Raises :class:`OSError` where the kernel has no Landlock."""
+        allowed = self._permissions
         version = linux.syscall(_CREATE, None, 0, _VERSION)
-        files = 0 if self._permissions.everywhere or self._permissions.processes else _WRITING
+        files = 0 if allowed.everywhere or allowed.processes else _WRITING
         files |= (_REFER if version >= 2 and files else 0) | (_TRUNCATE if version >= 3 and files else 0)
-        ports = _CONNECT if version >= 4 and not self._permissions.network else 0
-        scoped = _ABSTRACT_SOCKETS if version >= 6 and not self._permissions.network else 0
+        ports = _CONNECT if version >= 4 and not allowed.network else 0
+        scoped = _ABSTRACT_SOCKETS if version >= 6 and not allowed.network else 0
         rules = struct.pack("QQQ", files, ports, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
-        self._make_scratch()
-        if files or ports:
-            _restrict(rules, files, (self._folder, *_SYSTEM, *self._permissions.writes), ports)
-
-    def _make_scratch(self) -> None:
         os.makedirs(self._scratch)
-        if not self._permissions.everywhere:
+        if not allowed.everywhere:
             os.environ["TMPDIR"] = self._scratch
             tempfile.tempdir = None
+        if files or ports:
+            _restrict(rules, files, (self.folder, *_SYSTEM, *allowed.writes), ports)
 
     def reset(self) -> None:
         """Forget what was changed."""
-        self._wrapped.reset()
-        for name in os.listdir(self._scratch):
+        super().reset()
+        for entry in list(os.scandir(self._scratch)):
             with contextlib.suppress(OSError):
-                _remove(os.path.join(self._scratch, name))
+                shutil.rmtree(entry.path) if is_folder(entry.path) else os.unlink(entry.path)
 
     def trees(self) -> list[Tree]:
         """The folder of the changes, and the one that stands for that of temporary files."""
-        return [*self._wrapped.trees(), Tree(self._scratch_of, os.path.join(self._folder, "none"), self._scratch)]
-
-    def attempt(self, applies: Callable[[], bool]) -> contextlib.AbstractContextManager[Guard]:
-        """One run of the program: its calls are wrapped."""
-        return self._wrapped.attempt(applies)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+        return [*super().trees(), Tree(self._scratch_of, os.path.join(self.folder, "none"), self._scratch)]
 
 
 def _restrict(rules: bytes, files: int, folders: Sequence[str], ports: int) -> None:

@@ -1,30 +1,31 @@
 """Libraries that open files in C, past Python's functions: they are given the paths of the overlay.
 
 A row of :data:`_CALLS` is a function or method that takes a path: its module, its name, which argument the path is, and
-whether it writes there (or a function of the other arguments that says so).
+with which modes it only reads there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
+from graphmem.base.imports import watched_imports
 from graphmem.sandbox import guard as guards
+from graphmem.sandbox.copies import StrOrBytesPath
 from graphmem.sandbox.guard import Guard
 from graphmem.sandbox.overlay import Overlay
+
+_READING = ("r", "rb", "")
 
 
 @dataclass(frozen=True)
@@ -33,63 +34,46 @@ class _Call:
     name: str
     argument: int
     keyword: str
-    is_written: Callable[[str], bool]
-    mode: int = 1  # the argument that says how it is opened
-
-
-def _always(_: str) -> bool:
-    return True
-
-
-def _never(_: str) -> bool:
-    return False
-
-
-def _if_shared(shared: str) -> bool:
-    return shared == "True"
-
-
-def _by_mode(mode: str) -> bool:
-    return mode not in ("r", "rb", "")
+    #: Values of the argument ``mode`` with which nothing is written; None: it is never.
+    reading: tuple[str, ...] | None = _READING
+    mode: int = 1
 
 
 _CALLS = (
-    _Call("h5py._hl.files", "make_fid", 0, "name", _by_mode),
-    _Call("torch.storage", "UntypedStorage.from_file", 0, "filename", _if_shared),  # torch.load(mmap=True)
-    _Call("tokenizers", "Tokenizer.save", 1, "path", _always),
-    _Call("tokenizers", "Tokenizer.from_file", 0, "path", _never),
-    _Call("tokenizers.models", "Model.save", 1, "folder", _always),
-    _Call("sentencepiece", "SentencePieceProcessor.LoadFromFile", 1, "arg", _never),
-    _Call("pyarrow", "memory_map", 0, "path", _by_mode),
-    _Call("pyarrow", "OSFile", 0, "path", _by_mode),
-    _Call("pyarrow", "create_memory_map", 0, "path", _always),
-    _Call("_gdbm", "open", 0, "filename", _by_mode),
-    _Call("_dbm", "open", 0, "filename", _by_mode),
-    _Call("dbm.gnu", "open", 0, "filename", _by_mode),
-    _Call("dbm.ndbm", "open", 0, "filename", _by_mode),
+    _Call("h5py._hl.files", "make_fid", 0, "name"),
+    _Call("torch.storage", "UntypedStorage.from_file", 0, "filename", ("False", "")),  # torch.load(mmap=True)
+    _Call("tokenizers", "Tokenizer.save", 1, "path", ()),
+    _Call("tokenizers", "Tokenizer.from_file", 0, "path", None),
+    _Call("tokenizers.models", "Model.save", 1, "folder", ()),
+    _Call("sentencepiece", "SentencePieceProcessor.LoadFromFile", 1, "arg", None),
+    _Call("pyarrow", "memory_map", 0, "path"),
+    _Call("pyarrow", "OSFile", 0, "path"),
+    _Call("pyarrow", "create_memory_map", 0, "path", ()),
+    _Call("_gdbm", "open", 0, "filename"),
+    _Call("_dbm", "open", 0, "filename"),
+    _Call("dbm.gnu", "open", 0, "filename"),
+    _Call("dbm.ndbm", "open", 0, "filename"),
 )
 
 
 @contextlib.contextmanager
 def libraries_over(overlay: Overlay, guard: Guard) -> Iterator[None]:
     """Until the end of this context, these libraries, and sqlite, open files of the overlay."""
-    undo: list[Callable[[], None]] = []
-    finder = _Finder(lambda module: _wrap(module, overlay, guard, undo))
-    for name in {call.module for call in _CALLS} | set(_SQLITE):
-        module = sys.modules.get(name)
-        if module is not None:
+    names = {call.module for call in _CALLS} | set(_SQLITE)
+    with contextlib.ExitStack() as undo:
+
+        def execute(module: ModuleType, run: Callable[[], None]) -> None:
+            run()
             _wrap(module, overlay, guard, undo)
-    sys.meta_path.insert(0, finder)
-    _wrap_sockets(overlay, guard, undo)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for one in reversed(undo):
-            one()
+
+        for module in filter(None, map(sys.modules.get, names)):
+            _wrap(module, overlay, guard, undo)
+        _wrap_sockets(overlay, guard, undo)
+        with watched_imports(dict.fromkeys(names, execute)):
+            yield
 
 
-def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: list[Callable[[], None]]) -> None:
+def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: contextlib.ExitStack) -> None:
     for call in _CALLS:
         if call.module == module.__name__:
             owner: Any = module
@@ -104,21 +88,25 @@ def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: list[Callabl
         _set(module, "connect", _connecting(module.connect, overlay, guard), undo)
 
 
-def _set(owner: Any, name: str, value: Any, undo: list[Callable[[], None]]) -> None:
+def _set(owner: Any, name: str, value: object, undo: contextlib.ExitStack) -> None:
+    """Raises :class:`TypeError` for a type that cannot be changed."""
     before = vars(owner).get(name)  # None: a base class has it
     setattr(owner, name, value)
-    undo.append(lambda: delattr(owner, name) if before is None else setattr(owner, name, before))
+    if before is None:
+        undo.callback(delattr, owner, name)
+    else:
+        undo.callback(setattr, owner, name, before)
 
 
-def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> Any:
+def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> object:
     is_static = isinstance(before, staticmethod)
     original = before.__func__ if is_static else before
 
-    def ours(*args: Any, **kwargs: Any) -> Any:
+    def ours(*args: Any, **kwargs: object) -> Any:
         if not _is_flying(guard):
             return original(*args, **kwargs)
         mode = kwargs.get("mode", kwargs.get("flags", args[call.mode] if len(args) > call.mode else ""))
-        written = call.is_written(str(mode))
+        written = call.reading is not None and str(mode) not in call.reading
         with guard.own():
             if call.keyword in kwargs:
                 kwargs[call.keyword] = _as_given(kwargs[call.keyword], overlay, written)
@@ -134,7 +122,7 @@ def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> An
     return staticmethod(ours) if is_static else ours
 
 
-def _as_given(path: Any, overlay: Overlay, written: bool) -> Any:
+def _as_given(path: object, overlay: Overlay, written: bool) -> object:
     if not isinstance(path, (str, bytes, os.PathLike)):
         return path
     place = overlay.for_library(path, written)
@@ -152,9 +140,9 @@ _SQLITE = ("sqlite3", "sqlite3.dbapi2", "_sqlite3")
 _BESIDE = ("-journal", "-wal", "-shm")
 
 
-def _connecting(original: Any, overlay: Overlay, guard: Guard) -> Any:
+def _connecting(original: Callable[..., object], overlay: Overlay, guard: Guard) -> Callable[..., object]:
     @wraps(original)
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+    def connect(database: StrOrBytesPath, *args: object, **kwargs: object) -> object:
         if not _is_flying(guard):
             return original(database, *args, **kwargs)
         with guard.own():
@@ -163,7 +151,7 @@ def _connecting(original: Any, overlay: Overlay, guard: Guard) -> Any:
     return connect
 
 
-def _database(database: Any, is_uri: bool, overlay: Overlay) -> Any:
+def _database(database: StrOrBytesPath, is_uri: bool, overlay: Overlay) -> StrOrBytesPath:
     name = os.fsdecode(database)
     if name in ("", ":memory:"):
         return database
@@ -192,7 +180,7 @@ def _copied(path: str, overlay: Overlay) -> str:
 _LONGEST_ADDRESS = 100
 
 
-def _wrap_sockets(overlay: Overlay, guard: Guard, undo: list[Callable[[], None]]) -> None:
+def _wrap_sockets(overlay: Overlay, guard: Guard, undo: contextlib.ExitStack) -> None:
     """Let sockets that are bound to a path be among the changes, and be known by the path that the program gave."""
     kind: Any = socket.socket
     names: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -218,10 +206,8 @@ def _wrap_sockets(overlay: Overlay, guard: Guard, undo: list[Callable[[], None]]
         return ours
 
     for name in ("bind", "connect", "connect_ex"):
-        setattr(kind, name, placed(name))
-    kind.getsockname = lambda self: names[self] if self in names else originals["getsockname"](self)
-    for name in originals:
-        undo.append(partial(delattr, kind, name))
+        _set(kind, name, placed(name), undo)
+    _set(kind, "getsockname", lambda self: names[self] if self in names else originals["getsockname"](self), undo)
 
 
 @contextlib.contextmanager
@@ -235,46 +221,3 @@ def _shortened(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
     finally:
         os.close(folder)
-
-
-# --- libraries that are imported later --------------------------------------------------------------------------------
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: of the modules of the table, what is found has ``wrap`` called when it is loaded."""
-
-    def __init__(self, wrap: Callable[[ModuleType], None]) -> None:
-        self._wrap = wrap
-        self._names = {call.module for call in _CALLS} | set(_SQLITE)
-        self._is_asking = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders give, with a loader of ours around theirs."""
-        if name not in self._names or self._is_asking:
-            return None
-        self._is_asking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_asking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._wrap)
-        return spec
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, wrap: Callable[[ModuleType], None]) -> None:
-        self._loader, self._wrap = loader, wrap
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As the loader does, and then replace the calls."""
-        self._loader.exec_module(module)
-        self._wrap(module)

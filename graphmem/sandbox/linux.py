@@ -36,7 +36,7 @@ def function(name: str) -> Any:
     return getattr(_libc(), name)
 
 
-def call(name: str, *arguments: Any) -> int:
+def call(name: str, *arguments: object) -> int:
     """A function of the C library by name. Raises :class:`OSError` where it returns -1."""
     result: int = function(name)(*arguments)
     if result == -1:
@@ -45,7 +45,7 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-def syscall(number: int, *arguments: Any) -> int:
+def syscall(number: int, *arguments: object) -> int:
     """A system call by number; integers are passed as 64 bits. Raises :class:`OSError`."""
     return call(
         "syscall", ctypes.c_long(number), *(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)

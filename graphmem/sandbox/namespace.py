@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from graphmem.sandbox import linux
 from graphmem.sandbox.changes import Tree
-from graphmem.sandbox.guard import Guard
+from graphmem.sandbox.guard import Guard, Permissions
 from graphmem.sandbox.renames import renames_by_copies
 
 #: File systems that hold no files of users, or whose files are devices; they are shown as they are.
@@ -58,7 +58,7 @@ class _Mount:
 
 
 def _mounts() -> dict[str, _Mount]:
-    """What is mounted where (``/proc/self/mountinfo``, proc(5)); of several at one place the last."""
+    """Mounts by their places (``/proc/self/mountinfo``, proc(5)); of several at one place the last."""
     found: dict[str, _Mount] = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
@@ -79,14 +79,11 @@ def _is_below(path: str, folder: str) -> bool:
 class Namespace:
     """A view of the file system in namespaces of its own, for this process and its children.
 
-    ``folder`` is the temporary folder; ``writable`` real folders that are shown as they are; ``has_network`` leaves the
-    network as it is.
+    ``folder`` is the temporary folder. Where everything may be written there is no view at all.
     """
 
     folder: str
-    writable: Sequence[str] = ()
-    has_network: bool = False
-    keeps_files: bool = False  # everything may be written: no view at all
+    permissions: Permissions = field(default_factory=Permissions)
     _trees: list[Tree] = field(default_factory=list)
     _is_user: bool = False
     _views: int = 0
@@ -94,7 +91,7 @@ class Namespace:
 
     def enter(self) -> None:
         """Go into the view. The process must have one thread. Raises :class:`OSError` where it is not permitted."""
-        flags = linux.CLONE_NEWNS | (0 if self.has_network else linux.CLONE_NEWNET)
+        flags = linux.CLONE_NEWNS | (0 if self.permissions.network else linux.CLONE_NEWNET)
         user, group = os.geteuid(), os.getegid()
         try:
             if user != 0:
@@ -110,9 +107,9 @@ class Namespace:
             ):
                 with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                     file.write(text)
-        if not self.has_network:
+        if not self.permissions.network:
             _bring_up_loopback()
-        if not self.keeps_files:
+        if not self.permissions.everywhere:
             linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
             if not can_hold(self.folder):
                 linux.mount("graphmem", self.folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=700")
@@ -124,7 +121,7 @@ class Namespace:
 
     def reset(self) -> None:
         """From now on the files are again as they really are; what was changed is forgotten."""
-        if self.keeps_files:
+        if self.permissions.everywhere:
             return
         if self._is_user:
             linux.set_effective_capabilities(True)
@@ -135,18 +132,18 @@ class Namespace:
                 linux.set_effective_capabilities(False)
 
     def trees(self) -> list[Tree]:
-        """What was changed, tree by tree, with paths by which this process can reach them."""
+        """The changes, tree by tree, with paths by which this process can reach them."""
         return [Tree(one.place, self._real(one.real), self._real(one.upper), one.own) for one in self._trees]
 
     @contextlib.contextmanager
     def attempt(self, applies: Callable[[], bool]) -> Iterator[Guard]:
         """One run of the program, whose processes and threads all see the view."""
         del applies
-        if self.keeps_files:
-            yield Guard(self.has_network)
+        if self.permissions.everywhere:
+            yield Guard(self.permissions.network)
             return
         with renames_by_copies(self._real):
-            yield Guard(self.has_network, real=self._real)
+            yield Guard(self.permissions.network, real=self._real)
 
     def _check_owner(self) -> None:
         """A user namespace knows one user and one group; files of others cannot be changed in it, though they could
@@ -166,7 +163,7 @@ class Namespace:
         self._views += 1
         base = f"{self.folder}/{self._views}"
         os.mkdir(base)
-        view = _View(base, self.folder, self.writable, self._is_user)
+        view = _View(base, self.folder, self.permissions.writes, self._is_user)
         view.show("/")
         view.protect_settings()
         self._trees = view.trees

@@ -21,7 +21,15 @@ from importlib import import_module
 from typing import Any
 
 from graphmem.sandbox.changes import DELETED, OPAQUE, Tree
-from graphmem.sandbox.copies import copy_file
+from graphmem.sandbox.copies import (
+    FileDescriptorOrPath,
+    StrOrBytesPath,
+    check_replaced,
+    copy_file,
+    device_of,
+    error,
+    is_folder,
+)
 
 #: The functions of the operating system themselves.
 native: Any = import_module(os.name if os.name in ("posix", "nt") else "posix")
@@ -29,7 +37,7 @@ native: Any = import_module(os.name if os.name in ("posix", "nt") else "posix")
 _MOST_LINKS = 40
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TEMPORARY = getattr(os, "O_TMPFILE", 0)
-#: Devices, and what the kernel tells: no files of the user's.
+#: Devices, and the kernel's own: no files of the user's.
 _SYSTEM = ("/dev", "/proc", "/sys")
 
 
@@ -38,11 +46,9 @@ def writes(flags: int) -> bool:
     return bool(flags & _WRITING) or (_TEMPORARY != 0 and flags & _TEMPORARY == _TEMPORARY)
 
 
-def error(number: int, path: str, other: str | None = None) -> OSError:
-    """What the operating system raises."""
-    return (
-        OSError(number, os.strerror(number), path, None, other) if other else OSError(number, os.strerror(number), path)
-    )
+def _touch(path: str) -> None:
+    """Have an empty file at a path."""
+    native.close(native.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 class Overlay:
@@ -111,12 +117,12 @@ class Overlay:
         drive, _, below = rest.lstrip(os.sep).partition(os.sep)
         return f"{drive}:{os.sep}{below}"
 
-    def absolute(self, path: Any, folder: int | None = None) -> str:
+    def absolute(self, path: StrOrBytesPath, folder: int | None = None) -> str:
         """A path from the root on, with its ``..`` and links; ``folder`` is what ``dir_fd`` was given."""
         start = native.getcwd() if folder is None else path_of(folder)
         return os.path.join(self.place(start), os.fsdecode(path))
 
-    def resolve(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
+    def resolve(self, path: StrOrBytesPath, follow: bool = True, folder: int | None = None) -> str:
         """The path without links, ``.`` and ``..``; the last link stays where it is not to ``follow``."""
         text = os.fsdecode(path)
         if text == "":
@@ -138,7 +144,7 @@ class Overlay:
             return at
         return self._walk(at, True, text)
 
-    def _walk(self, path: str, follow: bool, told: str) -> str:
+    def _walk(self, path: str, follow: bool, given: str) -> str:
         drive, rest = os.path.splitdrive(path)
         at, links = drive + os.sep, 0
         left = _parts(rest)
@@ -151,12 +157,12 @@ class Overlay:
             found = self.found(candidate) if left or follow else None
             if found is None or not os.path.islink(found):
                 if left and not os.path.isdir(found or ""):
-                    raise error(errno.ENOTDIR if found else errno.ENOENT, told)
+                    raise error(errno.ENOTDIR if found else errno.ENOENT, given)
                 at = candidate
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise error(errno.ELOOP, told)
+                raise error(errno.ELOOP, given)
             target = native.readlink(found)
             if os.path.isabs(target):
                 drive, target = os.path.splitdrive(target)
@@ -178,7 +184,7 @@ class Overlay:
         found = self.found(self.resolve(path))
         return found if found == path and not found.startswith(self._free[0] + os.sep) else None
 
-    def reading(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
+    def reading(self, path: StrOrBytesPath, follow: bool = True, folder: int | None = None) -> str:
         """Where a path is read; where there is nothing, a path that there is nothing at either."""
         resolved = self.resolve(path, follow, folder)
         return self.found(resolved) or self.upper(resolved)
@@ -235,7 +241,7 @@ class Overlay:
         """Have a seen file or folder among the changes; gives its place there."""
         upper = self.upper(path)
         if not os.path.lexists(upper):
-            if os.path.isdir(path) and not os.path.islink(path):
+            if is_folder(path):
                 self._make_folder(path)
             else:
                 self._make_folder(os.path.dirname(path))
@@ -244,7 +250,7 @@ class Overlay:
 
     def _copy_all_up(self, path: str) -> str:
         upper = self._copy_up(path)
-        if os.path.isdir(upper) and not os.path.islink(upper):
+        if is_folder(upper):
             for name in self.names(path):
                 self._copy_all_up(os.path.join(path, name))
         return upper
@@ -270,11 +276,11 @@ class Overlay:
             return
         self._make_folder(os.path.dirname(path))
         marker = os.path.join(os.path.dirname(self.upper(path)), DELETED + os.path.basename(path))
-        native.close(native.open(marker, os.O_CREAT | os.O_WRONLY, 0o600))
+        _touch(marker)
 
     def _remove_upper(self, path: str) -> None:
         upper = self.upper(path)
-        if os.path.isdir(upper) and not os.path.islink(upper):
+        if is_folder(upper):
             if not self.is_free(path):
                 for name in (OPAQUE, *(one for one in _names(upper) if one.startswith(DELETED))):
                     with contextlib.suppress(FileNotFoundError):
@@ -284,7 +290,7 @@ class Overlay:
             native.unlink(upper)
 
     def names(self, path: str) -> list[str]:
-        """What a resolved folder seems to hold."""
+        """The entries of a resolved folder as the program sees it."""
         upper = self.upper(path)
         if upper == path:
             return list(native.listdir(path))
@@ -304,7 +310,7 @@ class Overlay:
 
     # --- functions of os ----------------------------------------------------------------------------------------------
 
-    def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def open(self, path: StrOrBytesPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """``os.open``."""
         follow = not flags & getattr(os, "O_NOFOLLOW", 0) and flags & (os.O_CREAT | os.O_EXCL) != os.O_CREAT | os.O_EXCL
         at = self.resolve(path, follow, dir_fd)
@@ -329,45 +335,47 @@ class Overlay:
                 raise error(errno.EACCES, os.fsdecode(path))
             if flags & os.O_TRUNC:
                 self._make_folder(os.path.dirname(at))
-                native.close(native.open(upper, os.O_CREAT | os.O_WRONLY, 0o600))
+                _touch(upper)
                 shutil.copymode(found, upper)
             else:
                 self._copy_up(at)
         return int(native.open(upper, flags, mode))
 
-    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    def mkdir(self, path: StrOrBytesPath, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """``os.mkdir``."""
-        at = self.resolve(path, False, dir_fd)
-        if self.found(at) is not None:
-            raise error(errno.EEXIST, os.fsdecode(path))
+        at = self._missing(path, dir_fd)
         native.mkdir(self._new(at), mode)
         if not self.is_free(at) and self._show(at):
-            native.close(native.open(os.path.join(self.upper(at), OPAQUE), os.O_CREAT | os.O_WRONLY, 0o600))
+            _touch(os.path.join(self.upper(at), OPAQUE))
 
-    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+    def rmdir(self, path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
         """``os.rmdir``."""
         at = self._existing(path, dir_fd)
-        found = self.found(at)
-        if os.path.islink(found or "") or not os.path.isdir(found or ""):
+        if not is_folder(self.found(at) or ""):
             raise error(errno.ENOTDIR, os.fsdecode(path))
         if self.names(at):
             raise error(errno.ENOTEMPTY, os.fsdecode(path))
         self._check_parent(at)
         self._delete(at)
 
-    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+    def unlink(self, path: StrOrBytesPath, *, dir_fd: int | None = None) -> None:
         """``os.unlink`` and ``os.remove``."""
         at = self._existing(path, dir_fd)
-        found = self.found(at) or ""
-        if os.path.isdir(found) and not os.path.islink(found):
+        if is_folder(self.found(at) or ""):
             raise error(errno.EISDIR if sys.platform == "linux" else errno.EPERM, os.fsdecode(path))
         self._check_parent(at)
         self._delete(at)
 
-    def _existing(self, path: Any, folder: int | None, follow: bool = False) -> str:
+    def _existing(self, path: StrOrBytesPath, folder: int | None, follow: bool = False) -> str:
         at = self.resolve(path, follow, folder)
         if self.found(at) is None:
             raise error(errno.ENOENT, os.fsdecode(path))
+        return at
+
+    def _missing(self, path: StrOrBytesPath, folder: int | None, source: StrOrBytesPath | None = None) -> str:
+        at = self.resolve(path, False, folder)
+        if self.found(at) is not None:
+            raise error(errno.EEXIST, *(os.fsdecode(one) for one in (source, path) if one is not None))
         return at
 
     def _delete(self, path: str) -> None:
@@ -376,96 +384,73 @@ class Overlay:
         if is_real:
             self._hide(path)
 
-    def rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+    def rename(
+        self, src: StrOrBytesPath, dst: StrOrBytesPath, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
         """``os.rename`` and ``os.replace``."""
         source, target = self._existing(src, src_dir_fd), self.resolve(dst, False, dst_dir_fd)
-        old, new = self.found(source) or "", self.found(target)
         if source == target:
             return
-        is_folder = os.path.isdir(old) and not os.path.islink(old)
-        names = (os.fsdecode(src), os.fsdecode(dst))
+        moves_folder = is_folder(self.found(source) or "")
+        self._check_renamed(source, target, moves_folder, (os.fsdecode(src), os.fsdecode(dst)))
+        is_replaced = self.found(target) is not None
+        upper = self._copy_all_up(source) if not self.is_free(source) else source
+        if is_replaced and (moves_folder or os.name == "nt"):
+            self._remove_upper(target)
+        self._make_folder(os.path.dirname(target))
+        _replace(upper, self.upper(target))
+        if not self.is_free(target):
+            self._show(target)
+            if moves_folder:
+                _touch(os.path.join(self.upper(target), OPAQUE))
+        self._hide(source)
+
+    def _check_renamed(self, source: str, target: str, moves_folder: bool, names: tuple[str, str]) -> None:
+        """Raises what the operating system would."""
         if target.startswith(source + os.sep):
             raise error(errno.EINVAL, *names)
         if source.startswith(target + os.sep):
             raise error(errno.ENOTEMPTY, *names)
+        new = self.found(target)
         if new is not None:
-            self._check_replaced(new, target, is_folder, names)
+            check_replaced(moves_folder, new, names)
+            if moves_folder and self.names(target):
+                raise error(errno.ENOTEMPTY, *names)
         for one in (source, target):
             self._check_parent(one)
-        if self._device(source) != self._device(target) or (is_folder and self.is_free(source) != self.is_free(target)):
+        if device_of(source) != device_of(target) or (moves_folder and self.is_free(source) != self.is_free(target)):
             raise error(errno.EXDEV, *names)
-        upper = self._copy_all_up(source) if not self.is_free(source) else source
-        if new is not None and (is_folder or os.name == "nt"):
-            self._remove_upper(target)
-        self._make_folder(os.path.dirname(target))
-        try:
-            native.replace(upper, self.upper(target))
-        except OSError as found:
-            if found.errno != errno.EXDEV:
-                raise
-            with contextlib.suppress(FileNotFoundError):
-                native.unlink(self.upper(target))
-            copy_file(upper, self.upper(target))
-            native.unlink(upper)
-        if not self.is_free(target):
-            self._show(target)
-            if is_folder:
-                native.close(native.open(os.path.join(self.upper(target), OPAQUE), os.O_CREAT | os.O_WRONLY, 0o600))
-        self._hide(source)
-
-    def _check_replaced(self, new: str, target: str, is_folder: bool, names: tuple[str, str]) -> None:
-        replaces_folder = os.path.isdir(new) and not os.path.islink(new)
-        if is_folder and not replaces_folder:
-            raise error(errno.ENOTDIR, *names)
-        if replaces_folder and not is_folder:
-            raise error(errno.EISDIR, *names)
-        if replaces_folder and self.names(target):
-            raise error(errno.ENOTEMPTY, *names)
-
-    def _device(self, path: str) -> int:
-        """The file system that a file would really be on."""
-        path = os.path.dirname(path)
-        while not os.path.isdir(path):
-            path = os.path.dirname(path)
-        return int(native.stat(path).st_dev)
 
     def link(
-        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None,
-        follow_symlinks: bool = True,
+        self, src: StrOrBytesPath, dst: StrOrBytesPath, *, src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None, follow_symlinks: bool = True,
     ) -> None:  # fmt: skip
         """``os.link``."""
-        source, target = self._existing(src, src_dir_fd, False), self.resolve(dst, False, dst_dir_fd)
-        if self.found(target) is not None:
-            raise error(errno.EEXIST, os.fsdecode(src), os.fsdecode(dst))
+        source, target = self._existing(src, src_dir_fd), self._missing(dst, dst_dir_fd, src)
         native.link(self._copy_up(source), self._new(target), follow_symlinks=False)
         self._show(target)
 
-    def symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+    def symlink(
+        self, src: StrOrBytesPath, dst: StrOrBytesPath, target_is_directory: bool = False, *, dir_fd: int | None = None
+    ) -> None:
         """``os.symlink``."""
-        at = self.resolve(dst, False, dir_fd)
-        if self.found(at) is not None:
-            raise error(errno.EEXIST, os.fsdecode(src), os.fsdecode(dst))
+        at = self._missing(dst, dir_fd, src)
         native.symlink(src, self._new(at), target_is_directory)
         self._show(at)
 
-    def listdir(self, path: Any = ".") -> list[Any]:
+    def listdir(self, path: FileDescriptorOrPath | None = ".") -> list[str] | list[bytes]:
         """``os.listdir``."""
         at = self._folder(path)
         names = self.names(at)
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
-    def scandir(self, path: Any = ".") -> Entries:
+    def scandir(self, path: FileDescriptorOrPath | None = ".") -> Entries:
         """``os.scandir``."""
         at = self._folder(path)
-        prefix = "" if isinstance(path, int) else os.fspath(path)
-        names = self.names(at)
-        if isinstance(prefix, bytes):
-            return Entries(
-                [Entry(self, os.path.join(prefix, os.fsencode(one)), os.path.join(at, one)) for one in names]
-            )
-        return Entries([Entry(self, os.path.join(prefix, one), os.path.join(at, one)) for one in names])
+        prefix = "" if path is None or isinstance(path, int) else os.fspath(path)
+        return Entries([Entry(self, _joined(prefix, name), os.path.join(at, name)) for name in self.names(at)])
 
-    def _folder(self, path: Any) -> str:
+    def _folder(self, path: FileDescriptorOrPath | None) -> str:
         path = "." if path is None else path
         at = self.place(path_of(path)) if isinstance(path, int) else self.resolve(path)
         found = self.found(at)
@@ -475,7 +460,7 @@ class Overlay:
             raise error(errno.EACCES, path)
         return at
 
-    def chdir(self, path: Any) -> None:
+    def chdir(self, path: FileDescriptorOrPath) -> None:
         """``os.chdir``."""
         native.chdir(path if isinstance(path, int) else self.reading(path))
 
@@ -489,53 +474,35 @@ class Overlay:
 
     def read_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
         """A function of ``os`` that asks about a path, here."""
-
-        def ask(
-            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
-        ) -> Any:
-            if isinstance(path, int):
-                return function(path, *args, **kwargs)
-            if not follow_symlinks and follows:
-                kwargs["follow_symlinks"] = False
-            return function(self.reading(path, follow_symlinks, dir_fd), *args, **kwargs)
-
-        return ask
+        return _on_place(function, self.reading, follows)
 
     def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
         """A function of ``os`` that changes what is at a path, here."""
 
-        def change(
-            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
-        ) -> Any:
-            if isinstance(path, int):
-                return function(path, *args, **kwargs)
-            if not follow_symlinks and follows:
-                kwargs["follow_symlinks"] = False
-            at = self._existing(path, dir_fd, follow_symlinks)
+        def copied(path: StrOrBytesPath, follow: bool, folder: int | None) -> str:
+            at = self._existing(path, folder, follow)
             found = self.found(at) or at
             if found != self.upper(at) and function is native.truncate and not os.access(found, os.W_OK):
                 raise error(errno.EACCES, os.fsdecode(path))
-            return function(self._copy_up(at), *args, **kwargs)
+            return self._copy_up(at)
 
-        return change
+        return _on_place(function, copied, follows)
 
-    def make_with(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_with(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A function of ``os`` that makes a file of another kind, here."""
 
-        def make(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            at = self.resolve(path, False, dir_fd)
-            if self.found(at) is not None:
-                raise error(errno.EEXIST, os.fsdecode(path))
+        def make(path: StrOrBytesPath, *args: object, dir_fd: int | None = None, **kwargs: object) -> None:
+            at = self._missing(path, dir_fd)
             function(self._new(at), *args, **kwargs)
             self._show(at)
 
         return make
 
-    def for_library(self, path: Any, is_changed: bool) -> str:
+    def for_library(self, path: StrOrBytesPath, is_changed: bool) -> str:
         """The path to give to a library that opens the file itself: where it is read, or where it is written."""
-        at = self.resolve(path)
         if not is_changed:
-            return self.found(at) or self.upper(at)
+            return self.reading(path)
+        at = self.resolve(path)
         if self.found(at) is None:
             upper = self._new(at)
             self._show(at)
@@ -543,15 +510,50 @@ class Overlay:
         return self._copy_up(at)
 
 
-class Entry:
-    """As :class:`os.DirEntry`: ``path`` is what the program is told, the resolved path where it is."""
+def _on_place(
+    function: Callable[..., Any], place: Callable[[StrOrBytesPath, bool, int | None], str], follows: bool
+) -> Callable[..., Any]:
+    """A function of ``os``, called with the ``place`` of the path that it is given."""
 
-    def __init__(self, overlay: Overlay, path: Any, resolved: str) -> None:
+    def call(
+        path: FileDescriptorOrPath, *args: object, dir_fd: int | None = None, follow_symlinks: bool = follows,
+        **kwargs: object,
+    ) -> object:  # fmt: skip
+        if isinstance(path, int):
+            return function(path, *args, **kwargs)
+        if not follow_symlinks and follows:
+            kwargs["follow_symlinks"] = False
+        return function(place(path, follow_symlinks, dir_fd), *args, **kwargs)
+
+    return call
+
+
+def _replace(source: str, target: str) -> None:
+    """``os.replace``, by a copy where the two are on different file systems."""
+    try:
+        native.replace(source, target)
+    except OSError as refused:
+        if refused.errno != errno.EXDEV:
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            native.unlink(target)
+        copy_file(source, target)
+        native.unlink(source)
+
+
+def _joined(folder: str | bytes, name: str) -> str | bytes:
+    return os.path.join(folder, os.fsencode(name)) if isinstance(folder, bytes) else os.path.join(folder, name)
+
+
+class Entry:
+    """As :class:`os.DirEntry`: ``path`` is the program's, the resolved path where it is."""
+
+    def __init__(self, overlay: Overlay, path: str | bytes, resolved: str) -> None:
         self.path, self.name = path, os.path.basename(path)
         self._overlay, self._resolved = overlay, resolved
         self._known: dict[bool, os.stat_result] = {}
 
-    def __fspath__(self) -> Any:
+    def __fspath__(self) -> str | bytes:
         return self.path
 
     def __repr__(self) -> str:
@@ -606,7 +608,7 @@ class Entries:
     def __enter__(self) -> Entries:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -10,43 +10,36 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
-from graphmem.sandbox.guard import Guard, Handler, guarded
+from graphmem.sandbox.copies import StrOrBytesPath
+from graphmem.sandbox.guard import Guard, Handler, Permissions, guarded
 
 #: Programs of operating systems that print something and write nothing, and where these have them.
-_ONLY_PRINT = frozenset(
-    (
-        "arch",
-        "getconf",
-        "id",
-        "ldconfig",
-        "lsb_release",
-        "lscpu",
-        "nproc",
-        "nvidia-smi",
-        "sw_vers",
-        "uname",
-        "which",
-        "who",
-    )
-)
+_ONLY_PRINT = frozenset((
+    "arch", "getconf", "id", "ldconfig", "lsb_release", "lscpu", "nproc", "nvidia-smi", "sw_vers", "uname", "which",
+    "who",
+))  # fmt: skip
 _SHELL = "sh" if os.name == "posix" else "cmd"
 _SYSTEM = ("", "/bin", "/sbin", "/usr/bin", "/usr/sbin")
-#: Characters of a command line that are told.
+#: Characters of a command line that are shown.
 _LONGEST = 200
 _PRELUDE = "import graphmem.sandbox.processes as p; p.begin_worker({!r}, {!r}); "
 
 
-def checked_processes(guard: Guard) -> dict[str, Handler]:
-    """What is asked when a program is about to be started: it is refused."""
+def watched_processes(guard: Guard, cannot_write: bool) -> dict[str, Handler]:
+    """The audit events of starting a program: it is refused, or noted if it ``cannot_write`` anything."""
 
-    def check(name: str, words: str) -> None:
-        if not _only_prints(name, words) and shutil.which(name) is not None:  # what is not there says so itself
+    def start(name: str, words: str) -> None:
+        if _only_prints(name, words) or shutil.which(name) is None:  # else the start fails by itself
+            return
+        if not cannot_write:
             raise guard.refuse("start", words, errno.EACCES, "--allow-processes")
+        guard.started[words] += 1
 
-    return _starting(check)
+    return _starting(start)
 
 
 def _only_prints(name: str, words: str) -> bool:
@@ -55,29 +48,19 @@ def _only_prints(name: str, words: str) -> bool:
     return words.split(" ")[1:] in (["--version"], ["--help"]) and name != _SHELL
 
 
-def counted_processes(guard: Guard) -> dict[str, Handler]:
-    """What is noted when a program is started that can write nothing."""
-
-    def count(name: str, words: str) -> None:
-        if not _only_prints(name, words) and shutil.which(name) is not None:
-            guard.started[words] += 1
-
-    return _starting(count)
-
-
 def _starting(asked: Callable[[str, str], None]) -> dict[str, Handler]:
-    """The audit events of starting a program; ``asked`` is given its name and its command line."""
+    """``asked`` is given the name of the program and its command line."""
 
-    def start(program: Any, arguments: Any = (), *_: Any) -> None:
+    def start(program: StrOrBytesPath | None, arguments: object = (), *_: object) -> None:
         words = arguments if isinstance(arguments, (list, tuple)) else [arguments]
         texts = [os.fsdecode(one) for one in words if isinstance(one, (str, bytes, os.PathLike))]
         name = os.path.basename(os.fsdecode(program or (texts[0].split(" ")[0] if texts else "")))
         asked(os.fsdecode(program or name), " ".join(texts)[:_LONGEST] or name)
 
-    def start_line(line: Any, *_: Any) -> None:
+    def start_line(line: StrOrBytesPath, *_: object) -> None:
         asked(_SHELL, os.fsdecode(line)[:_LONGEST])
 
-    def spawn(_: Any, program: Any, arguments: Any = (), *__: Any) -> None:
+    def spawn(_: int, program: StrOrBytesPath, arguments: object = (), *__: object) -> None:
         start(program, arguments)
 
     return {
@@ -91,33 +74,25 @@ def _starting(asked: Callable[[str, str], None]) -> dict[str, Handler]:
 
 
 @contextlib.contextmanager
-def workers_over(folder: str, permissions: Any) -> Iterator[None]:
+def workers_over(folder: str, permissions: Permissions) -> Iterator[None]:
     """Until the end of this context, processes that ``multiprocessing`` spawns begin in the same overlay."""
     from multiprocessing import spawn, util
 
-    prelude = _PRELUDE.format(
-        folder, (permissions.writes, permissions.everywhere, permissions.network, permissions.processes)
-    )
-    line, start = spawn.get_command_line, getattr(util, "spawnv_passfds", None)
+    prelude = _PRELUDE.format(folder, astuple(permissions))
 
-    def begin_with(words: list[Any]) -> list[Any]:
+    def begin_with(words: Sequence[Any]) -> list[Any]:
         """Of an interpreter's command line, with the program that follows ``-c`` in the overlay."""
         found = [os.fsdecode(one) for one in words]
-        if "-c" in found and not found[found.index("-c") + 1].startswith(_PRELUDE[:30]):
-            at = found.index("-c") + 1
-            program = prelude + found[at]
-            return [*words[:at], os.fsencode(program) if isinstance(words[at], bytes) else program, *words[at + 1 :]]
-        return words
+        if "-c" not in found or found[found.index("-c") + 1].startswith(_PRELUDE[:30]):
+            return list(words)
+        at = found.index("-c") + 1
+        program = prelude + found[at]
+        return [*words[:at], os.fsencode(program) if isinstance(words[at], bytes) else program, *words[at + 1 :]]
 
-    def get_command_line(**options: Any) -> list[Any]:
-        return begin_with(line(**options))
-
-    def spawnv_passfds(path: Any, args: Any, passfds: Any) -> Any:
-        return start(path, begin_with(list(args)), passfds)  # type: ignore[misc]
-
-    spawn.get_command_line = get_command_line
+    line, start = spawn.get_command_line, getattr(util, "spawnv_passfds", None)
+    spawn.get_command_line = lambda **options: begin_with(line(**options))
     if start is not None:
-        util.spawnv_passfds = spawnv_passfds
+        util.spawnv_passfds = lambda path, args, passfds: start(path, begin_with(args), passfds)
     try:
         yield
     finally:
@@ -126,17 +101,12 @@ def workers_over(folder: str, permissions: Any) -> Iterator[None]:
             util.spawnv_passfds = start
 
 
-_kept: list[Any] = []
+_of_worker = contextlib.ExitStack()
 
 
 def begin_worker(folder: str, permissions: tuple[Any, ...]) -> None:
     """Put this process, which ``multiprocessing`` has spawned, into the overlay of its parent until it ends."""
-    from graphmem.sandbox import Permissions
     from graphmem.sandbox.wrapped import Wrapped
 
-    attempt: Callable[..., Any] = Wrapped(Permissions(*permissions), folder).attempt
-    for context in (attempt(lambda: True),):
-        guard = context.__enter__()
-        inner = guarded(guard)
-        inner.__enter__()
-        _kept.extend((context, inner))
+    guard = _of_worker.enter_context(Wrapped(Permissions(*permissions), folder).attempt(lambda: True))
+    _of_worker.enter_context(guarded(guard))

@@ -1,7 +1,7 @@
 """``os.rename`` where one real file system is shown as several overlays.
 
 The kernel renames neither between two of them nor, in a user namespace, a folder that is real (``redirect_dir`` needs
-the machine's root): it says EXDEV, where the real tree would have renamed. Then it is copied, and the old one removed.
+the machine's root): it gives EXDEV, where the real tree would have renamed. Then it is copied, and the old one removed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import wraps
 
-from graphmem.sandbox.copies import copy_tree
+from graphmem.sandbox.copies import StrOrBytesPath, check_replaced, copy_tree, device_of
 from graphmem.sandbox.guard import own
 
 _Rename = Callable[..., None]
@@ -33,14 +33,17 @@ def renames_by_copies(real: Callable[[str], str]) -> Iterator[None]:
 
 
 def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:
-    def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+    @wraps(original)
+    def rename(
+        src: StrOrBytesPath, dst: StrOrBytesPath, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
         try:
             original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
+        except OSError as refused:
+            if refused.errno != errno.EXDEV:
                 raise
             source, target = _absolute(src, src_dir_fd), _absolute(dst, dst_dir_fd)
-            if _device(source, real) != _device(target, real):
+            if device_of(source, real) != device_of(target, real):
                 raise
             try:
                 with own():
@@ -49,39 +52,24 @@ def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:
                 found.filename, found.filename2 = src, dst
                 raise found from None
 
-    rename.__name__, rename.__doc__ = original.__name__, original.__doc__
     return rename
 
 
-def _absolute(path: Any, folder: int | None) -> str:
+def _absolute(path: StrOrBytesPath, folder: int | None) -> str:
     start = os.getcwd() if folder is None else os.readlink(f"/proc/self/fd/{folder}")
     return os.path.join(start, os.fsdecode(path))
 
 
-def _device(path: str, real: Callable[[str], str]) -> int:
-    """The file system that a file would really be on."""
-    path = os.path.dirname(os.path.abspath(path))
-    while True:
-        try:
-            return os.stat(real(path)).st_dev
-        except OSError:
-            path = os.path.dirname(path)
-
-
 def _move(rename: _Rename, source: str, target: str) -> None:
-    is_folder = stat.S_ISDIR(os.lstat(source).st_mode)
+    moves_folder = stat.S_ISDIR(os.lstat(source).st_mode)
     if os.path.lexists(target):
-        replaces_folder = os.path.isdir(target) and not os.path.islink(target)
-        if is_folder and not replaces_folder:
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if replaces_folder and not is_folder:
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if is_folder:
+        check_replaced(moves_folder, target, (source, target))
+        if moves_folder:
             os.rmdir(target)  # raises where it is not empty, as rename does
     beside = os.path.join(os.path.dirname(target), f".graphmem-{os.getpid()}-{os.path.basename(target)[:100]}")
     copy_tree(source, beside)
     rename(beside, target)
-    if is_folder:
+    if moves_folder:
         shutil.rmtree(source)
     else:
         os.unlink(source)

@@ -18,16 +18,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import wraps
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from graphmem.sandbox import guard as guards
 from graphmem.sandbox.changes import Tree
-from graphmem.sandbox.guard import Guard
+from graphmem.sandbox.copies import FileDescriptorOrPath, StrOrBytesPath
+from graphmem.sandbox.guard import Guard, Permissions
 from graphmem.sandbox.libraries import libraries_over
 from graphmem.sandbox.overlay import Overlay, native, writes
-from graphmem.sandbox.processes import checked_processes, counted_processes, workers_over
+from graphmem.sandbox.processes import watched_processes, workers_over
 
 #: Functions of ``os`` that ask; those that do not follow links.
 _READING = ("stat", "access", "statvfs", "pathconf", "getxattr", "listxattr")
@@ -38,19 +39,8 @@ _CHANGING_LINKS = ("lchmod", "lchown", "lchflags")
 _MAKING = ("mkfifo", "mknod")
 #: Those that :class:`Overlay` has by their names.
 _OWN = (
-    "open",
-    "mkdir",
-    "rmdir",
-    "unlink",
-    "rename",
-    "link",
-    "symlink",
-    "listdir",
-    "scandir",
-    "chdir",
-    "getcwd",
-    "getcwdb",
-)
+    "open", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb",
+)  # fmt: skip
 _SAME = {"remove": "unlink", "replace": "rename"}
 _OF_TWO = ("rename", "replace", "link", "symlink")
 #: Functions that give the same while nothing is changed.
@@ -64,7 +54,7 @@ class Wrapped:
     ``cannot_write``: other programs may be started, as something else keeps them from writing.
     """
 
-    def __init__(self, permissions: Any, folder: str | None = None, cannot_write: bool = False) -> None:
+    def __init__(self, permissions: Permissions, folder: str | None = None, cannot_write: bool = False) -> None:
         self._permissions = permissions
         self._own = None if folder is not None else tempfile.TemporaryDirectory(prefix="graphmem-run-")
         self.folder = os.path.realpath(folder or (self._own.name if self._own is not None else ""))
@@ -87,9 +77,13 @@ class Wrapped:
         """One run of the program: its calls are wrapped."""
         guard = _Net(self.overlay, self._permissions.network, applies)
         if not self._permissions.processes:
-            guard.handlers.update(counted_processes(guard) if self._cannot_write else checked_processes(guard))
+            guard.handlers.update(watched_processes(guard, self._cannot_write))
         with wrapped_calls(self.overlay, guard), workers_over(self.folder, self._permissions):
             yield guard
+
+
+#: Audit events of what writes to one path.
+_WRITING = ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr", "removexattr")
 
 
 class _Net(Guard):
@@ -99,23 +93,22 @@ class _Net(Guard):
         super().__init__(has_network, applies, overlay.real)
         self._overlay = overlay
         self.handlers |= {"open": self._check_open, "os.rename": self._check_two, "os.link": self._check_two}
-        for event in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr", "removexattr"):
-            self.handlers[f"os.{event}"] = self._check_written
-        self.handlers["os.symlink"] = lambda _, target, *rest: self._check_written(target)
+        self.handlers |= {f"os.{event}": self._check_written for event in _WRITING}
+        self.handlers["os.symlink"] = lambda _, target, *__: self._check_written(target)
 
     def is_own_port(self, port: int) -> bool:
         """Whether the program itself listens there."""
         return port in self.bound_ports()
 
-    def _check_open(self, path: Any, mode: Any, flags: int) -> None:
+    def _check_open(self, path: FileDescriptorOrPath, _: object, flags: int) -> None:
         if isinstance(path, (str, bytes)) and writes(flags or 0):
             self._check_written(path)
 
-    def _check_two(self, source: Any, target: Any, *_: Any) -> None:
+    def _check_two(self, source: FileDescriptorOrPath, target: FileDescriptorOrPath, *_: object) -> None:
         self._check_written(source)
         self._check_written(target)
 
-    def _check_written(self, path: Any, *_: Any) -> None:
+    def _check_written(self, path: FileDescriptorOrPath, *_: object) -> None:
         if isinstance(path, int):
             return
         at = self._overlay.absolute(path)
@@ -127,20 +120,21 @@ class _Net(Guard):
 def wrapped_calls(overlay: Overlay, guard: Guard) -> Iterator[None]:
     """Until the end of this context, the functions that take paths go to the overlay for the guard's threads."""
     replaced = dict(_replacements(overlay, guard))
+    new_of = {id(old): new for old, new in replaced.values()}
     marks = [getattr(os, name) for name in _MARKS]
-    undo: list[Callable[[], None]] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for mark in marks:
+            undo.callback(mark.difference_update, list(new_of.values()))
             mark.update(new for old, new in replaced.values() if old in mark)
-        _replace_everywhere({id(old): new for old, new in replaced.values()}, undo)
-        undo.extend(_redirect_imports({name: new for name, (_, new) in replaced.items()}))
-        with libraries_over(overlay, guard):
-            yield
-    finally:
-        for one in reversed(undo):
-            one()
-        for mark in marks:
-            mark.difference_update(new for _, new in replaced.values())
+        _replace_everywhere(new_of, undo)
+        _replace_defaults(tempfile, new_of, undo)
+        if hasattr(shutil, "_winapi"):  # CopyFile2 opens both files itself
+            _set(shutil, "_winapi", SimpleNamespace(), undo)
+        if os.name == "nt":
+            _ask_by_stat(undo)
+        _redirect_imports({name: new for name, (_, new) in replaced.items()}, undo)
+        undo.enter_context(libraries_over(overlay, guard))
+        yield
 
 
 def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -162,13 +156,14 @@ def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[A
     yield "io.open", (io.open, _either(io.open, opened, overlay, guard, False))
 
 
-def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool) -> Any:
+def _either(
+    original: Callable[..., Any], ours: Callable[..., Any], overlay: Overlay, guard: Guard, asks: bool
+) -> Callable[..., Any]:
     """``ours`` for the program, ``original`` for everybody else."""
-
     changes = not asks and original is not io.open and original is not native.open
 
     @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: object) -> object:
         if guards.current() is not guard or guard.is_own or not guard.applies():
             return original(*args, **kwargs)
         if not overlay.has_changes and asks:
@@ -198,16 +193,17 @@ def _name_as_given(error: OSError, given: tuple[Any, ...]) -> None:
 def _opening(overlay: Overlay, guard: Guard) -> Callable[..., Any]:
     original = io.open
 
-    def own_opener(path: Any, flags: int) -> int:
+    def own_opener(path: StrOrBytesPath, flags: int) -> int:
         return overlay.open(path, flags, 0o666)
 
     def open_file(
-        file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None,
-        closefd: bool = True, opener: Any = None,
-    ) -> Any:  # fmt: skip
-        def theirs(path: Any, flags: int) -> Any:
+        file: FileDescriptorOrPath, mode: str = "r", buffering: int = -1, encoding: str | None = None,
+        errors: str | None = None, newline: str | None = None, closefd: bool = True,
+        opener: Callable[[Any, int], int] | None = None,
+    ) -> IO[Any]:  # fmt: skip
+        def theirs(path: StrOrBytesPath, flags: int) -> int:
             with guard.program():
-                return opener(path, flags)
+                return (opener or own_opener)(path, flags)
 
         given = None if isinstance(file, int) else own_opener if opener is None else theirs
         return original(file, mode, buffering, encoding, errors, newline, closefd, given)
@@ -218,65 +214,58 @@ def _opening(overlay: Overlay, guard: Guard) -> Callable[..., Any]:
 # --- where functions are kept -----------------------------------------------------------------------------------------
 
 
-def _replace_everywhere(replaced: dict[int, Any], undo: list[Callable[[], None]]) -> None:
+def _set(owner: object, name: str, value: object, undo: contextlib.ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _replace_everywhere(new_of: dict[int, object], undo: contextlib.ExitStack) -> None:
     """Put the replacements into every module that keeps one of the originals."""
-    for module in list(sys.modules.values()):
-        if module is native or not isinstance(module, ModuleType):
-            continue
-        if module.__name__.startswith("graphmem.sandbox"):
-            continue
-        names = vars(module)
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    kept = [one for one in modules if one is not native and not one.__name__.startswith("graphmem.sandbox")]
+    for names in map(vars, kept):
         for name, value in list(names.items()):
-            new = replaced.get(id(value))
-            if new is not None:
-                names[name] = new
-                undo.append(partial(names.__setitem__, name, value))
-    _replace_defaults(tempfile, replaced, undo)
-    for holder in filter(None, [getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)]):  # Python 3.10
-        for name, value in list(vars(holder).items()):
-            new = replaced.get(id(getattr(value, "__func__", value)))
-            if new is not None:
-                setattr(holder, name, staticmethod(new))
-                undo.append(partial(setattr, holder, name, value))
-    if hasattr(shutil, "_winapi"):  # CopyFile2 opens both files itself
-        winapi = shutil._winapi
-        shutil._winapi = SimpleNamespace()
-        undo.append(partial(setattr, shutil, "_winapi", winapi))
-    if os.name == "nt":  # these ask Windows without os.stat
-        import genericpath
-        import ntpath
-
-        for name in ("exists", "isdir", "isfile", "lexists"):
-            undo.append(partial(setattr, ntpath, name, getattr(ntpath, name)))
-            setattr(ntpath, name, getattr(genericpath, name, genericpath.exists))
+            if id(value) in new_of:
+                names[name] = new_of[id(value)]
+                undo.callback(names.__setitem__, name, value)
+    holder = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)  # Python 3.10
+    for name, value in list(vars(holder).items()) if holder is not None else ():
+        new = new_of.get(id(getattr(value, "__func__", value)))
+        if new is not None:
+            undo.callback(setattr, holder, name, value)
+            setattr(holder, name, staticmethod(new))  # type: ignore[arg-type]
 
 
-def _replace_defaults(module: ModuleType, replaced: dict[int, Any], undo: list[Callable[[], None]]) -> None:
+def _ask_by_stat(undo: contextlib.ExitStack) -> None:
+    """Some functions ask Windows without ``os.stat``."""
+    import genericpath
+    import ntpath
+
+    for name in ("exists", "isdir", "isfile", "lexists"):
+        _set(ntpath, name, getattr(genericpath, name, genericpath.exists), undo)
+
+
+def _replace_defaults(module: ModuleType, new_of: dict[int, object], undo: contextlib.ExitStack) -> None:
     """The defaults of parameters are functions too: ``def close(self, unlink=os.unlink)``."""
     for owner in [one for one in vars(module).values() if isinstance(one, type)]:
         for function in [one for one in vars(owner).values() if isinstance(one, FunctionType)]:
             before = function.__defaults__
-            if before and any(id(one) in replaced for one in before):
-                function.__defaults__ = tuple(replaced.get(id(one), one) for one in before)
-                undo.append(partial(setattr, function, "__defaults__", before))
+            if before and any(id(one) in new_of for one in before):
+                _set(function, "__defaults__", tuple(new_of.get(id(one), one) for one in before), undo)
 
 
-def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
+def _redirect_imports(replaced: dict[str, Any], undo: contextlib.ExitStack) -> None:
     """Let the program import modules that it wrote: the machinery of imports has names of its own."""
-    machinery: Any = sys.modules["importlib._bootstrap_external"] if (
-        "importlib._bootstrap_external" in sys.modules
-    ) else sys.modules["_frozen_importlib_external"]  # fmt: skip
-    real_os, real_io = machinery._os, machinery._io
-    machinery._os = SimpleNamespace(**{**vars(real_os), **{k: v for k, v in replaced.items() if "." not in k}})
-    opened = replaced["io.open"]
+    own = "importlib._bootstrap_external"
+    machinery: Any = sys.modules[own if own in sys.modules else "_frozen_importlib_external"]
+    real_io, opened = machinery._io, replaced["io.open"]
 
-    def read_only_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    def read_only_file(path: FileDescriptorOrPath, mode: str = "r", *args: Any, **kwargs: Any) -> io.IOBase:
         if isinstance(path, int):
-            return real_io.FileIO(path, mode, *args, **kwargs)
-        return opened(path, mode.rstrip("b") + "b", 0)
+            return real_io.FileIO(path, mode, *args, **kwargs)  # type: ignore[no-any-return]
+        return opened(path, mode.rstrip("b") + "b", 0)  # type: ignore[no-any-return]
 
-    machinery._io = SimpleNamespace(
-        **{**vars(real_io), "open_code": lambda path: opened(path, "rb"), "FileIO": read_only_file, "open": opened}
-    )
-    yield lambda: setattr(machinery, "_os", real_os)
-    yield lambda: setattr(machinery, "_io", real_io)
+    files = {"open_code": lambda path: opened(path, "rb"), "FileIO": read_only_file, "open": opened}
+    of_os = {name: new for name, new in replaced.items() if "." not in name}
+    _set(machinery, "_os", SimpleNamespace(**{**vars(machinery._os), **of_os}), undo)
+    _set(machinery, "_io", SimpleNamespace(**{**vars(real_io), **files}), undo)

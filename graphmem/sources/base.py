@@ -1,4 +1,4 @@
-"""What a source turns into: something whose step can be captured, or a graph that can be planned."""
+"""The result of loading a source: something whose step can be captured, or a graph that can be planned."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asked for; None where the source's own default applies. ``weights``, ``dtype``, ``attention_mask``
-    and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the first,
-    only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt."""
+    """The sizes that the user asked for; None where the source's own default applies. ``weights``, ``dtype``,
+    ``attention_mask`` and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is
+    given the first, only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt."""
 
     batch: int | None = None
     seq_len: int | None = None
@@ -115,11 +115,12 @@ def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built 
     if loss is not None and not callable(loss):
         raise SourceError(f"the loss that {name} returned is {_describe(loss)}, not a callable on the model's output")
     if len(rest) < 2:
-        _check_loss(loss, name)
+        if loss is not None:
+            _check_loss(loss, name, 1)
         return Built(model, inputs, loss)
     if loss is None:
         raise SourceError(f"{name} returned targets and no loss; the fourth value is a callable: loss(output, targets)")
-    _check_loss_of_targets(loss, name)
+    _check_loss(loss, name, 2)
     return Built(model, inputs, OfTargets(loss, rest[0]))
 
 
@@ -190,34 +191,28 @@ def _option(size: str) -> str:
     return f"--{size.replace('_', '-')}"
 
 
-def _check_loss(loss: Callable[[Any], Any] | None, name: str) -> None:
-    """The loss is called with the model's output alone. Raises :class:`SourceError` where that cannot work."""
+_NOT_OF_OUTPUT = (
+    "cannot be called with the model's output alone; return (model, inputs, targets, loss) for one that is called as "
+    "loss(output, targets)"
+)
+_NOT_OF_TARGETS = (
+    "beside targets cannot be called as loss(output, targets); write one that takes both, for example "
+    "torch.nn.functional.cross_entropy"
+)
+
+
+def _check_loss(loss: Callable[..., object], name: str, arguments: int) -> None:
+    """Raises :class:`SourceError` for a loss that cannot be called with the output alone, or with the targets too."""
     try:
-        if loss is not None:
-            inspect.signature(loss).bind(None)
+        inspect.signature(loss).bind(*[None] * arguments)
     except TypeError:
-        raise SourceError(
-            f"the loss that {name} returned cannot be called with the model's output alone; return "
-            "(model, inputs, targets, loss) for one that is called as loss(output, targets)"
-        ) from None
+        wrong = _NOT_OF_OUTPUT if arguments == 1 else _NOT_OF_TARGETS
+        raise SourceError(f"the loss that {name} returned {wrong}") from None
     except ValueError:  # a builtin without a signature
         return
 
 
-def _check_loss_of_targets(loss: Callable[..., Any], name: str) -> None:
-    """Raises :class:`SourceError` for a loss that cannot be called with the model's output and the targets."""
-    try:
-        inspect.signature(loss).bind(None, None)
-    except TypeError:
-        raise SourceError(
-            f"the loss that {name} returned beside targets cannot be called as loss(output, targets); write one that "
-            "takes both, for example torch.nn.functional.cross_entropy"
-        ) from None
-    except ValueError:  # a builtin without a signature
-        return
-
-
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     name = type(value).__name__

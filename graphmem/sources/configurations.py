@@ -15,12 +15,11 @@ def values_of(path: Path) -> dict[str, Any]:
     """The values of a ``config.json`` that names its ``model_type``. Raises :class:`SourceError`."""
     values = read(path, "a readable JSON configuration")
     kind = values.get("model_type") if isinstance(values, dict) else None
-    if kind is None:
+    if not isinstance(values, dict) or kind is None:
         raise SourceError(f"{path} names no model_type; give the config.json of a transformers model")
     if not isinstance(kind, str):
         raise SourceError(f"{path} names the model type {shown(kind)}, which is no name")
-    found: dict[str, Any] = values
-    return found
+    return values
 
 
 def generation_values(path: Path) -> dict[str, Any]:
@@ -38,15 +37,14 @@ def generation_values(path: Path) -> dict[str, Any]:
         Generation(1, **{name: values[name] for name in _CHECKED if values.get(name) is not None})
     except UsageError as error:
         raise SourceError(f"{path}: {error}") from None
-    found: dict[str, Any] = values
-    return found
+    return values
 
 
 #: What is checked as the options of the same names are.
 _CHECKED = ("do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size")
 
 
-def read(path: Path, what: str) -> Any:
+def read(path: Path, what: str) -> object:
     """The value of a JSON file; ``what`` it should be, for messages. Raises :class:`SourceError`."""
     try:
         return read_json(path)

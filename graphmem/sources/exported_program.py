@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from graphmem.capture.torch_internals import unset_fake_temporarily
 from graphmem.errors import SourceError, first_line
@@ -21,6 +21,13 @@ from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 from graphmem.sources.pt2_archive import KEPT_CONSTANT_BYTES, Archive, read_archive
 from graphmem.sources.pt2_schema import Refused, checked_program, payload
 from graphmem.torch_names import private
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype, nn
+    from torch.export import ExportedProgram
+
+#: Positional and keyword inputs of a program.
+Inputs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 _LOST = "programs of torch.export cannot be read"
 
@@ -39,33 +46,31 @@ def load_exported_program(text: str, *, trust: bool = False) -> TorchModel:
 
 
 def _build(path: Path, sizes: Sizes, trust: bool) -> Built:
-
     with unset_fake_temporarily():
         program = _loaded_by_torch(path) if trust else read_program(path)
     return build_program(program, str(path), sizes)
 
 
-def build_program(program: Any, name: str, sizes: Sizes) -> Built:
+def build_program(program: ExportedProgram, name: str, sizes: Sizes) -> Built:
     """The module of an ``ExportedProgram`` with its own example inputs; ``--batch`` resizes those dimensions 0 that it
     was exported with as dynamic. Raises :class:`SourceError` where there is none, or not for that size."""
-
-    from graphmem.sources.module_object import _fake_copy
+    from graphmem.sources.module_object import fake_copy
 
     refuse_seq_len(sizes, name)
     with unset_fake_temporarily():
         inputs, keywords = _example_inputs(program)
         if sizes.batch is not None:
-            inputs, keywords = _with_batch(program, name, inputs, keywords, sizes.batch)
+            inputs, keywords = _with_batch(program, name, (inputs, keywords), sizes.batch)
         module = program.module(check_guards=False) if _has_guards() else program.module()
     example: Any = dict(keywords) if keywords and not inputs else tuple(inputs)
     if inputs and keywords:
         example = _all_by_name(module, inputs, keywords)
-    built = _fake_copy(module, example, Sizes(training=sizes.training))
+    built = fake_copy(module, example, Sizes(training=sizes.training))
     but = "" if sizes.batch is None else f", with a batch of {sizes.batch}"
     return Built(built.model, built.inputs, None, (f"inputs of the sizes the program was exported with{but}",))
 
 
-def _loaded_by_torch(path: Path) -> Any:
+def _loaded_by_torch(path: Path) -> ExportedProgram:
     import torch
 
     try:
@@ -74,7 +79,7 @@ def _loaded_by_torch(path: Path) -> Any:
         raise SourceError(f"{path} is not a program saved by torch.export.save: {first_line(error)}") from None
 
 
-def read_program(path: Path) -> Any:
+def read_program(path: Path) -> ExportedProgram:
     """The ``ExportedProgram`` of the file, its weights without storage. Raises :class:`SourceError`."""
     archive = read_archive(path)
     try:
@@ -89,7 +94,9 @@ def read_program(path: Path) -> Any:
         raise SourceError(f"{path} is not a program that this PyTorch reads: {first_line(error)}") from None
 
 
-def _deserialized(document: Mapping[str, Any], weights: dict[str, Any], constants: dict[str, Any]) -> Any:
+def _deserialized(
+    document: Mapping[str, Any], weights: dict[str, Tensor], constants: dict[str, Tensor]
+) -> ExportedProgram:
     schema = private("torch._export.serde.schema", _LOST)
     serialize = private("torch._export.serde.serialize", _LOST)
 
@@ -102,14 +109,14 @@ def _deserialized(document: Mapping[str, Any], weights: dict[str, Any], constant
 # --- tensors without storage ------------------------------------------------------------------------------------------
 
 
-def _tensors(archive: Archive, document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tensors(archive: Archive, document: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(parameters and buffers, constants) by their names in the model."""
     import torch
 
     module = document["graph_module"]
     known = module["graph"]["tensor_values"]
-    weights: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
+    weights: dict[str, Tensor] = {}
+    constants: dict[str, Tensor] = {}
     for spec in module["signature"]["input_specs"]:
         kind, held = next(iter(spec.items()))
         if kind not in ("parameter", "buffer", "tensor_constant"):
@@ -129,21 +136,18 @@ def _tensors(archive: Archive, document: Mapping[str, Any]) -> tuple[dict[str, A
     return weights, constants
 
 
-def _payload(document: Any) -> dict[str, Any]:
+def _payload(document: object) -> dict[str, Any]:
     """Where a tensor lies in the archive; an empty one in the older layout, which does not say."""
-    if document is None:
-        return {}
-    found: dict[str, Any] = payload(document)
-    return found
+    return {} if document is None else cast("dict[str, Any]", payload(document))
 
 
-def _without_storage(meta: Mapping[str, Any]) -> Any:
+def _without_storage(meta: Mapping[str, Any]) -> Tensor:
     import torch
 
     return torch.empty_strided(_numbers(meta["sizes"]), _numbers(meta["strides"]), dtype=_dtype(meta), device="meta")
 
 
-def _small_value(archive: Archive, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
+def _small_value(archive: Archive, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> Tensor | None:
     """A small constant with its values, from raw bytes; None where there are none, or they lie in a pickle."""
     import torch
 
@@ -157,7 +161,7 @@ def _small_value(archive: Archive, payload: Mapping[str, Any], meta: Mapping[str
     return flat.as_strided(sizes, strides, _numbers([meta["storage_offset"]])[0]).clone()
 
 
-def _dtype(meta: Mapping[str, Any]) -> Any:
+def _dtype(meta: Mapping[str, Any]) -> dtype:
     known = private("torch._export.serde.serialize._SERIALIZE_TO_TORCH_DTYPE", _LOST)
 
     if meta["dtype"] not in known:
@@ -183,7 +187,7 @@ def _number(size: Mapping[str, Any]) -> int:
     return int(found)
 
 
-def _sample_inputs(document: Mapping[str, Any], program: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _sample_inputs(document: Mapping[str, Any], program: ExportedProgram) -> Inputs:
     """The inputs that the program was exported with, as far as they matter: sizes, types, and plain values."""
     _pytree = private("torch.utils._pytree", _LOST)
 
@@ -198,7 +202,7 @@ def _sample_inputs(document: Mapping[str, Any], program: Any) -> tuple[tuple[Any
     return tuple(args), dict(kwargs)
 
 
-def _sample(spec: Mapping[str, Any], argument: Mapping[str, Any], graph: Mapping[str, Any]) -> Any:
+def _sample(spec: Mapping[str, Any], argument: Mapping[str, Any], graph: Mapping[str, Any]) -> object:
     kind, held = next(iter(spec.items()))
     if kind == "constant_input":
         return _plain(held["value"])
@@ -210,7 +214,7 @@ def _sample(spec: Mapping[str, Any], argument: Mapping[str, Any], graph: Mapping
     return _plain(argument)
 
 
-def _plain(value: Mapping[str, Any]) -> Any:
+def _plain(value: Mapping[str, Any]) -> object:
     kind, held = next(iter(value.items()))
     if kind == "as_none":
         return None
@@ -219,22 +223,20 @@ def _plain(value: Mapping[str, Any]) -> Any:
     raise Refused(f"an input of the kind {kind}")
 
 
-def _example_inputs(program: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example_inputs(program: ExportedProgram) -> Inputs:
     if program.example_inputs is None:
         raise SourceError("the exported program carries no example inputs; save it with torch.export.save")
     inputs, keywords = program.example_inputs
     return tuple(inputs), dict(keywords)
 
 
-def _with_batch(
-    program: Any, name: str, inputs: tuple[Any, ...], keywords: dict[str, Any], batch: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_batch(program: ExportedProgram, name: str, inputs: Inputs, batch: int) -> Inputs:
     """The example inputs, those with a dynamic dimension 0 made ``batch`` long. Raises :class:`SourceError`."""
     import torch
 
     _pytree = private("torch.utils._pytree", _LOST)
 
-    values, form = _pytree.tree_flatten((inputs, keywords))
+    values, form = _pytree.tree_flatten(inputs)
     traced = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     changed = False
     for index, (placeholder, value) in enumerate(zip(program.graph_signature.user_inputs, values, strict=True)):
@@ -257,7 +259,7 @@ def _with_batch(
     return tuple(resized), dict(named)
 
 
-def _all_by_name(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+def _all_by_name(module: nn.Module, inputs: tuple[object, ...], keywords: dict[str, object]) -> dict[str, object]:
     """Positional inputs beside keyword ones, under the names that ``forward`` has for them."""
     return dict(inspect.signature(module.forward).bind_partial(*inputs, **keywords).arguments)
 

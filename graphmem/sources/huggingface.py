@@ -10,7 +10,8 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import SourceError, first_line
@@ -20,6 +21,10 @@ from graphmem.sources.checkpoints import checkpoint_in
 from graphmem.sources.configurations import generation_values, values_of
 from graphmem.training import DTYPES
 from graphmem.training.generation import Generation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 #: Auto classes in the order they are tried when a configuration names no architecture: (name, task). Encoders have a
 #: causal head too, and encoder-decoders all three, so the more particular task comes first.
@@ -76,7 +81,7 @@ def offline() -> Iterator[None]:
         patches.undo()
 
 
-def _load(transformers: Any, name: str) -> TorchModel:
+def _load(transformers: ModuleType, name: str) -> TorchModel:
     notes: tuple[str, ...] = ()
     path = _path(transformers, name)
     try:
@@ -131,7 +136,7 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
-def _path(transformers: Any, name: str) -> Path | None:
+def _path(transformers: ModuleType, name: str) -> Path | None:
     """The configuration's file; None for a model type, and for a model of the table."""
     path = Path(name)
     if path.is_dir():
@@ -141,11 +146,13 @@ def _path(transformers: Any, name: str) -> Path | None:
     return None if name in transformers.CONFIG_MAPPING else hub.cached_configuration(name)
 
 
-def _configuration(transformers: Any, name: str, path: Path | None) -> tuple[Any, tuple[str, ...]]:
-    """The configuration that ``name`` means, in the file ``path`` if it has one, and what a reader is told of where it
+def _configuration(transformers: ModuleType, name: str, path: Path | None) -> tuple[PreTrainedConfig, tuple[str, ...]]:
+    """The configuration that ``name`` means, in the file ``path`` if it has one, and a note of where it
     is from."""
     if path is not None:
-        return _configuration_file(transformers, path), ()
+        shadowed = path.parent == Path(name) and (name in transformers.CONFIG_MAPPING or hub.known_model(name))
+        note = f"{name} is the folder of that name here, not transformers' model type or the public model"
+        return configured(transformers, values_of(path), path), (note,) if shadowed else ()
     if name in transformers.CONFIG_MAPPING:
         return transformers.CONFIG_MAPPING[name](), ()
     known = hub.known_model(name)
@@ -160,11 +167,7 @@ def _configuration(transformers: Any, name: str, path: Path | None) -> tuple[Any
     )
 
 
-def _configuration_file(transformers: Any, path: Path) -> Any:
-    return configured(transformers, values_of(path), path)
-
-
-def configured(transformers: Any, values: dict[str, Any], path: Path | str) -> Any:
+def configured(transformers: ModuleType, values: dict[str, Any], path: Path | str) -> PreTrainedConfig:
     """transformers' configuration of these values; ``path`` names them in messages. Raises :class:`SourceError`."""
     kind = values["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
@@ -184,7 +187,7 @@ _MOST_PARTS = 1 << 16
 _MOST_LAYERS = 1 << 12
 
 
-def _check_values(values: Any, path: Path | str, name: str = "") -> None:
+def _check_values(values: object, path: Path | str, name: str = "") -> None:
     """Raises :class:`SourceError` for what would be analysed as something else, built for ever, or run as code."""
     if isinstance(values, dict):
         _check_keys(values, path)
@@ -217,8 +220,8 @@ def _check_keys(values: dict[str, Any], path: Path | str) -> None:
         raise SourceError(f"{path}: architectures is no list of names of classes")
 
 
-def _is_of_bitsandbytes(quantized: Any) -> bool:
-    """Whether ``quantization_config`` says what :class:`transformers.BitsAndBytesConfig` does."""
+def _is_of_bitsandbytes(quantized: object) -> bool:
+    """Whether ``quantization_config`` is one of :class:`transformers.BitsAndBytesConfig`."""
     if not isinstance(quantized, dict):
         return False
     named = quantized.get("quant_method") in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", None)
@@ -226,7 +229,7 @@ def _is_of_bitsandbytes(quantized: Any) -> bool:
 
 
 def _checkpoint_notes(path: Path | None) -> tuple[str, ...]:
-    """What the headers of the checkpoint beside a configuration say, which the step's own precision may not be."""
+    """A note of the tensors of the checkpoint beside a configuration, whose types the step may not have."""
     if path is None or path.name != "config.json":
         return ()
     try:
@@ -239,15 +242,15 @@ def _checkpoint_notes(path: Path | None) -> tuple[str, ...]:
     return (f"its checkpoint has {len(found.tensors):,} tensors of {found.bytes / 1e9:,.2f} GB{types}",)
 
 
-def _dtype_notes(config: Any) -> tuple[str, ...]:
-    """What is said of the precision that a configuration names: its checkpoint's."""
+def _dtype_notes(config: PreTrainedConfig) -> tuple[str, ...]:
+    """A note of the precision that a configuration names: its checkpoint's."""
     dtype = str(getattr(config, "dtype", None)).removeprefix("torch.")
     if dtype in ("None", "float32"):
         return ()
     return (f"the configuration's dtype {dtype} is its checkpoint's; --dtype says which to analyse (default fp32)",)
 
 
-def _architecture(transformers: Any, config: Any) -> Any:
+def _architecture(transformers: ModuleType, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class the configuration names, or the first auto class that has one for it."""
     for named in config.architectures or ():
         found = getattr(transformers, named, None)
@@ -256,12 +259,13 @@ def _architecture(transformers: Any, config: Any) -> Any:
     for head, _ in _HEADS if not _is_two_towered(config) else _HEADS[-1:]:
         mapping = getattr(transformers, head, None)
         if mapping is not None and type(config) in mapping._model_mapping:
-            found = mapping._model_mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            named = mapping._model_mapping[type(config)]
+            chosen: type[PreTrainedModel] = named[0] if isinstance(named, tuple) else named
+            return chosen
     raise SourceError(f"transformers has no model class for the configuration {type(config).__name__}")
 
 
-def _is_two_towered(config: Any) -> bool:
+def _is_two_towered(config: PreTrainedConfig) -> bool:
     """CLIP and its kin, whose own task is contrastive: the base model with its loss."""
     return hasattr(config, "text_config") and hasattr(config, "vision_config") and hasattr(config, "projection_dim")
 
@@ -273,7 +277,7 @@ def _root_cause(error: BaseException) -> str:
     return first_line(error)
 
 
-def _task(architecture: Any) -> str:
+def _task(architecture: type[PreTrainedModel]) -> str:
     import transformers
 
     name = architecture.__name__
@@ -288,7 +292,7 @@ def _task(architecture: Any) -> str:
     return "base"
 
 
-def _build(architecture: Any, config: Any, sizes: Sizes, path: Path | None) -> Built:
+def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes: Sizes, path: Path | None) -> Built:
     task = _task(architecture)
     started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
@@ -296,18 +300,18 @@ def _build(architecture: Any, config: Any, sizes: Sizes, path: Path | None) -> B
     with offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
-    said: list[str] = []
+    of_generation: list[str] = []
     draft = None
     if sizes.generate is not None:
         _check_generates(model)
         _check_cache(sizes.generate)
-        said = _generation_beside(model, path)
+        of_generation = _generation_beside(model, path)
         draft = _draft(model, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, (*notes, *said), lambda other: _inputs(model, task, other)[0], draft)
+    return Built(model, inputs, None, (*notes, *of_generation), lambda other: _inputs(model, task, other)[0], draft)
 
 
-def _draft(model: Any, sizes: Sizes) -> Any:
+def _draft(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel | None:
     """The model that drafts tokens, None for none. Raises :class:`SourceError` where it cannot for ``model``."""
     import transformers
 
@@ -333,7 +337,8 @@ def _draft(model: Any, sizes: Sizes) -> Any:
 
 
 def _check_assisted(sizes: Sizes) -> None:
-    """What transformers refuses beside drafted tokens (``_assisted_decoding``). Raises :class:`SourceError`."""
+    """Raises :class:`SourceError` for options that transformers refuses beside drafted tokens
+    (``_assisted_decoding``)."""
     assert sizes.generate is not None
     if (sizes.batch or 1) > 1:
         raise SourceError(f"assisted decoding is for one text, and the batch has {sizes.batch}; leave out --batch")
@@ -345,9 +350,9 @@ def _check_assisted(sizes: Sizes) -> None:
             raise SourceError(f"assisted decoding makes one text; leave out --{name.replace('_', '-')}")
 
 
-def _generation_beside(model: Any, path: Path | None) -> list[str]:
-    """What ``generation_config.json`` beside the configuration says becomes the model's, as ``from_pretrained`` has it;
-    a note of that. Raises :class:`SourceError`."""
+def _generation_beside(model: PreTrainedModel, path: Path | None) -> list[str]:
+    """Give the model the ``generation_config.json`` beside its configuration, as ``from_pretrained`` does; a note of
+    it. Raises :class:`SourceError`."""
     file = None if path is None else path.with_name("generation_config.json")
     if file is None or not file.exists():
         return []
@@ -362,7 +367,7 @@ def _generation_beside(model: Any, path: Path | None) -> list[str]:
     return [f"generation_config.json beside it is followed{': ' if given else ''}{given}"]
 
 
-#: What of a generation's configuration decides memory, for the note.
+#: The fields of a generation's configuration that decide memory, for the note.
 _DECIDING = (
     "do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size", "use_cache",
     "top_k", "top_p", "guidance_scale", "output_scores", "penalty_alpha",
@@ -377,13 +382,13 @@ def _check_cache(generation: Generation) -> None:
         raise SourceError("a quantised cache is optimum-quanto's own code; install it: pip install optimum-quanto")
 
 
-def _check_generates(model: Any) -> None:
+def _check_generates(model: PreTrainedModel) -> None:
     """Raises :class:`SourceError` for a model that does not generate."""
     if not (hasattr(model, "can_generate") and model.can_generate()):
         raise SourceError(f"{type(model).__name__} does not generate; give the configuration of a model that does")
 
 
-def _quantization(config: Any, sizes: Sizes) -> Any:
+def _quantization(config: PreTrainedConfig, sizes: Sizes) -> BitsAndBytesConfig | None:
     """The ``BitsAndBytesConfig`` that was asked for, or is the configuration's own; None for plain weights.
 
     Raises :class:`SourceError` for two of them, for training, and where a package is missing.
@@ -414,7 +419,9 @@ def _quantization(config: Any, sizes: Sizes) -> Any:
     )
 
 
-def _quantized(architecture: Any, config: Any, quantization: Any, sizes: Sizes) -> Any:
+def _quantized(
+    architecture: type[PreTrainedModel], config: PreTrainedConfig, quantization: BitsAndBytesConfig, sizes: Sizes
+) -> PreTrainedModel:
     """The model as ``from_pretrained(quantization_config=..., device_map={"": 0})`` leaves it: transformers' own code,
     with the parameters of an unquantised twin in place of a checkpoint."""
     import copy
@@ -436,14 +443,14 @@ def _quantized(architecture: Any, config: Any, quantization: Any, sizes: Sizes) 
         raise SourceError(f"quantised weights: {first_line(error)}") from None
 
 
-def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[str]]:
+def _inputs(model: PreTrainedModel, task: str, sizes: Sizes) -> tuple[dict[str, Tensor | bool], list[str]]:
     import torch
 
     batch = sizes.batch or 1
     notes = [] if sizes.batch else ["batch 1 (give --batch)"]
     main = getattr(model, "main_input_name", "input_ids")
     config = model.config
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, Tensor | bool] = {}
     length = 0
     if main == "pixel_values" or _is_two_towered(config):
         if not _is_two_towered(config):
@@ -485,7 +492,7 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
 _TABLES = re.compile(r"(.*\.)?(wpe|embed_positions|positions?_embed(ding)?s?|positional_embedding)")
 
 
-def _check_positions(model: Any, prompt: int, generation: Generation, notes: list[str]) -> None:
+def _check_positions(model: PreTrainedModel, prompt: int, generation: Generation, notes: list[str]) -> None:
     """A card looks a position up in a table, where the model has one: raises :class:`SourceError` where it ends before
     the last token that is read. Other positions are computed, and are noted beyond those of the configuration."""
     import torch
@@ -504,7 +511,7 @@ def _check_positions(model: Any, prompt: int, generation: Generation, notes: lis
     notes.append(f"{words} are more than the {longest} positions of the configuration")
 
 
-def _attention_mask(model: Any, inputs: dict[str, Any], which: str, side: str) -> Any:
+def _attention_mask(model: PreTrainedModel, inputs: dict[str, Tensor | bool], which: str, side: str) -> Tensor:
     """The mask that a tokenizer returns beside ``input_ids``: ones, and a zero where a shorter text was padded, here in
     the last row, on the ``right`` or, as before a generation, on the ``left``. Raises :class:`SourceError` for a model
     that takes none."""
@@ -519,7 +526,13 @@ def _attention_mask(model: Any, inputs: dict[str, Any], which: str, side: str) -
 
 
 def _add_targets(
-    inputs: dict[str, Any], model: Any, task: str, batch: int, length: int, sizes: Sizes, notes: list[str]
+    inputs: dict[str, Tensor | bool],
+    model: PreTrainedModel,
+    task: str,
+    batch: int,
+    length: int,
+    sizes: Sizes,
+    notes: list[str],
 ) -> None:
     import torch
 
@@ -540,7 +553,7 @@ def _add_targets(
         notes.append("class labels")
 
 
-def _sequence_length(config: Any, sizes: Sizes, notes: list[str]) -> int:
+def _sequence_length(config: PreTrainedConfig, sizes: Sizes, notes: list[str]) -> int:
     longest, asked = _longest(config), sizes.seq_len
     if asked is not None:
         if longest is not None and asked > longest and sizes.generate is None:
@@ -553,7 +566,7 @@ def _sequence_length(config: Any, sizes: Sizes, notes: list[str]) -> int:
     return length
 
 
-def _longest(config: Any) -> int | None:
+def _longest(config: PreTrainedConfig) -> int | None:
     """The positions that the configuration provides for, None where it does not say."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"):
         longest = getattr(config, name, None)
@@ -564,7 +577,7 @@ def _longest(config: Any) -> int | None:
     return None
 
 
-def _image_shape(config: Any) -> tuple[int, int, int]:
+def _image_shape(config: PreTrainedConfig) -> tuple[int, int, int]:
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", 224)
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from graphmem.errors import SourceError
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
+from graphmem.sources.losses import CrossEntropy
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Side of the input images of torchvision's Inception v3; every other classifier there is trained on 224.
 _INCEPTION_SIDE = 299
@@ -54,7 +57,7 @@ def load_torchvision(name: str) -> TorchModel:
     return TorchModel(f"torchvision:{name}", build)
 
 
-def _classifier(model: Any, sizes: Sizes, image: tuple[int, int, int]) -> Built:
+def _classifier(model: nn.Module, sizes: Sizes, image: tuple[int, int, int]) -> Built:
     import torch
 
     batch = sizes.batch or 1
@@ -66,14 +69,7 @@ def _classifier(model: Any, sizes: Sizes, image: tuple[int, int, int]) -> Built:
         return Built(model, images, None, tuple(notes))
     labels = torch.zeros(batch, dtype=torch.long)
     notes.append("cross-entropy loss on class labels")
-    return Built(model, images, _cross_entropy(labels), tuple(notes))
-
-
-def _cross_entropy(labels: Any) -> Callable[[Any], Any]:
-    """A loss that carries its labels to the device as a batch does: see ``targets`` in ``capture.step``."""
-    from graphmem.sources.losses import CrossEntropy
-
-    return CrossEntropy(labels)
+    return Built(model, images, CrossEntropy(labels), tuple(notes))
 
 
 def _hint(name: str, known: list[str]) -> str:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graphmem.errors import SourceError
 from graphmem.sources.base import Sizes, known_arguments, spelled
 
+if TYPE_CHECKING:
+    import keras
+    import torch
+
 DEFAULT_BATCH = 1
+#: An array (or a tensor of another library), or lists and dictionaries of them.
+Data: TypeAlias = "NDArray[np.generic] | list[Data] | tuple[Data, ...] | dict[str, Data]"
 
 
-def model_with_data(factory: Callable[..., Any], name: str, sizes: Sizes) -> tuple[Any, Any, Any]:
+def model_with_data(factory: Callable[..., object], name: str, sizes: Sizes) -> tuple[keras.Model, Data, Data | None]:
     """Call the factory: the model, built, its inputs, and its targets if its own compiled step is to train it.
 
     Raises :class:`SourceError` where the factory returns something else, or where a shape is not known.
@@ -28,20 +35,20 @@ def model_with_data(factory: Callable[..., Any], name: str, sizes: Sizes) -> tup
     return model, inputs, _targets_of(model, outputs, name) if y is None else _resized(y, sizes.batch)
 
 
-def call(model: Any, inputs: Any, *, training: bool) -> Any:
+def call(model: keras.Model, inputs: object, *, training: bool) -> object:
     """The model on its inputs; ``training`` goes to models that take it."""
     if getattr(model, "_call_has_training_arg", False):
         return model(inputs, training=training)
     return model(inputs)
 
 
-def _named_by(factory: Callable[..., Any], sizes: Sizes) -> Sizes:
+def _named_by(factory: Callable[..., object], sizes: Sizes) -> Sizes:
     """The sizes that the factory has parameters for; the others still shape the inputs."""
     names = inspect.signature(factory).parameters
     return Sizes(sizes.batch if spelled("batch", names) else None, sizes.seq_len if spelled("seq_len", names) else None)
 
 
-def _checked(result: Any, name: str) -> tuple[Any, Any, Any]:
+def _checked(result: object, name: str) -> tuple[keras.Model, Data | None, Data | None]:
     import keras
 
     model, *data = result if isinstance(result, tuple) else (result,)
@@ -51,16 +58,16 @@ def _checked(result: Any, name: str) -> tuple[Any, Any, Any]:
     return model, *data, *[None] * (2 - len(data))
 
 
-def _inputs_of(model: Any, name: str, sizes: Sizes) -> Any:
+def _inputs_of(model: keras.Model, name: str, sizes: Sizes) -> Data:
     """Data of the shapes that the model's ``keras.Input`` declare."""
     declared = getattr(model, "inputs", None)
     if not declared:
         raise SourceError(f"{name} returned a model without keras.Input; return (model, x) with an example batch x")
-    made = [_zeros(_bound_shape(tensor, name, sizes), tensor.dtype) for tensor in declared]
+    made: list[Data] = [_zeros(_bound_shape(tensor, name, sizes), tensor.dtype) for tensor in declared]
     return made[0] if len(made) == 1 else made
 
 
-def _bound_shape(tensor: Any, name: str, sizes: Sizes) -> tuple[int, ...]:
+def _bound_shape(tensor: keras.KerasTensor, name: str, sizes: Sizes) -> tuple[int, ...]:
     batch, *rest = tensor.shape
     if rest and rest[0] is None and sizes.seq_len is not None:
         rest[0] = sizes.seq_len
@@ -73,7 +80,7 @@ def _bound_shape(tensor: Any, name: str, sizes: Sizes) -> tuple[int, ...]:
     return (sizes.batch or batch or DEFAULT_BATCH, *rest)
 
 
-def _zeros(shape: tuple[int, ...], dtype: str) -> Any:
+def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
     try:
         kind = np.dtype(dtype)
     except TypeError:  # a type that numpy does not have
@@ -81,7 +88,7 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> Any:
     return np.broadcast_to(np.zeros((), kind), shape)
 
 
-def _resized(data: Any, batch: int | None) -> Any:
+def _resized(data: Data, batch: int | None) -> Data:
     """Example data, with ``batch`` rows if that is given."""
     if isinstance(data, dict):
         return {key: _resized(value, batch) for key, value in data.items()}
@@ -91,19 +98,20 @@ def _resized(data: Any, batch: int | None) -> Any:
     return _zeros((batch, *shape[1:]) if batch and shape else shape, _name_of(data.dtype))
 
 
-def _name_of(dtype: Any) -> str:
+def _name_of(dtype: np.dtype[Any] | torch.dtype) -> str:
     """A dtype of NumPy, PyTorch or TensorFlow by its bare name."""
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
 
 
-def _symbolic(data: Any) -> Any:
+def _symbolic(data: Data) -> Data:
     """The shapes of the data, which Keras can pass through a model without computing anything."""
     import keras
 
-    return keras.tree.map_structure(lambda one: keras.KerasTensor(tuple(one.shape), str(one.dtype)), data)
+    found: Data = keras.tree.map_structure(lambda one: keras.KerasTensor(tuple(one.shape), str(one.dtype)), data)
+    return found
 
 
-def _targets_of(model: Any, output: Any, name: str) -> Any:
+def _targets_of(model: keras.Model, output: keras.KerasTensor, name: str) -> NDArray[np.generic]:
     """Targets of the output's shape, or class numbers where the loss is a sparse one."""
     if not hasattr(output, "shape"):
         raise SourceError(f"{name} returned a model with several outputs; return (model, x, y) with example targets y")

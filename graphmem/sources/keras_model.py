@@ -13,13 +13,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from graphmem.errors import SourceError
 from graphmem.sources import keras_tensorflow
 from graphmem.sources.base import Built, Sizes, TorchModel, not_imported
 from graphmem.sources.factory import find_factory
 from graphmem.sources.keras_data import call, model_with_data
+
+if TYPE_CHECKING:
+    import keras
+    from keras.src.backend.torch.layer import TorchLayer
+    from torch import Tensor, nn
 
 STEP_WORDS = "train_step of the compiled Keras model, with its own optimizer and loss"
 DEVICE_SCOPE = "gpu:0"  # Keras's name of the device that graphmem pretends to have
@@ -71,7 +76,7 @@ def _import_keras(text: str) -> None:
         )
 
 
-def _build(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:
+def _build(factory: Callable[..., object], name: str, sizes: Sizes) -> Built | None:
     """Call the factory on the device. None: a compiled model, whose training steps have been run."""
     with _on_device():
         model, x, y = model_with_data(factory, name, sizes)
@@ -105,7 +110,7 @@ def _on_device() -> Iterator[None]:
 # --- the model as PyTorch sees it -------------------------------------------------------------------------------------
 
 
-def _keras_module(model: Any) -> Any:
+def _keras_module(model: keras.Model) -> nn.Module:
     """The model as an ``nn.Module`` that runs on the device."""
     from torch import nn
 
@@ -114,29 +119,29 @@ def _keras_module(model: Any) -> Any:
             super().__init__()
             self.keras = model
 
-        def forward(self, inputs: Any) -> Any:
+        def forward(self, inputs: object) -> object:
             with _on_device():
                 return call(model, inputs, training=self.training)
 
-        def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, Tensor]]:
             yield from _trained(model)
 
-        def named_buffers(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        def named_buffers(self, *_: object, **__: object) -> Iterator[tuple[str, Tensor]]:
             yield from _not_trained(model)
 
     return KerasModule()
 
 
 # `value` may be a copy in the precision of the layer that is running; `_value` is the tensor itself.
-def _trained(layer: Any, *_: Any, **__: Any) -> list[tuple[str, Any]]:
+def _trained(layer: TorchLayer, *_: object, **__: object) -> list[tuple[str, Tensor]]:
     return [(variable.path, variable._value) for variable in layer.trainable_variables]
 
 
-def _not_trained(layer: Any, *_: Any, **__: Any) -> list[tuple[str, Any]]:
+def _not_trained(layer: TorchLayer, *_: object, **__: object) -> list[tuple[str, Tensor]]:
     return [(variable.path, variable._value) for variable in layer.non_trainable_variables]
 
 
-def _host_tensors(data: Any) -> Any:
+def _host_tensors(data: object) -> object:
     import torch
     from keras import tree
 
@@ -148,8 +153,8 @@ def _host_tensors(data: Any) -> Any:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _train(model: Any, inputs: Any, targets: Any, iterations: int) -> None:
-    """What ``fit`` does with every batch: the data go to the device, ``train_step`` does the rest."""
+def _train(model: keras.Model, inputs: object, targets: object, iterations: int) -> None:
+    """Train as ``fit`` does: every batch goes to the device, ``train_step`` does the rest."""
     from keras import tree
 
     model.optimizer.build(model.trainable_variables)  # fit builds it before the first batch, too
@@ -160,14 +165,14 @@ def _train(model: Any, inputs: Any, targets: Any, iterations: int) -> None:
         del batch
 
 
-def _announce_steps(model: Any) -> None:
+def _announce_steps(model: keras.Model) -> None:
     """Let ``optimizer.apply`` be the step of a ``torch.optim.Optimizer``, which a capture watches for."""
     import torch
 
     optimizer, apply = model.optimizer, model.optimizer.apply
 
     class KerasOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-        def step(self, *arguments: Any) -> Any:
+        def step(self, *arguments: object) -> object:
             return apply(*arguments)
 
     parameters = [variable.value for variable in model.trainable_variables]

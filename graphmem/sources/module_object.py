@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from graphmem.errors import SourceError
 from graphmem.sources.base import Built, Sizes, TorchModel, call_factory, refuse_seq_len, require_torch
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-def from_object(model: Any, example_inputs: Any) -> TorchModel:
+
+def from_object(model: object, example_inputs: object) -> TorchModel:
     """A source for ``model``. The user's module is as it was afterwards: it is copied, with new, empty parameters, or
     with its own ones, empty meanwhile, where hooks know them.
 
@@ -45,7 +48,7 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
 
         def build(sizes: Sizes) -> Built:
             refuse_seq_len(sizes, name)
-            return _fake_copy(model, example_inputs, sizes)
+            return fake_copy(model, example_inputs, sizes)
 
         return TorchModel(name, build)
     if callable(model):
@@ -54,7 +57,7 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
     raise SourceError(f"cannot analyse a {type(model).__name__}; give a path, a torch.nn.Module, or a function")
 
 
-def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
+def fake_copy(model: nn.Module, example_inputs: object, sizes: Sizes) -> Built:
     """Copy the module's structure with fake host parameters in place of the real ones; runs inside a capture.
 
     Hooks know their parameters by identity, also those of an optimizer that they step: where there are any, the
@@ -66,7 +69,7 @@ def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
     from graphmem.capture.device.factories import lazy_like
 
     place = Borrowed.of_capture().fake if _has_hooks(model) else fake_like
-    memo: dict[int, Any] = {}
+    memo: dict[int, Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if is_lazy(tensor):
             memo[id(tensor)] = lazy_like(tensor)
@@ -80,10 +83,10 @@ def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
                 memo[id(tensor)] = fake_like(tensor)
     copied = copy.deepcopy(model, memo)
     inputs = _map_tensors(example_inputs, lambda t: _resized(_plain(t), sizes.batch))
-    return Built(copied, inputs if isinstance(inputs, (torch.Tensor, tuple, dict)) else tuple(inputs))
+    return Built(copied, tuple(inputs) if isinstance(inputs, list) else inputs)
 
 
-def _has_hooks(model: Any) -> bool:
+def _has_hooks(model: nn.Module) -> bool:
     """Whether anything of the user's is called with parameters or gradients of the model."""
     of_tensors = ("_backward_hooks", "_post_accumulate_grad_hooks")
     of_modules = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -92,7 +95,7 @@ def _has_hooks(model: Any) -> bool:
     )
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def _tensors(value: object) -> Iterator[Tensor]:
     """Every tensor in nested lists, tuples and dicts."""
     import torch
 
@@ -103,20 +106,20 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-def _plain(tensor: Any) -> Any:
+def _plain(tensor: Tensor) -> Tensor:
     import torch
 
     empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
     return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
 
 
-def _resized(tensor: Any, batch: int | None) -> Any:
+def _resized(tensor: Tensor, batch: int | None) -> Tensor:
     if batch is None or tensor.dim() == 0 or tensor.shape[0] == batch:
         return tensor
     return tensor.new_empty((batch, *tensor.shape[1:]))
 
 
-def _map_tensors(value: Any, function: Any) -> Any:
+def _map_tensors(value: object, function: Callable[[Tensor], Tensor]) -> object:
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -82,7 +82,8 @@ class OnnxFile:
             bind(self.declared, asked, self.shapeless)
         except UnboundError as unbound:
             metadata = {entry.key: entry.value for entry in self.model.metadata_props}
-            return suggested(unbound, asked, metadata, self.facts.implied(), self._answers)
+            loops = "Loop" in self.facts.operators()
+            return suggested(unbound, asked, metadata, self.facts.implied(), self._answers, loops=loops)
         except GraphmemError:
             return asked, False
         return asked, self._answers(asked)

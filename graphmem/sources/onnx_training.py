@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from graphmem.errors import UsageError
 from graphmem.graph.model import Graph, TensorSpec
 from graphmem.sources.base import Built, OnnxModel, Sizes, TorchModel, require_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graphmem.sources.onnx_module.module import OnnxModule
 
 _NORMALIZED = frozenset(
     ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
@@ -34,7 +39,7 @@ def _build(graph: Graph, sizes: Sizes) -> Built:
     return Built(module, inputs, None, tuple(_notes(whole, module, sizes.training)))
 
 
-def _input(spec: TensorSpec) -> Any:
+def _input(spec: TensorSpec) -> Tensor:
     import torch
 
     from graphmem.sources.onnx_module.module import dtype_of
@@ -42,7 +47,7 @@ def _input(spec: TensorSpec) -> Any:
     return torch.zeros(tuple(int(dimension) for dimension in spec.shape), dtype=dtype_of(spec))
 
 
-def _notes(graph: Graph, module: Any, training: bool) -> list[str]:
+def _notes(graph: Graph, module: OnnxModule, training: bool) -> list[str]:
     notes = [
         "every node of the graph is run as PyTorch's operators; of what the exporter took apart only GELU is put "
         "together again"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
 
 from graphmem.errors import TraceError
 
@@ -36,7 +35,7 @@ _REFUSED = {
 }
 
 
-def load_plain_pickle(data: bytes) -> Any:
+def load_plain_pickle(data: bytes) -> object:
     """The value of a pickle. Raises :class:`graphmem.errors.TraceError` for anything but plain data."""
     reader = _Reader(data)
     try:
@@ -49,7 +48,7 @@ def load_plain_pickle(data: bytes) -> Any:
         ) from None
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> object:
     if type(value) not in _KEYS:
         raise TypeError(f"a {type(value).__name__} as the key of a dict")
     return value
@@ -65,11 +64,11 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.position = 0
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.stack: list[object] = []
+        self.memo: dict[int, object] = {}
         self.table = self.instructions()
 
-    def run(self) -> Any:
+    def run(self) -> object:
         data, table = self.data, self.table
         try:
             while True:
@@ -101,7 +100,7 @@ class _Reader:
             b"M": lambda: push(self.number("<H", 2)),
             b"\x8a": lambda: push(int.from_bytes(self.sized("<B", 1), "little", signed=True)),
             b"\x8b": lambda: push(int.from_bytes(self.sized("<I", 4), "little", signed=True)),
-            b"G": lambda: push(self.number(">d", 8)),
+            b"G": lambda: push(struct.unpack(">d", self.bytes_of(8))[0]),
             b"\x8c": self.short_text,
             b"X": lambda: push(str(self.sized("<I", 4), "utf-8", "surrogatepass")),
             b"\x8d": lambda: push(str(self.sized("<Q", 8), "utf-8", "surrogatepass")),
@@ -162,8 +161,9 @@ class _Reader:
     def skip(self, count: int) -> None:
         self.bytes_of(count)
 
-    def number(self, layout: str, count: int) -> Any:
-        return struct.unpack(layout, self.bytes_of(count))[0]
+    def number(self, layout: str, count: int) -> int:
+        found: int = struct.unpack(layout, self.bytes_of(count))[0]
+        return found
 
     def sized(self, layout: str, count: int) -> bytes:
         return self.bytes_of(self.number(layout, count))
@@ -174,7 +174,7 @@ class _Reader:
             raise ValueError("a mark is no value")
         self.memo[index] = value
 
-    def since_mark(self) -> list[Any]:
+    def since_mark(self) -> list[object]:
         for position in range(len(self.stack) - 1, -1, -1):
             if self.stack[position] is _MARK:
                 values = self.stack[position + 1 :]
@@ -186,7 +186,7 @@ class _Reader:
         values = tuple(self.pop() for _ in range(count))
         self.stack.append(values[::-1])
 
-    def pop(self) -> Any:
+    def pop(self) -> object:
         value = self.stack.pop()
         if value is _MARK:
             raise ValueError("a mark is no value")
@@ -208,17 +208,15 @@ class _Reader:
         values = self.since_mark()
         self.a_dict().update(zip(map(_key, values[::2]), values[1::2], strict=True))
 
-    def a_list(self) -> list[Any]:
-        if type(self.stack[-1]) is not list:
+    def a_list(self) -> list[object]:
+        if not isinstance(self.stack[-1], list):
             raise TypeError("appends to something that is not a list")
-        found: list[Any] = self.stack[-1]
-        return found
+        return self.stack[-1]
 
-    def a_dict(self) -> dict[Any, Any]:
-        if type(self.stack[-1]) is not dict:
+    def a_dict(self) -> dict[object, object]:
+        if not isinstance(self.stack[-1], dict):
             raise TypeError("sets an item of something that is not a dict")
-        found: dict[Any, Any] = self.stack[-1]
-        return found
+        return self.stack[-1]
 
     def refused(self, code: int) -> TraceError:
         name = _REFUSED.get(bytes([code]))

@@ -32,7 +32,7 @@ class Archive:
     """``program`` is the document of the program, ``weights`` and ``constants`` those of its payloads, by their names
     in the model (empty in the layout up to PyTorch 2.7); ``values`` are the bytes of small constants by file."""
 
-    program: Any
+    program: object
     weights: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
     values: dict[str, bytes] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise SourceError(f"{wrong}: {type(error).__name__}: {error}") from None
 
 
-def _document(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
+def _document(archive: zipfile.ZipFile, name: str, path: Path) -> object:
     try:
         return parse_json(_content(archive, name, LARGEST_JSON, path))
     except ValueError as error:

@@ -1,12 +1,11 @@
 """The document of an exported program, checked value by value before PyTorch sees it.
 
 PyTorch trusts it: sizes are evaluated as Python (``sympify``), operators are looked up by dotted names from ``torch``
-on, tree specs import modules by name, guards are code, and names of nodes are pasted into the source of the module
-that it generates. So a new document is made of what is known here and nothing else. Its shape is that of the installed
-PyTorch's own classes (``torch/_export/serde/schema.py``); what texts there may hold is said here, field by field: names
-are identifiers, sizes are arithmetic, operators are those of a list. Metadata, guards, custom objects, and every field
-of text that a newer schema adds, are left out or refused.
-"""
+on, tree specs import modules by name, guards are code, and names of nodes are pasted into the source of the module that
+it generates. So a new document is made of what is known here and nothing else. Its shape is that of the installed
+PyTorch's own classes (``torch/_export/serde/schema.py``); the texts that they may hold are listed here, field by field:
+names are identifiers, sizes are arithmetic, operators are those of a list. Metadata, guards, custom objects, and every
+field of text that a newer schema adds, are left out or refused."""
 
 from __future__ import annotations
 
@@ -14,20 +13,21 @@ import ast
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import MISSING
 from enum import IntEnum
 from functools import cache
 from types import ModuleType, NoneType, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from graphmem.base.documents import LARGEST_NUMBER, parse_json, shown
 from graphmem.torch_names import private
 
 _LOST = "programs of torch.export cannot be read"
 
-Check = Callable[[Any], Any]
+Check: TypeAlias = Callable[[object], object]
+TextCheck: TypeAlias = Callable[[object], str]
 
 
 class Refused(ValueError):
@@ -45,59 +45,47 @@ class Refused(ValueError):
 # --- plain values -----------------------------------------------------------------------------------------------------
 
 
-def integer(value: Any) -> int:
+def integer(value: object) -> int:
     """A whole number of 64 bits."""
     if type(value) is not int or abs(value) > LARGEST_NUMBER:
         raise Refused(f"{shown(value)} is no whole number of 64 bits")
     return value
 
 
-def number(value: Any) -> float | str:
+def number(value: object) -> float | str:
     """A number, or one of the words for those that JSON lacks."""
     if type(value) in (int, float) or value in ("Infinity", "-Infinity", "NaN"):
-        return value  # type: ignore[no-any-return]
+        return cast("float | str", value)
     raise Refused(f"{shown(value)} is no number")
 
 
-def boolean(value: Any) -> bool:
+def boolean(value: object) -> bool:
     """True or false."""
     if not isinstance(value, bool):
         raise Refused(f"{shown(value)} is neither true nor false")
     return value
 
 
-def text(value: Any) -> str:
-    """Text that is used as such."""
-    if not isinstance(value, str) or len(value) > 10_000:
-        raise Refused(f"{shown(value)} is no text")
-    return value
+def _text_that(accepts: Callable[[str], object], words: str) -> TextCheck:
+    def checked(value: object) -> str:
+        if not isinstance(value, str) or len(value) > _LONGEST_TEXT or not accepts(value):
+            raise Refused(f"{shown(value)} is no {words}")
+        return value
+
+    return checked
 
 
-def identifier(value: Any) -> str:
-    """A name that becomes one in generated Python source."""
-    if not isinstance(value, str) or not value.isidentifier() or len(value) > 1000:
-        raise Refused(f"{shown(value)} is no identifier")
-    return value
-
-
-_ATTRIBUTE = re.compile(r"[\w][\w.:/@+-]{0,999}")
-
-
-def attribute(value: Any) -> str:
-    """The dotted name of a parameter or buffer."""
-    if not isinstance(value, str) or not _ATTRIBUTE.fullmatch(value):
-        raise Refused(f"{shown(value)} is no name of a parameter or buffer")
-    return value
-
-
+_LONGEST_TEXT, _LONGEST_NAME = 10_000, 1000
 _SYMBOL = re.compile(r"_?[a-z]{1,4}[0-9]{1,6}")
 
-
-def symbol(value: Any) -> str:
-    """The name of a symbolic size: ``s0``, ``u12``. PyTorch counts up to its number."""
-    if not isinstance(value, str) or not _SYMBOL.fullmatch(value):
-        raise Refused(f"{shown(value)} is no symbol of a size")
-    return value
+#: Text that is used as such.
+text = _text_that(lambda value: True, "text")
+#: A name that becomes one in generated Python source.
+identifier = _text_that(lambda value: value.isidentifier() and len(value) <= _LONGEST_NAME, "identifier")
+#: The dotted name of a parameter or buffer.
+attribute = _text_that(re.compile(r"[\w][\w.:/@+-]{0,999}").fullmatch, "name of a parameter or buffer")
+#: The name of a symbolic size: ``s0``, ``u12``. PyTorch counts up to its number.
+symbol = _text_that(_SYMBOL.fullmatch, "symbol of a size")
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -121,38 +109,31 @@ _TOUCHES_FILES = frozenset(("from_file",))
 _OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
 
 
-def operator(value: Any) -> str:
+def operator(value: object) -> str:
     """The target of a node. Raises :class:`Refused` for what is not known to compute with tensors and sizes alone."""
-    if isinstance(value, str) and len(value) < 200:
-        first, _, rest = value.partition(".")
-        if (
-            (first == "_operator" and rest in _OPERATORS)
-            or (first == "math" and rest in _MATH)
-            or _SYM.fullmatch(value)
-        ):
-            return value
-        if value.startswith("torch.ops.higher_order.") and value.rpartition(".")[2] in _HIGHER_ORDER:
-            return value
-        found = _OVERLOAD.fullmatch(value)
-        if (
-            found is not None
-            and found[1] in _LIBRARIES
-            and found[2] not in _TOUCHES_FILES
-            and _is_dispatched(*found.groups())
-        ):
-            return value
+    if isinstance(value, str) and len(value) < 200 and (_of_sizes(value) or _of_tensors(value)):
+        return value
     raise Refused(f"the operator {shown(value)} is none that is known to compute with tensors alone")
 
 
-def _is_dispatched(library: str, name: str, overload: str) -> bool:
-    """Whether the dispatcher has that operator; TorchScript's own (``aten::save``) are not there."""
+def _of_sizes(name: str) -> bool:
+    first, _, rest = name.partition(".")
+    known = {"_operator": _OPERATORS, "math": _MATH}.get(first, ())
+    return rest in known or _SYM.fullmatch(name) is not None
 
-    qualified = f"{library}::{name}" if overload == "default" else f"{library}::{name}.{overload}"
+
+def _of_tensors(name: str) -> bool:
+    """Whether it is a known operator of the dispatcher's; TorchScript's own (``aten::save``) are not there."""
+    if name.startswith("torch.ops.higher_order."):
+        return name.rpartition(".")[2] in _HIGHER_ORDER
+    found = _OVERLOAD.fullmatch(name)
+    if found is None or found[1] not in _LIBRARIES or found[2] in _TOUCHES_FILES:
+        return False
+    qualified = f"{found[1]}::{found[2]}" + ("" if found[3] == "default" else f".{found[3]}")
     try:
-        schemas = private("torch._C._dispatch_has_kernel", _LOST)(qualified)
+        return bool(private("torch._C._dispatch_has_kernel", _LOST)(qualified))
     except RuntimeError:
         return False
-    return bool(schemas)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -184,48 +165,49 @@ _ALLOWED = (
 )  # fmt: skip
 
 
-def expression(value: Any) -> str:
+def expression(value: object) -> str:
     """Arithmetic on symbols of sizes: PyTorch evaluates it as Python. First no token but those of arithmetic is let
     through, then no form of expression."""
+    refused = Refused(f"{shown(value)} is no expression of a size")
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_EXPRESSION:
-        raise Refused(f"{shown(value)} is no expression of a size")
+        raise refused
     plain = _LEAF_FLOAT.sub("1.5", _LEAF_INTEGER.sub(r"\1", _LEAF_SYMBOL.sub("s0", value))).strip()
     position = 0
     while position < len(plain):
         token = _TOKEN.match(plain, position)
         if token is None:
-            raise Refused(f"{shown(value)} is no expression of a size")
+            raise refused
         name = token["name"]
         if name and name not in _FUNCTIONS and name not in _WORDS and not _SYMBOL.fullmatch(name):
-            raise Refused(f"{shown(value)} is no expression of a size: {shown(name)} is no function of sizes")
+            raise Refused(f"{refused}: {shown(name)} is no function of sizes")
         position = token.end()
     try:
         tree = ast.parse(plain, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Refused(f"{shown(value)} is no expression of a size") from None
+        raise refused from None
     nodes = list(ast.walk(tree))
     if len(nodes) > _MOST_NODES or not all(isinstance(node, _ALLOWED) for node in nodes):
-        raise Refused(f"{shown(value)} is no expression of a size")
-    _check_powers(tree.body, value)
+        raise refused
+    _check_powers(tree.body, refused)
     return value
 
 
-def _check_powers(node: ast.expr, value: str, depth: int = 0) -> None:
+def _check_powers(node: ast.expr, refused: Refused, depth: int = 0) -> None:
     exponent = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         exponent = node.right
     elif isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
-            raise Refused(f"{shown(value)} is no expression of a size")
+            raise refused
         if node.func.id in _POWERS and len(node.args) == 2:
             exponent = node.args[1]
     if exponent is not None:
         depth += 1
         if depth > _DEEPEST_POWER or not _is_small(exponent):
-            raise Refused(f"{shown(value)} is no expression of a size: its powers are too large")
+            raise Refused(f"{refused}: its powers are too large")
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
-            _check_powers(child, value, depth)
+            _check_powers(child, refused, depth)
 
 
 def _is_small(exponent: ast.expr) -> bool:
@@ -245,13 +227,13 @@ _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.
 _DEEPEST_TREE = 40
 
 
-def output_spec(value: Any) -> str:
+def output_spec(value: object) -> str:
     """How outputs are nested, in tuples, lists and dicts. Other types PyTorch would import; those that have names for
     their parts (the outputs of transformers' models) become dicts."""
     return json.dumps([1, _spec_node(_parsed_spec(value), 0, True)])
 
 
-def input_spec(value: Any) -> str:
+def input_spec(value: object) -> str:
     """How (positional, keyword) arguments are nested, whose names become those of a function in Python source."""
     root = _spec_node(_parsed_spec(value), 0, False)
     named = root["children_spec"][1:2]
@@ -262,7 +244,7 @@ def input_spec(value: Any) -> str:
     return json.dumps([1, root])
 
 
-def _parsed_spec(value: Any) -> Any:
+def _parsed_spec(value: object) -> object:
     try:
         protocol, root = parse_json(text(value))
     except (ValueError, TypeError):
@@ -272,7 +254,7 @@ def _parsed_spec(value: Any) -> Any:
     return root
 
 
-def _spec_node(node: Any, depth: int, is_output: bool) -> dict[str, Any]:
+def _spec_node(node: object, depth: int, is_output: bool) -> dict[str, Any]:
     if not isinstance(node, dict) or not {"type", "context", "children_spec"} <= node.keys() or depth > _DEEPEST_TREE:
         raise Refused(f"{shown(node)} is no tree spec")
     children = node["children_spec"]
@@ -294,7 +276,7 @@ def _spec_node(node: Any, depth: int, is_output: bool) -> dict[str, Any]:
     }
 
 
-def _context(kind: str, context: Any, count: int) -> str:
+def _context(kind: str, context: object, count: int) -> str:
     try:
         keys = parse_json(text(context))
     except ValueError:
@@ -316,7 +298,7 @@ def _optional(check: Check) -> Check:
 
 
 def _list(check: Check) -> Check:
-    def checked(value: Any) -> list[Any]:
+    def checked(value: object) -> list[object]:
         if not isinstance(value, list):
             raise Refused(f"{shown(value)} is no list")
         return [_at(str(index), check, item) for index, item in enumerate(value)]
@@ -324,8 +306,8 @@ def _list(check: Check) -> Check:
     return checked
 
 
-def _mapping(key: Check, check: Check) -> Check:
-    def checked(value: Any) -> dict[str, Any]:
+def _mapping(key: TextCheck, check: Check) -> Check:
+    def checked(value: object) -> dict[str, object]:
         if not isinstance(value, dict):
             raise Refused(f"{shown(value)} is no mapping")
         return {key(name): _at(name, check, item) for name, item in value.items()}
@@ -333,33 +315,33 @@ def _mapping(key: Check, check: Check) -> Check:
     return checked
 
 
-def _record(needed: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+def _record(checks: Mapping[str, Check], optional: Container[str] = ()) -> Check:
     """Those fields; others are another version's, and left out."""
-    every = {**needed, **(optional or {})}
 
-    def checked(value: Any) -> dict[str, Any]:
+    def checked(value: object) -> dict[str, object]:
         if not isinstance(value, dict):
             raise Refused(f"{shown(value)} is no record")
-        for name in needed:
-            if name not in value:
+        for name in checks:
+            if name not in value and name not in optional:
                 raise Refused(f"{name} is missing")
-        return {name: _at(name, check, value[name]) for name, check in every.items() if name in value}
+        return {name: _at(name, check, value[name]) for name, check in checks.items() if name in value}
 
     return checked
 
 
 def _union(cases: Mapping[str, Check]) -> Check:
-    def checked(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in cases:
-            kind = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
+    def checked(value: object) -> dict[str, object]:
+        if not isinstance(value, dict) or len(value) != 1:
+            raise Refused(f"{shown(value)} is not of a known kind")
+        ((kind, item),) = value.items()
+        if kind not in cases:
             raise Refused(f"{shown(kind)} is not of a known kind")
-        name, item = next(iter(value.items()))
-        return {name: _at(name, cases[name], item)}
+        return {kind: _at(kind, cases[kind], item)}
 
     return checked
 
 
-def _at(name: str, check: Check, value: Any) -> Any:
+def _at(name: str, check: Check, value: object) -> object:
     try:
         return check(value)
     except Refused as error:
@@ -373,7 +355,7 @@ def _at(name: str, check: Check, value: Any) -> Any:
 
 #: What the text, or a mapping's name, in a field may be. A field of text that is not here is left out of the document,
 #: and where PyTorch cannot do without it the program is refused.
-_TEXTS: Mapping[str, Check] = {
+_TEXTS: Mapping[str, TextCheck] = {
     **dict.fromkeys(("name", "as_name", "type", "user_input_name", "forward_arg_names"), identifier),
     **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name"), attribute),
     **dict.fromkeys(("tensor_values", "sym_int_values", "sym_bool_values", "sym_float_values"), identifier),
@@ -386,11 +368,11 @@ _TEXTS: Mapping[str, Check] = {
     "in_spec": input_spec,
     "out_spec": output_spec,
 }
-_NUMBERS: Mapping[Any, Check] = {int: integer, float: number, bool: boolean}
+_NUMBERS: Mapping[type, Check] = {int: integer, float: number, bool: boolean}
 
 
 class _Unknown(Exception):
-    """A field of PyTorch's schema of which nobody has said what is harmless in it."""
+    """A field of PyTorch's schema for whose text there is no check."""
 
 
 class _Schema:
@@ -403,7 +385,7 @@ class _Schema:
             "InputToCustomObjSpec": _needs_unpickling,
         }
 
-    def of(self, kind: Any) -> Check:
+    def of(self, kind: type) -> Check:
         """The check of a record or a union. Raises :class:`_Unknown`."""
         name = kind.__name__
         if name not in self._made:
@@ -411,7 +393,7 @@ class _Schema:
             self._made[name] = self._union_of(kind) if issubclass(kind, self.schema._Union) else self._record_of(kind)
         return self._made[name]
 
-    def _union_of(self, kind: Any) -> Check:
+    def _union_of(self, kind: type) -> Check:
         cases = {}
         for name, hint in get_type_hints(kind).items():
             if name.startswith("_"):  # the class's own
@@ -420,10 +402,10 @@ class _Schema:
                 cases[name] = self._value(hint, self._text(kind, name))
         return _union(cases)
 
-    def _record_of(self, kind: Any) -> Check:
+    def _record_of(self, kind: type) -> Check:
         hints = get_type_hints(kind)
-        needed: dict[str, Check] = {}
-        optional: dict[str, Check] = {}
+        checks: dict[str, Check] = {}
+        optional: set[str] = set()
         for field in dataclasses.fields(kind):
             place = f"{kind.__name__}.{field.name}"
             is_needed = field.default is MISSING and field.default_factory is MISSING
@@ -433,13 +415,15 @@ class _Schema:
                 if is_needed:
                     raise _Unknown(place) from None
                 continue
-            (needed if is_needed else optional)[field.name] = check
-        return _record(needed, optional)
+            checks[field.name] = check
+            if not is_needed:
+                optional.add(field.name)
+        return _record(checks, optional)
 
-    def _text(self, kind: Any, name: str) -> Check | None:
+    def _text(self, kind: type, name: str) -> TextCheck | None:
         return _TEXTS.get(f"{kind.__name__}.{name}", _TEXTS.get(name))
 
-    def _value(self, hint: Any, of_text: Check | None) -> Check:
+    def _value(self, hint: type, of_text: TextCheck | None) -> Check:
         """The check of an annotated type; ``of_text`` is that of the text in it."""
         origin, inner = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
@@ -450,26 +434,27 @@ class _Schema:
         if (hint is str or origin is dict) and of_text is None:
             raise _Unknown(hint)
         if origin is dict:
-            return _mapping(cast(Check, of_text), self._value(inner[1], None))
+            return _mapping(cast(TextCheck, of_text), self._value(inner[1], None))
         if hint is str:
-            return cast(Check, of_text)
+            return cast(TextCheck, of_text)
         if isinstance(hint, type) and issubclass(hint, IntEnum):
             return integer
         return _NUMBERS[hint] if hint in _NUMBERS else self.of(hint)
 
 
-def _needs_unpickling(value: Any) -> Any:
+def _needs_unpickling(value: object) -> NoReturn:
     raise Refused("a custom object, which would have to be unpickled")
 
 
-def _call_graph(value: Any) -> list[Any]:
+def _call_graph(value: object) -> list[object]:
     """The call of the whole program; those of its modules serve to take it apart again, which nobody does here."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict) or value[0].get("fqn") != "":
         raise Refused("the call of the whole program is missing")
     return [{"fqn": "", "signature": _at("0", _signature, value[0])}]
 
 
-def _signature(value: Mapping[str, Any]) -> Any:
+def _signature(value: object) -> object:
+    assert isinstance(value, dict)
     return _at("signature", check_of("ModuleCallSignature"), value.get("signature"))
 
 
@@ -479,9 +464,7 @@ _SPECIAL: Mapping[str, Check] = {"GraphModule.module_call_graph": _call_graph, "
 
 @cache
 def _schema() -> _Schema:
-    schema = private("torch._export.serde.schema", _LOST)
-
-    return _Schema(schema)
+    return _Schema(private("torch._export.serde.schema", _LOST))
 
 
 def check_of(name: str) -> Check:
@@ -496,15 +479,20 @@ def check_of(name: str) -> Check:
 
 #: Where a weight or constant lies in the archive: ``PayloadMeta``, which older versions of PyTorch lack.
 payload = _record(
-    {"path_name": text, "is_param": boolean, "use_pickle": boolean},
-    {"tensor_meta": _optional(lambda value: check_of("TensorMeta")(value))},
+    {
+        "path_name": text,
+        "is_param": boolean,
+        "use_pickle": boolean,
+        "tensor_meta": _optional(lambda value: check_of("TensorMeta")(value)),
+    },
+    optional=("tensor_meta",),
 )
 
 
-def checked_program(document: Any) -> dict[str, Any]:
+def checked_program(document: object) -> dict[str, Any]:
     """A program document of known and harmless values alone. Raises :class:`Refused`."""
     try:
-        cleaned: dict[str, Any] = check_of("ExportedProgram")(document)
+        cleaned = cast("dict[str, Any]", check_of("ExportedProgram")(document))
     except RecursionError:
         raise Refused("it is nested too deeply") from None
     cleaned["guards_code"] = []

@@ -170,7 +170,7 @@ def recording_in(file: io.BufferedReader, device: int | None = None) -> Recordin
     return recording_of(load_plain_pickle(read_bounded(file, LARGEST_SNAPSHOT)), device)
 
 
-def recording_of(snapshot: Any, device: int | None = None) -> Recording:
+def recording_of(snapshot: object, device: int | None = None) -> Recording:
     """The same from the value that ``torch.cuda.memory._snapshot()`` returns."""
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
         raise TraceError("not a memory snapshot: the keys 'segments' and 'device_traces' are missing")
@@ -214,60 +214,87 @@ def trace_of(recording: Recording) -> Trace:
     so, lest a replay keep what the run had given up. A private pool is held all the time, as nothing in the recording
     says when; where its memory went back, it is let go for a moment.
     """
-    builder = TraceBuilder(source="PyTorch memory snapshot")
-    storages: dict[int, int] = {}
-    if recording.pools:
-        beginning = builder.operator(BEFORE, phase=builder.phase(0, BEFORE))
-        for first, second in recording.pools:
-            builder.event(EventKind.CREATE_POOL, beginning, builder.pool(f"private pool ({first}, {second})"))
-    before = (*recording.start_blocks, *recording.start_pending)
-    for block in before:
-        phase = builder.phase(0, BEFORE)
-        operator = builder.operator(block.name or BEFORE, phase=phase, source=block.source)
-        storages[block.address] = builder.alloc(
-            block.requested_bytes, operator, Category.UNKNOWN, stream=block.stream, pool=block.pool
+    return _Writer(recording).run()
+
+
+class _Writer:
+    """Writes the trace of a recording, event by event."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._builder = TraceBuilder(source="PyTorch memory snapshot")
+        self._storages: dict[int, int] = {}
+        self._operators: dict[tuple[str, str], int] = {}
+        self._emptied: set[int] = set()  # pools whose memory is going back
+
+    def run(self) -> Trace:
+        """The whole trace; of a run that died, up to the request that killed it: what followed was done for want of
+        it."""
+        recording, builder = self._recording, self._builder
+        self._write_start()
+        self._phase = builder.phase(0, RECORDED)
+        actions = {event.action for event in recording.events}
+        frees = "free_completed" if "free_completed" in actions else "free_requested"
+        death = recording.death
+        own_retries = _own_retries(recording) if death is not None else frozenset()
+        for position, event in enumerate(recording.events):
+            if position in own_retries:
+                continue
+            if event.action == _REFUSED:
+                refused = self._write_refused(event)
+                if death is not None and position == death.position:
+                    break
+                builder.refuse(refused)
+            elif event.action in _GIVES_MEMORY:
+                self._write_emptied(event)
+            else:
+                self._emptied.clear()
+                if event.action == "alloc":
+                    operator = self._operator(event.name or event.action, event.source)
+                    self._write_block(event, event.size, operator)
+                elif event.action == frees:
+                    operator = self._operator(event.name or event.action, event.source)
+                    builder.free(self._storages.pop(event.address), operator)
+        if not builder.operators:
+            builder.operator(RECORDED, phase=self._phase)
+        builder.notes += _notes(recording)
+        return builder.build()
+
+    def _write_start(self) -> None:
+        """The pools, and the blocks that were alive before the first event."""
+        recording, builder = self._recording, self._builder
+        if recording.pools:
+            beginning = builder.operator(BEFORE, phase=builder.phase(0, BEFORE))
+            for first, second in recording.pools:
+                builder.event(EventKind.CREATE_POOL, beginning, builder.pool(f"private pool ({first}, {second})"))
+        for block in (*recording.start_blocks, *recording.start_pending):
+            operator = builder.operator(block.name or BEFORE, phase=builder.phase(0, BEFORE), source=block.source)
+            self._write_block(block, block.requested_bytes, operator)
+
+    def _write_block(self, made: RecordedBlock | RecordedEvent, size: int, operator: int) -> None:
+        self._storages[made.address] = self._builder.alloc(
+            size, operator, Category.UNKNOWN, stream=made.stream, pool=made.pool
         )
-    phase = builder.phase(0, RECORDED)
-    actions = {event.action for event in recording.events}
-    frees = "free_completed" if "free_completed" in actions else "free_requested"
-    operators: dict[tuple[str, str], int] = {}
-    emptied: set[int] = set()  # pools whose memory is going back
-    death = recording.death
-    own_retries = _own_retries(recording) if death is not None else frozenset()
-    for position, event in enumerate(recording.events):
-        if position in own_retries:
-            continue
-        if event.action == _REFUSED:
-            place = (event.name or "the request that was refused", event.source)
-            refused = builder.operator(place[0], phase=phase, source=place[1])
-            storage = builder.alloc(event.size, refused, Category.UNKNOWN, stream=event.stream)
-            if death is not None and position == death.position:
-                break  # what followed was done for want of it
-            builder.refuse(storage)
-            continue
-        giving = event.action in _GIVES_MEMORY
-        if not giving:
-            emptied.clear()
-        if event.action not in ("alloc", frees) and (not giving or event.pool in emptied):
-            continue
-        place = ("empty_cache" if giving else event.name or event.action, event.source)
-        if place not in operators:
-            operators[place] = builder.operator(place[0], phase=phase, source=place[1])
-        if giving:
-            emptied.add(event.pool)
-            kinds = _EMPTY_POOL if event.pool else (EventKind.EMPTY_CACHE,)
-            for kind in kinds:
-                builder.event(kind, operators[place], event.pool or -1)
-        elif event.action == "alloc":
-            storages[event.address] = builder.alloc(
-                event.size, operators[place], Category.UNKNOWN, stream=event.stream, pool=event.pool
-            )
-        else:
-            builder.free(storages.pop(event.address), operators[place])
-    if not builder.operators:
-        builder.operator(RECORDED, phase=phase)
-    builder.notes += _notes(recording)
-    return builder.build()
+
+    def _write_refused(self, event: RecordedEvent) -> int:
+        """The storage of a request that nothing could be found for."""
+        name = event.name or "the request that was refused"
+        operator = self._builder.operator(name, phase=self._phase, source=event.source)
+        return self._builder.alloc(event.size, operator, Category.UNKNOWN, stream=event.stream)
+
+    def _write_emptied(self, event: RecordedEvent) -> None:
+        """The first of the segments in a row that a pool gives back."""
+        if event.pool in self._emptied:
+            return
+        self._emptied.add(event.pool)
+        for kind in _EMPTY_POOL if event.pool else (EventKind.EMPTY_CACHE,):
+            self._builder.event(kind, self._operator("empty_cache", event.source), event.pool or -1)
+
+    def _operator(self, name: str, source: str) -> int:
+        place = (name, source)
+        if place not in self._operators:
+            self._operators[place] = self._builder.operator(name, phase=self._phase, source=source)
+        return self._operators[place]
 
 
 def _own_retries(recording: Recording) -> frozenset[int]:
@@ -303,7 +330,8 @@ class Hole:
 
 @dataclass(frozen=True)
 class HeapAtDeath:
-    """What PyTorch held when the run died: blocks with what made them, the free memory between them, and all of it."""
+    """The memory that PyTorch held when the run died: blocks with what made them, the free memory between them, and all
+    of it."""
 
     blocks: tuple[RecordedBlock, ...]
     holes: tuple[Hole, ...]
@@ -528,7 +556,7 @@ class _Frames:
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, str]] = {}
 
-    def place(self, frames: Any) -> tuple[str, str]:
+    def place(self, frames: object) -> tuple[str, str]:
         if not isinstance(frames, list) or not frames:
             return "", ""
         if id(frames) not in self._known:
@@ -539,17 +567,17 @@ class _Frames:
 def _place(frames: list[Any]) -> tuple[str, str]:
     """The innermost ATen operator, or else function, and the innermost line that is not PyTorch's own."""
     readable = [frame for frame in frames if isinstance(frame, dict)]
-    names = [_said(frame, "name") for frame in readable]
+    names = [_words_in(frame, "name") for frame in readable]
     operator = next((name for name in map(_aten_name, names) if name), "")
-    own = next((frame for frame in readable if _is_users(_said(frame, "filename"))), None)
+    own = next((frame for frame in readable if _is_users(_words_in(frame, "filename"))), None)
     if own is None:
         return operator or (names[0] if names else ""), ""
     line = own.get("line", 0)
-    source = f"{_said(own, 'filename')}:{line}" if type(line) is int else _said(own, "filename")
-    return operator or _said(own, "name"), source
+    source = f"{_words_in(own, 'filename')}:{line}" if type(line) is int else _words_in(own, "filename")
+    return operator or _words_in(own, "name"), source
 
 
-def _said(frame: dict[str, Any], key: str) -> str:
+def _words_in(frame: dict[str, Any], key: str) -> str:
     found = frame.get(key)
     return found if isinstance(found, str) else ""
 
@@ -634,7 +662,7 @@ def _block_frames(segments: list[dict[str, Any]], frames: _Frames) -> dict[int, 
     return found
 
 
-def _event(index: int, row: Any, indices: _Indices, frames: _Frames, ignored: Counter[str]) -> RecordedEvent | None:
+def _event(index: int, row: object, indices: _Indices, frames: _Frames, ignored: Counter[str]) -> RecordedEvent | None:
     event = _mapping(row, f"event {index}")
     action = _text(event, "action")
     if action not in (*_BLOCK_ACTIONS, *_TAKES_MEMORY, *_GIVES_MEMORY, _REFUSED):
@@ -659,7 +687,7 @@ def _address(block: RecordedBlock) -> int:
     return block.address
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
+def _mapping(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TraceError(f"{what} is not a dict")
     return value

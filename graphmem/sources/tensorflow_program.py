@@ -18,9 +18,15 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2, kernel_def_pb2, node_def_pb2, op_def_pb2
+    from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 _TASK = "/job:localhost/replica:0/task:0/device:"
 GPU, CPU = f"{_TASK}GPU:0", f"{_TASK}CPU:0"
@@ -105,7 +111,7 @@ def _a_card() -> Iterator[None]:
     logical = tf.config.LogicalDevice("/device:GPU:0", "GPU")
     physical = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
 
-    def having(one: Any, listed: Any) -> Any:
+    def having(one: object, listed: Callable[[str | None], list[Any]]) -> Callable[..., list[Any]]:
         return lambda device_type=None: [
             *listed(device_type if device_type != "GPU" else "CPU")[: 0 if device_type == "GPU" else None],
             *([one] if device_type in (None, "GPU") else []),
@@ -129,7 +135,7 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
     made: list[dict[str, Any]] = []
     kept, placed = Variable._initialize_with_initializer, Variable._initialize
 
-    def initialize(self: Any, value: Any) -> None:
+    def initialize(self: keras.Variable, value: tf.Tensor) -> None:
         placed(self, value)
         own = self._value
         handles.append(own.handle)
@@ -137,9 +143,9 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
                      "dtype": own.dtype.name, "shape": list(own.shape), "steps": []})  # fmt: skip
 
     seen: set[int] = set()
-    handles: list[Any] = []  # also of variables that are dropped: no other gets their identity
+    handles: list[tf.Tensor] = []  # also of variables that are dropped: no other gets their identity
 
-    def with_initializer(self: Any, initializer: Any) -> None:
+    def with_initializer(self: keras.Variable, initializer: keras.Initializer) -> None:
         shape, dtype = tuple(self._shape), tf.as_dtype(self._dtype)
         steps: list[list[Any]] = []
         with contextlib.suppress(Exception):  # one that computes in Python has none
@@ -157,11 +163,13 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
         Variable._initialize_with_initializer, Variable._initialize = kept, placed
 
 
-def _initializer_steps(initializer: Any, shape: tuple[int, ...], dtype: str, seen: set[int]) -> list[list[Any]]:
-    """What an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=", PLACE, OF]``
-    one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value. Scalars from
-    Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few elements, for the
-    order, and is traced with ``shape``, for the sizes."""
+def _initializer_steps(
+    initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, seen: set[int]
+) -> list[list[Any]]:
+    """The tensors that an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=",
+    PLACE, OF]`` one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value.
+    Scalars from Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few
+    elements, for the order, and is traced with ``shape``, for the sizes."""
     import tensorflow as tf
 
     traced = tf.Graph()
@@ -183,7 +191,7 @@ def _initializer_steps(initializer: Any, shape: tuple[int, ...], dtype: str, see
 
 @contextlib.contextmanager
 def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
-    """Initializers scale by what ``shape`` tells them, whatever they fill: one scalar a scale is kept on the card."""
+    """Initializers scale by the fans of ``shape``, whatever they fill: one scalar a scale is kept on the card."""
     from keras.src.initializers import random_initializers
 
     kept = random_initializers.compute_fans
@@ -194,10 +202,36 @@ def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
         random_initializers.compute_fans = kept
 
 
+def _watched(
+    initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, seen: set[int]
+) -> tuple[list[list[Any]], list[str]]:
+    """The rows of an initializer that runs eagerly, outputs as (operator's number, position, tensor), and its
+    operators."""
+    from tensorflow.python.framework import constant_op, op_callbacks
+
+    watch = _Watch(seen)
+    made_constant = constant_op.convert_to_eager_tensor
+
+    def converted(*arguments: object, **options: object) -> tf.Tensor:
+        tensor = made_constant(*arguments, **options)
+        if tensor.dtype.name != "int32":
+            watch.constant(tensor)
+        return tensor
+
+    constant_op.convert_to_eager_tensor = converted
+    op_callbacks.add_op_callback(watch.after)
+    try:
+        value = initializer(shape, dtype=dtype)
+        found = list(watch.rows)  # before Python lets the value go
+        del value
+    finally:
+        op_callbacks.remove_op_callback(watch.after)
+        constant_op.convert_to_eager_tensor = made_constant
+    return found, watch.ran
+
+
 class _Watch:
-    """What an initializer does while it runs eagerly. ``rows`` are those of :func:`_initializer_steps`, but for an
-    operator's output, which is (operator's number, position, tensor); ``ran`` are its operators; ``seen`` are the
-    scalars from Python that were on the card before."""
+    """Tensors that eager operators make and Python lets go, as rows of :func:`_initializer_steps`."""
 
     def __init__(self, seen: set[int]) -> None:
         self.rows: list[list[Any]] = []
@@ -206,31 +240,36 @@ class _Watch:
         self._places: dict[int, int] = {}
         self._numbers = itertools.count()
 
-    def constant(self, tensor: Any) -> None:
-        """A tensor that Python gave; a scalar stays on the card."""
-        is_scalar = tensor.shape.rank == 0
-        if is_scalar:
-            value = hash((tensor.dtype.name, float(tensor.numpy())))
-            if value in self._seen:
-                return
-            self._seen.add(value)
-        self._place(tensor, ["+", *_tensor(tensor)], stays=is_scalar)
+    def constant(self, tensor: tf.Tensor) -> None:
+        """A constant comes onto the card; a scalar that was there before is there."""
+        row = ["+", *_tensor(tensor)]
+        if tensor.shape.rank != 0:
+            self._placed(tensor, row)
+            return
+        value = hash((tensor.dtype.name, float(tensor.numpy())))
+        if value not in self._seen:
+            self._placed(tensor, row, stays=True)
+        self._seen.add(value)
 
-    def operator(self, kind: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any) -> None:
-        """An operator that ran, as TensorFlow calls back."""
+    def after(
+        self, kind: str | bytes, inputs: Sequence[tf.Tensor], attributes: Sequence[Any], outputs: Sequence[tf.Tensor],
+        *_: object,
+    ) -> None:  # fmt: skip
+        """Called by TensorFlow after every operator."""
         kind = kind.decode() if isinstance(kind, bytes) else kind
-        on_host = _host_inputs(kind, attributes)
         for position, tensor in enumerate(inputs):
-            if id(tensor) not in self._places and position not in on_host:
+            if id(tensor) not in self._places and position not in _host_inputs(kind, attributes):
                 self.constant(tensor)
-        shared = self._places.get(id(inputs[0])) if kind in ("Reshape", "Identity") else None
         for position, tensor in enumerate(outputs):
-            made = ["+", len(self.ran), position, _tensor(tensor)]
-            self._place(tensor, made if shared is None else ["=", shared])
+            if kind in ("Reshape", "Identity") and id(inputs[0]) in self._places:
+                self._placed(tensor, ["=", self._places[id(inputs[0])]])
+            else:
+                self._placed(tensor, ["+", len(self.ran), position, _tensor(tensor)])
         self.ran.append(kind)
 
-    def _place(self, tensor: Any, row: list[Any], *, stays: bool = False) -> None:
-        place = self._places[id(tensor)] = next(self._numbers)
+    def _placed(self, tensor: tf.Tensor, row: list[Any], *, stays: bool = False) -> None:
+        place = next(self._numbers)
+        self._places[id(tensor)] = place
         self.rows.append([row[0], place, *row[1:]])
         if not stays:
             weakref.finalize(tensor, self._let_go, id(tensor), place).atexit = False
@@ -238,31 +277,6 @@ class _Watch:
     def _let_go(self, identity: int, place: int) -> None:
         self._places.pop(identity, None)
         self.rows.append(["-", place])
-
-
-def _watched(initializer: Any, shape: tuple[int, ...], dtype: str, seen: set[int]) -> tuple[list[Any], list[str]]:
-    """The rows of an initializer that runs eagerly, and its operators, as of :class:`_Watch`."""
-    from tensorflow.python.framework import constant_op, op_callbacks
-
-    watch = _Watch(seen)
-    made_constant = constant_op.convert_to_eager_tensor
-
-    def converted(*arguments: Any, **options: Any) -> Any:
-        tensor = made_constant(*arguments, **options)
-        if tensor.dtype.name != "int32":
-            watch.constant(tensor)
-        return tensor
-
-    constant_op.convert_to_eager_tensor = converted
-    op_callbacks.add_op_callback(watch.operator)
-    try:
-        value = initializer(shape, dtype=dtype)
-        found = list(watch.rows)  # before Python lets the value go
-        del value
-    finally:
-        op_callbacks.remove_op_callback(watch.operator)
-        constant_op.convert_to_eager_tensor = made_constant
-    return found, watch.ran
 
 
 def _host_inputs(kind: str, attributes: Sequence[Any]) -> set[int]:
@@ -285,7 +299,7 @@ def _host_inputs(kind: str, attributes: Sequence[Any]) -> set[int]:
 # --- Grappler ---------------------------------------------------------------------------------------------------------
 
 
-def _optimized(step: Any, architecture: str) -> Any:
+def _optimized(step: ConcreteFunction, architecture: str) -> graph_pb2.GraphDef:
     """The graph that TensorFlow would run: inlined, placed, and rewritten by Grappler for a card of ``architecture``
     (``"9.0"``)."""
     from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
@@ -300,7 +314,7 @@ def _optimized(step: Any, architecture: str) -> Any:
     kept = [op.name for op in step.graph.control_outputs]
     meta.collection_def["train_op"].node_list.value.extend(kept)
 
-    def described(name: str, kind: str, **environment: str) -> Any:
+    def described(name: str, kind: str, **environment: str) -> device_properties_pb2.NamedDevice:
         device = device_properties_pb2.NamedDevice(name=name)
         device.properties.type = kind
         device.properties.num_cores, device.properties.frequency = 16, 1000
@@ -314,7 +328,7 @@ def _optimized(step: Any, architecture: str) -> Any:
     return tf_optimizer.OptimizeGraph(settings, meta, graph_id=b"step", cluster=cluster.Cluster(devices=devices))
 
 
-def _as_function_body(step: Any) -> Any:
+def _as_function_body(step: ConcreteFunction) -> graph_pb2.GraphDef:
     """The graph as the runtime hands it to Grappler: arguments first, nodes in the order of their making, returned
     values last (``FunctionDefToBodyHelper``, function_def_utils.cc). The order decides in which order kernels run."""
     from tensorflow.core.framework import graph_pb2
@@ -336,7 +350,7 @@ def _as_function_body(step: Any) -> Any:
     return body
 
 
-def _add_argument(body: Any, index: int, tensor: Any) -> None:
+def _add_argument(body: graph_pb2.GraphDef, index: int, tensor: tf.Tensor) -> None:
     """An argument with its shape, as the runtime knows it (``SetArgShape``, process_function_library_runtime.cc).
     Grappler's reader forgets the shapes of tensors and keeps those of variables, so that a tensor is read from one."""
     from tensorflow.python.framework import dtypes
@@ -364,7 +378,7 @@ def _has_card_kernels() -> bool:
     return any(kernel.device_type == "GPU" for kernel in kernels.get_registered_kernels_for_op("MatMul").kernel)
 
 
-def _kernel(node: Any) -> Any:
+def _kernel(node: node_def_pb2.NodeDef) -> kernel_def_pb2.KernelDef | None:
     """The kernel that a card has for a node; None where there is none."""
     from tensorflow.python.framework import kernels
 
@@ -386,7 +400,7 @@ def _kernel(node: Any) -> Any:
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
+def _written(step: ConcreteFunction, graph: graph_pb2.GraphDef, model: keras.Model) -> dict[str, Any]:
     import tensorflow as tf
     from tensorflow.python.ops import handle_data_util
 
@@ -416,7 +430,7 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
     }
 
 
-def _optimizers(model: Any) -> list[Any]:
+def _optimizers(model: keras.Model) -> list[keras.Optimizer]:
     """The optimizer that the model was compiled with, and those that its own ``train_step`` has as attributes."""
     import keras
 
@@ -425,15 +439,15 @@ def _optimizers(model: Any) -> list[Any]:
     ]
 
 
-def _inner_shapes(graph: Any) -> dict[str, list[Any]]:
+def _inner_shapes(graph: tf.Graph) -> dict[str, list[Any]]:
     """The outputs of operators in bodies and conditions of loops, by their name there. Where such graphs have become
     part of the outer one, shapes of what a gradient takes from lists are lost."""
     found: dict[str, list[Any]] = {}
     for operation in graph.get_operations():
         for name in _FUNCTIONS.get(operation.type, ()):
             function = graph._get_function(operation.get_attr(name).name).graph
-            found.update((inner.name, [_tensor(output) for output in inner.outputs])
-                         for inner in function.get_operations())  # fmt: skip
+            for inner in function.get_operations():
+                found[inner.name] = [_tensor(output) for output in inner.outputs]
             found.update(_inner_shapes(function))
     return found
 
@@ -443,11 +457,13 @@ def _with_shapes(outputs: list[Any], name: str, inner: dict[str, list[Any]]) -> 
     known = inner.get(_INLINED.split(name)[-1], [])
     if len(known) != len(outputs):
         return outputs
-    return [was if shape is None or None in shape else [dtype, shape]
-            for (dtype, shape), was in zip(outputs, known, strict=True)]  # fmt: skip
+    return [
+        was if shape is None or None in shape else [dtype, shape]
+        for (dtype, shape), was in zip(outputs, known, strict=True)
+    ]
 
 
-def _node(node: Any, shaped: Any, inner: dict[str, list[Any]]) -> dict[str, Any]:
+def _node(node: node_def_pb2.NodeDef, shaped: tf.Graph, inner: dict[str, list[Any]]) -> dict[str, Any]:
     operation = shaped.get_operation_by_name(f"{_SCOPE}/{node.name}")
     kernel = _kernel(node)
     row: dict[str, Any] = {
@@ -473,7 +489,7 @@ def _node(node: Any, shaped: Any, inner: dict[str, list[Any]]) -> dict[str, Any]
     return row
 
 
-def _host_arguments(operation: Any, kernel: Any) -> list[list[int]]:
+def _host_arguments(operation: tf.Operation, kernel: kernel_def_pb2.KernelDef | None) -> list[list[int]]:
     """Positions of the inputs and of the outputs that the kernel keeps on the host."""
     if kernel is None or not kernel.host_memory_arg:
         return [[], []]
@@ -484,7 +500,7 @@ def _host_arguments(operation: Any, kernel: Any) -> list[list[int]]:
     ]
 
 
-def _positions(operation: Any, arguments: Any, named: set[str]) -> list[int]:
+def _positions(operation: tf.Operation, arguments: Iterable[op_def_pb2.OpDef.ArgDef], named: set[str]) -> list[int]:
     """Where the arguments of these names stand, each of which may be several tensors."""
     position, found = 0, list[int]()
     for argument in arguments:
@@ -499,12 +515,12 @@ def _positions(operation: Any, arguments: Any, named: set[str]) -> list[int]:
     return found
 
 
-def _tensor(tensor: Any) -> list[Any]:
+def _tensor(tensor: tf.Tensor) -> list[Any]:
     shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
     return [tensor.dtype.base_dtype.name, shape]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, (list, tuple)):

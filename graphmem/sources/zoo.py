@@ -10,25 +10,30 @@ import contextlib
 import importlib
 import importlib.util
 from dataclasses import fields
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from graphmem.errors import SourceError
 from graphmem.sources.base import Built, Sizes, TorchModel
 from graphmem.training import Inference, Training
 
+if TYPE_CHECKING:
+    from models_zoo.manifest import Entry
+
 #: How the name of a model of the zoo begins.
 ZOO = "zoo:"
 
 
-def zoo_entries() -> tuple[Any, ...]:
+def zoo_entries() -> tuple[Entry, ...]:
     """Every entry of the manifest. Raises :class:`SourceError` where the zoo is not installed."""
     return tuple(_manifest().entries())
 
 
-def zoo_entry(name: str) -> Any:
+def zoo_entry(name: str) -> Entry:
     """The entry of that name. Raises :class:`SourceError` with the closest names."""
     try:
-        return _manifest().entry(name)
+        entry: Entry = _manifest().entry(name)
+        return entry
     except KeyError as error:
         raise SourceError(f"the zoo has no model {name!r}; {error.args[0]}") from None
 
@@ -49,7 +54,7 @@ def load_zoo(name: str) -> TorchModel:
     return TorchModel(f"zoo:{name}", lambda sizes: _build(entry, sizes))
 
 
-def _build(entry: Any, sizes: Sizes) -> Built:
+def _build(entry: Entry, sizes: Sizes) -> Built:
     try:
         with _offline():
             step = zoo_module("build").build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
@@ -72,13 +77,13 @@ def _offline() -> contextlib.AbstractContextManager[None]:
     return offline()
 
 
-def zoo_module(name: str) -> Any:
+def zoo_module(name: str) -> ModuleType:
     """A module of the zoo, such as ``libraries``. Raises ``ImportError`` where the zoo is not, or what it needs."""
     package = "graphmem.zoo" if importlib.util.find_spec("graphmem.zoo") else "models_zoo"
     return importlib.import_module(f"{package}.{name}")
 
 
-def _manifest() -> Any:
+def _manifest() -> ModuleType:
     try:
         return zoo_module("manifest")
     except ImportError as error:

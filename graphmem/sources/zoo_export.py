@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
+from typing import TYPE_CHECKING
 
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Sizes
 from graphmem.sources.zoo import load_zoo
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def export_onnx(name: str, file: str, batch: int | None = None, seq_len: int | None = None) -> None:
@@ -22,7 +25,8 @@ def export_onnx(name: str, file: str, batch: int | None = None, seq_len: int | N
     built = load_zoo(name).build(Sizes(batch, seq_len, training=False))
     assert built is not None
     arguments, keywords = _called_with(built.inputs)
-    shapes = [_first_dimension(tensor, torch.export.Dim.DYNAMIC) for tensor in (*arguments, *keywords.values())]
+    tensors = (*arguments, *keywords.values())
+    shapes = [{0: torch.export.Dim.DYNAMIC} if tensor.dim() else {} for tensor in tensors]
     try:
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             torch.onnx.export(
@@ -38,15 +42,10 @@ def export_onnx(name: str, file: str, batch: int | None = None, seq_len: int | N
     except ImportError as error:
         raise SourceError(f"exporting to ONNX needs {error.name}; install it with: pip install {error.name}") from None
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        raise SourceError(f"zoo:{name} cannot be exported to ONNX: {first}") from error
+        raise SourceError(f"zoo:{name} cannot be exported to ONNX: {first_line(error)}") from error
 
 
-def _called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _called_with(inputs: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     if isinstance(inputs, dict):
         return (), {key: value for key, value in inputs.items() if hasattr(value, "shape")}
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
-
-
-def _first_dimension(tensor: Any, dimension: Any) -> dict[int, Any]:
-    return {0: dimension} if tensor.dim() else {}

@@ -7,6 +7,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graphmem.base.options import (
+    Given,
+    OneOf,
+    Option,
+    Whole,
+    above_zero,
+    check_values,
+    described,
+    documented,
+    is_number,
+    option,
+    option_of,
+    part,
+    share,
+    switch,
+)
 from graphmem.errors import UsageError
 from graphmem.training.data_parallel import DataParallel
 from graphmem.training.epochs import Epoch, parse_lengths
@@ -16,13 +32,13 @@ from graphmem.training.optimizers import (
     OptionValue,
     check_optimizer,
     check_option,
-    freeze,
+    pairs_of,
     parse_optimizer_arg,
     parse_value,
 )
-from graphmem.training.parts import check_parts, checked_plan, describe_parts, processes_of_parts
+from graphmem.training.parts import check_parts, checked_plan, describe_parts, plan_in_file, processes_of_parts
 from graphmem.training.pipelines import PipelineParallel
-from graphmem.training.processes import Processes
+from graphmem.training.processes import Processes, at_least_two, check_world_size
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
 from graphmem.training.sharding import SHARDS, FullyShard
 from graphmem.training.zero import ZeRO
@@ -98,124 +114,153 @@ ATTENTION_MASKS = ("ones", "padded")
 _MOST_PREFETCHED = 100
 
 
+def _compile_mode(given: Given) -> object:
+    return given["compile_mode"] or ("default" if given["compile"] else None)
+
+
+_DTYPE = described(f"Precision of weights: {', '.join(DTYPES)}.", lambda _, value: dtype_named(value), metavar="TYPE")
+_AMP = described(
+    f"Autocast: {', '.join(AMP_DTYPES)} or off; with fsdp and zero the precision that parameters are gathered in. "
+    "Default off.",
+    lambda _, value: amp_named(value),
+    metavar="TYPE",
+)
+_DATA_DEPENDENT = described(
+    "How much nonzero, boolean masks and unique select where it is not known, e.g. 0.25. Default: all.",
+    share,
+    metavar="SHARE",
+)
+_COMPILE = described(
+    f"Compile the model with torch.compile in this mode: {', '.join(COMPILE_MODES)}.",
+    OneOf(COMPILE_MODES),
+    flags="--compile-mode",
+    metavar="MODE",
+    make=_compile_mode,
+    also=(Option("Compile the model with torch.compile.", flags=("--compile",), is_flag=True),),
+)
+_ASSUME = described(
+    "What a line reads of unknown data: a number, true, false, or how many it selects. Repeatable.",
+    lambda _, value: _checked_assumptions(value),
+    metavar="FILE.py:LINE=VALUE",
+    read=lambda text: parse_assumption(text),
+    repeated=True,
+)
+_HOST_VALUES = described(
+    "Host tensors up to this size hold real data, eight times as much together.",
+    Whole(0, MOST_HOST_MIB),
+    flags="--host-values",
+    metavar="MIB",
+)
+_ATTENTION_MASK = described(
+    f"The mask that batches carry (hf: models of text): {' or '.join(ATTENTION_MASKS)}. Default none.",
+    OneOf(ATTENTION_MASKS),
+    metavar="WHICH",
+)
+_PROCESSES = Whole(words="a number of processes of at least 1")
+_TP = described("Processes that share each layer, by the model's own plan (transformers).", _PROCESSES)
+_EP = described("Processes that share the experts, likewise.", _PROCESSES)
+
+
+@documented
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training step: forward, loss, backward, optimizer.
+    """One training step: forward, loss, backward, optimizer. Raises :class:`UsageError` for a field that is not
+    accepted; the message lists what is."""
 
-    Args:
-        optimizer: a name in any case, of ``torch.optim``, bitsandbytes and others, see :data:`OPTIMIZERS`; or
-            ``package.module:Class``, any subclass of ``torch.optim.Optimizer``.
-        optimizer_args: the optimizer's options as ``(name, value)`` pairs or a mapping, ``{"momentum": 0.9}``.
-        dtype: precision of the weights, one of :data:`DTYPES`.
-        amp: precision of autocast, one of :data:`AMP_DTYPES`, or None for no autocast; of the parameters that ``fsdp``
-            gathers, or that ``zero`` computes with.
-        checkpoint_activations: recompute activations in the backward pass, block by block.
-        grad_accum: number of forward and backward passes (micro-batches) per optimizer step.
-        clip_grad_norm: maximum norm of the gradients, or None for no clipping.
-        zero_grad: ``set_to_none`` or ``zeros``.
-        zero_grad_at: when gradients are cleared, one of :data:`ZERO_GRAD_AT`.
-        loop: ``hold``: the model's output lives until the next one takes its place, as in ``outputs = model(**batch)``;
-            ``drop``: it is dropped before the backward pass.
-        grad_scaler: whether a ``GradScaler`` scales the loss; None: with fp16 autocast.
-        lr_scheduler: a class of ``torch.optim.lr_scheduler`` or an ``lr_scheduler_type`` of transformers, see
-            :data:`SCHEDULERS`; None for none.
-        seq_lens, last_batch, eval_batches, eval_batch_size, steps_per_epoch: what differs between batches, as in
-            :class:`Epoch`.
-        prefetch: batches that are on the card, moved there on a stream of their own, while the step runs on the one
-            before, as a prefetching loader has them. 0: the step's own batch alone.
-        ddp: data-parallel training, or None for a single process.
-        fsdp: training whose states are shared out, or None; in place of ``ddp``.
-        zero: training in a DeepSpeed engine, or None; in place of ``ddp``.
-        tp, ep: how many processes share each layer, or the experts, of a transformers model (``DistributedConfig``);
-            with ``fsdp``, whose processes they divide, or alone. With ``sp``, ``pp`` or ``cp`` ``tp`` is the innermost
-            dimension of one mesh, as in torchtitan.
-        pp: a pipeline of a transformers model's layers, or None; with ``fsdp`` or ``ddp``, whose processes it divides,
-            and ``tp``, or alone.
-        sp: between layers of ``tp`` activations are shared out too, by PyTorch's styles (``SequenceParallel``).
-        tp_plan: rules that ``tp`` applies beside the model's own, or in their place, as ``(module, style)`` pairs or a
-            mapping with transformers' names of styles: ``{"lm_head": "colwise_rep"}``.
-        cp: how many processes share each sequence of a transformers model, of those that ``fsdp`` shards over, or None.
-        world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
-        rank: which of the processes is analysed, from 0.
-        nproc_per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8,
-            else all.
-        data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
-            data (``nonzero``, boolean masks, ``unique``) and is not known; None takes all of them.
-        assume: what lines read of unknown data, as ``("train.py:31", 300)`` pairs or a mapping: a number or a boolean,
-            or how many elements an operator there selects.
-        host_values_mb: how much of host tensors is real, in MiB: of one, and eight times as much of all together.
-        compile: mode of ``torch.compile``, one of :data:`COMPILE_MODES`, or None for eager mode.
-        attention_mask: what of :data:`ATTENTION_MASKS` the batches of a transformers model (``hf:``) carry, or None.
-
-    Raises:
-        UsageError: a field is not accepted; the message lists what is.
-    """
-
-    optimizer: str = "adamw"
-    optimizer_args: tuple[tuple[str, OptionValue], ...] = ()
-    dtype: str = "fp32"
-    amp: str | None = None
-    checkpoint_activations: bool = False
-    grad_accum: int = 1
-    clip_grad_norm: float | None = None
-    zero_grad: str = "set_to_none"
-    ddp: DataParallel | None = None
-    world_size: int | None = None
-    data_dependent: float | None = None
-    compile: str | None = None
-    assume: tuple[tuple[str, Assumed], ...] = ()
-    host_values_mb: int = 64
-    zero_grad_at: str = "after_step"
-    loop: str = "hold"
-    grad_scaler: bool | None = None
-    lr_scheduler: str | None = None
-    seq_lens: tuple[int, ...] = ()
-    last_batch: int | None = None
-    eval_batches: int = 0
-    eval_batch_size: int | None = None
-    steps_per_epoch: int | None = None
-    rank: int = 0
-    nproc_per_node: int | None = None
-    fsdp: FullyShard | None = None
-    zero: ZeRO | None = None
-    attention_mask: str | None = None
-    tp: int | None = None
-    ep: int | None = None
-    pp: PipelineParallel | None = None
-    cp: int | None = None
-    sp: bool = False
-    tp_plan: tuple[tuple[str, str], ...] = ()
-    prefetch: int = 0
+    optimizer: str = option(
+        "adamw",
+        f"One of: {', '.join(OPTIMIZERS)}; or module:Class of your own.",
+        lambda _, value: check_optimizer(value),
+        metavar="NAME",
+    )
+    optimizer_args: tuple[tuple[str, OptionValue], ...] = option(
+        (),
+        "An option of the optimizer, e.g. momentum=0.9, foreach=false, betas=0.9,0.95. Repeatable.",
+        pairs_of,
+        flags="--optimizer-arg",
+        metavar="NAME=VALUE",
+        read=parse_optimizer_arg,
+        repeated=True,
+    )
+    dtype: str = option("fp32", _DTYPE)
+    amp: str | None = option(None, _AMP)
+    checkpoint_activations: bool = option(False, "Recompute activations in the backward pass, block by block.")
+    grad_accum: int = option(
+        1,
+        "Micro-batches (forward and backward passes) per optimizer step.",
+        Whole(),
+        flags="--grad-accum --gradient-accumulation-steps",
+    )
+    clip_grad_norm: float | None = option(
+        None, "Clip the gradients to this norm.", above_zero, flags="--clip-grad-norm --max-grad-norm", metavar="NORM"
+    )
+    zero_grad: str = option(
+        "set_to_none", f"How gradients are cleared: {' or '.join(ZERO_GRAD)}.", OneOf(ZERO_GRAD), metavar="HOW"
+    )
+    ddp: DataParallel | None = option(None, part(DataParallel))
+    world_size: int | None = option(None, "Processes, one card each; the analysis is of one.", check_world_size)
+    data_dependent: float | None = option(None, _DATA_DEPENDENT)
+    compile: str | None = option(None, _COMPILE)
+    assume: tuple[tuple[str, Assumed], ...] = option((), _ASSUME)
+    host_values_mb: int = option(64, _HOST_VALUES)
+    zero_grad_at: str = option(
+        "after_step",
+        f"When gradients are cleared: {', '.join(ZERO_GRAD_AT)}, also with dashes; the first is usual.",
+        OneOf(ZERO_GRAD_AT),
+        metavar="WHEN",
+        read=lambda text: text.replace("-", "_"),
+    )
+    loop: str = option(
+        "hold",
+        f"{' or '.join(LOOPS)}: whether a variable holds the model's output until the next one takes its place, as "
+        "in loops written by hand. Default hold; transformers' Trainer drops it.",
+        OneOf(LOOPS),
+        metavar="HOW",
+    )
+    grad_scaler: bool | None = option(None, "Scale the loss (GradScaler). Default: with fp16 autocast.", switch)
+    lr_scheduler: str | None = option(
+        None,
+        f"{', '.join(SCHEDULERS)}, or a name of transformers' (linear, cosine, ...). Default none.",
+        lambda _, value: scheduler_named(value),
+        metavar="NAME",
+    )
+    seq_lens: tuple[int, ...] = option((), option_of(Epoch, "seq_lens"))
+    last_batch: int | None = option(None, option_of(Epoch, "last_batch"))
+    eval_batches: int = option(0, option_of(Epoch, "eval_batches"))
+    eval_batch_size: int | None = option(None, option_of(Epoch, "eval_batch_size"))
+    steps_per_epoch: int | None = option(None, option_of(Epoch, "steps_per_epoch"))
+    rank: int = option(0, option_of(Processes, "rank"))
+    nproc_per_node: int | None = option(None, option_of(Processes, "per_node"))
+    fsdp: FullyShard | None = option(None, part(FullyShard))
+    zero: ZeRO | None = option(None, part(ZeRO))
+    attention_mask: str | None = option(None, _ATTENTION_MASK)
+    tp: int | None = option(None, _TP)
+    ep: int | None = option(None, _EP)
+    pp: PipelineParallel | None = option(None, part(PipelineParallel))
+    cp: int | None = option(None, "Processes that share each sequence, of those of --fsdp.", at_least_two)
+    sp: bool = option(False, "Share activations between layers too (PyTorch's SequenceParallel), with --tp.")
+    tp_plan: tuple[tuple[str, str], ...] = option(
+        (),
+        "Rules for --tp beside the model's own: JSON, modules' names to styles' names.",
+        lambda _, value: checked_plan(value),
+        metavar="FILE",
+        read=plan_in_file,
+    )
+    prefetch: int = option(
+        0,
+        "Batches that a loader moves to the card ahead of the step, on a stream of their own.",
+        Whole(0, _MOST_PREFETCHED),
+    )
 
     def __post_init__(self) -> None:
-        optimizer = check_optimizer(self.optimizer)
-        object.__setattr__(self, "optimizer", optimizer)
-        object.__setattr__(self, "optimizer_args", _checked_args(optimizer, self.optimizer_args))
-        object.__setattr__(self, "dtype", dtype_named(self.dtype))
-        object.__setattr__(self, "amp", amp_named(self.amp))
-        if type(self.grad_accum) is not int or self.grad_accum < 1:
-            raise UsageError(f"grad_accum is a whole number of at least 1, not {self.grad_accum!r}")
-        clip = self.clip_grad_norm
-        if clip is not None and not (_is_number(clip) and clip > 0):
-            raise UsageError(f"clip_grad_norm is a number above 0 or None, not {clip!r}")
-        _check_share(self.data_dependent)
-        object.__setattr__(self, "assume", _checked_assumptions(self.assume))
-        _check_budget(self.host_values_mb)
-        _check_compile(self.compile)
-        for name, accepted in (("zero_grad", ZERO_GRAD), ("zero_grad_at", ZERO_GRAD_AT), ("loop", LOOPS)):
-            if getattr(self, name) not in accepted:
-                raise UsageError(f"unknown {name} {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
-        if self.grad_scaler not in (None, True, False):
-            raise UsageError(f"grad_scaler is True, False or None, not {self.grad_scaler!r}")
-        object.__setattr__(self, "lr_scheduler", scheduler_named(self.lr_scheduler))
-        _check_mask(self.attention_mask)
-        object.__setattr__(self, "seq_lens", self.epoch.seq_lens)
+        check_values(self)
+        for name, _ in self.optimizer_args:
+            check_option(self.optimizer, name)
+        _ = self.epoch  # refused where it is wrong
         self._check_prefetch()
         self._check_processes()
 
     def _check_prefetch(self) -> None:
-        if type(self.prefetch) is not int or not 0 <= self.prefetch <= _MOST_PREFETCHED:
-            raise UsageError(f"prefetch is a whole number from 0 to {_MOST_PREFETCHED}, not {self.prefetch!r}")
         if not self.prefetch:
             return
         if self.optimizer == "lbfgs":
@@ -235,8 +280,7 @@ class Training:
         if self.pp is not None:
             self._check_pipeline()
         if self.cp is not None:
-            self._check_context(self.cp)
-        object.__setattr__(self, "tp_plan", checked_plan(self.tp_plan))
+            self._check_context()
         if (self.sp or self.tp_plan) and self.tp is None:
             raise UsageError(f"{'sp' if self.sp else 'tp_plan'} is of tensor parallelism: give tp too")
         if self.sp and (self.ep or self.tp_plan):
@@ -286,10 +330,8 @@ class Training:
         if self.zero_grad_at == "before_backward":
             raise UsageError("a schedule runs both passes: zero_grad_at is after_step or before_forward in a pipeline")
 
-    def _check_context(self, cp: int) -> None:
+    def _check_context(self) -> None:
         """Accelerate shares sequences among processes that FSDP2 shards parameters over, and so does torchtitan."""
-        if type(cp) is not int or cp < 2:
-            raise UsageError(f"cp is a number of processes of at least 2, not {cp!r}")
         if self.fsdp is None:
             raise UsageError("cp goes with fsdp, as in Accelerate and torchtitan: parameters are sharded over it too")
         if self.ep:
@@ -454,38 +496,34 @@ class Training:
         return ", ".join(words)
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent``, ``compile``, ``assume`` and
-    ``host_values_mb`` and ``attention_mask`` as in :class:`Training`. ``weights``: one of :data:`WEIGHTS`, in which the
-    weights of the linear layers of a transformers model (``hf:``) are kept, or None for ``dtype``. ``tp``, ``ep``:
-    as in :class:`Training`. ``generate``: the inputs are a prompt for ``model.generate``, in place of the forward pass.
-    Raises :class:`UsageError`."""
+    """One forward pass without gradients, or one generation. Raises :class:`UsageError` for a field that is not
+    accepted."""
 
-    dtype: str = "fp32"
-    amp: str | None = None
-    data_dependent: float | None = None
-    compile: str | None = None
-    assume: tuple[tuple[str, Assumed], ...] = ()
-    host_values_mb: int = 64
-    weights: str | None = None
-    attention_mask: str | None = None
-    tp: int | None = None
-    ep: int | None = None
-    generate: Generation | None = None
+    dtype: str = option("fp32", _DTYPE)
+    amp: str | None = option(None, _AMP)
+    data_dependent: float | None = option(None, _DATA_DEPENDENT)
+    compile: str | None = option(None, _COMPILE)
+    assume: tuple[tuple[str, Assumed], ...] = option((), _ASSUME)
+    host_values_mb: int = option(64, _HOST_VALUES)
+    weights: str | None = option(
+        None,
+        f"Quantised weights of linear layers (hf: models, inference): {', '.join(WEIGHTS)}.",
+        lambda _, value: weights_named(value),
+        metavar="TYPE",
+    )
+    attention_mask: str | None = option(None, _ATTENTION_MASK)
+    tp: int | None = option(None, _TP)
+    ep: int | None = option(None, _EP)
+    generate: Generation | None = option(None, part(Generation, "Generation (transformers)"))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", dtype_named(self.dtype))
-        object.__setattr__(self, "amp", amp_named(self.amp))
-        object.__setattr__(self, "weights", weights_named(self.weights))
-        _check_mask(self.attention_mask)
+        check_values(self)
         check_parts(self.tp, self.ep)
         if self.weights is not None and (self.tp or self.ep):
             raise UsageError("quantised weights are not distributed here; leave out weights, or tp and ep")
-        _check_share(self.data_dependent)
-        object.__setattr__(self, "assume", _checked_assumptions(self.assume))
-        _check_budget(self.host_values_mb)
-        _check_compile(self.compile)
         if self.generate is not None and self.compile:
             raise UsageError(
                 "torch.compile(model) does not compile what generate calls; leave out compile: transformers itself "
@@ -512,7 +550,7 @@ def other_loop(loop: str) -> str:
     return "drop" if loop == "hold" else "hold"
 
 
-def dtype_named(name: str) -> str:
+def dtype_named(name: object) -> str:
     """The canonical precision (``fp32``, ``bf16``, ``fp16``, ``fp64``). Raises :class:`UsageError`."""
     key = str(name).strip().lower().removeprefix("torch.")
     for canonical, spellings in DTYPES.items():
@@ -521,7 +559,7 @@ def dtype_named(name: str) -> str:
     raise UsageError(f"unknown dtype {name!r}; accepted: {', '.join(DTYPES)}")
 
 
-def amp_named(name: str | None) -> str | None:
+def amp_named(name: object) -> str | None:
     """The canonical autocast precision, None for ``None`` and ``"off"``. Raises :class:`UsageError`."""
     if name is None or str(name).strip().lower() in ("off", "none", "no"):
         return None
@@ -532,10 +570,10 @@ def amp_named(name: str | None) -> str | None:
     raise UsageError(f"unknown amp precision {name!r}; accepted: {', '.join(AMP_DTYPES)}, off")
 
 
-def weights_named(name: str | None) -> str | None:
+def weights_named(name: object) -> str | None:
     """The canonical type of quantised weights. Raises :class:`UsageError`."""
-    if name is None or name in WEIGHTS:
-        return name
+    if name is None:
+        return None
     key = str(name).strip().lower()
     if key in WEIGHTS:
         return key
@@ -556,21 +594,6 @@ def _precision(step: Training | Inference, weights: str | None) -> list[str]:
 
 #: What a step's words say of its masks.
 _MASKED = {"ones": "attention mask of ones", "padded": "attention mask with padding"}
-
-
-def _check_mask(mask: object) -> None:
-    if mask is not None and mask not in ATTENTION_MASKS:
-        raise UsageError(f"unknown attention_mask {mask!r}; accepted: {', '.join(ATTENTION_MASKS)}")
-
-
-def _check_compile(mode: object) -> None:
-    if mode is not None and mode not in COMPILE_MODES:
-        raise UsageError(f"unknown compile mode {mode!r}; accepted: {', '.join(COMPILE_MODES)}")
-
-
-def _check_share(share: object) -> None:
-    if share is not None and not (_is_number(share) and 0 < share <= 1):  # type: ignore[operator]
-        raise UsageError(f"data_dependent is a share above 0 and at most 1, or None, not {share!r}")
 
 
 class Tried(float):
@@ -604,30 +627,6 @@ def _checked_assumptions(given: object) -> tuple[tuple[str, Assumed], ...]:
     for place, value in checked:
         if not re.fullmatch(r"[^\0]+:[1-9][0-9]{0,8}", place):
             raise UsageError(f"assume names lines as train.py:31, not {place!r}")
-        if not isinstance(value, bool) and not _is_number(value):
+        if not isinstance(value, bool) and not is_number(value):
             raise UsageError(f"{place} is assumed to be {value!r}; accepted: numbers, true, false")
     return checked
-
-
-def _check_budget(mib: object) -> None:
-    if type(mib) is not int or not 0 <= mib <= MOST_HOST_MIB:
-        raise UsageError(f"host_values_mb is a whole number from 0 to {MOST_HOST_MIB}, not {mib!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _checked_args(optimizer: str, given: object) -> tuple[tuple[str, OptionValue], ...]:
-    pairs = given.items() if isinstance(given, Mapping) else given
-    checked: dict[str, OptionValue] = {}
-    try:
-        for name, value in pairs:  # type: ignore[attr-defined]
-            checked[str(name)] = freeze(value)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"optimizer_args are (name, value) pairs of numbers, text, booleans or tuples, not {given!r}"
-        ) from None
-    for name in checked:
-        check_option(optimizer, name)
-    return tuple(checked.items())

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
-from graphmem.errors import UsageError
+from graphmem.base.options import REQUIRED, above_zero, check_values, documented, option
 from graphmem.training.processes import check_world_size
 
+#: One option of the command line for several fields.
+_BUCKET: dict[str, Any] = {"flags": "--ddp-option", "keyed": True}
 
+
+@documented
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """``torch.nn.parallel.DistributedDataParallel`` around the model; the analysis is of one process.
+    """``torch.nn.parallel.DistributedDataParallel`` around the model; the analysis is of one process, and the batch is
+    that of one process. Raises :class:`UsageError` for a field that is not accepted."""
 
-    Args:
-        world_size: number of processes, at least 1. The batch is that of one process.
-        bucket_cap_mb: size of a gradient bucket in MiB, or None for PyTorch's (a first one of 1 MiB, then 25).
-        gradient_as_bucket_view: gradients are views of the buckets instead of copies.
-        static_graph: the same parameters are used in every iteration.
-        find_unused_parameters: look for parameters that get no gradient.
-        broadcast_buffers: broadcast buffers before every forward pass.
-
-    Raises:
-        UsageError: a field is not accepted.
-    """
-
-    world_size: int
-    bucket_cap_mb: float | None = None
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    broadcast_buffers: bool = True
+    world_size: int = option(
+        REQUIRED,
+        "Data-parallel training (DistributedDataParallel); needs --world-size.",
+        check_world_size,
+        flags="--ddp",
+        is_flag=True,
+        opens=True,
+    )
+    bucket_cap_mb: float | None = option(
+        None, "Size of a gradient bucket in MiB. Default: a first one of 1, then 25.", above_zero, **_BUCKET
+    )
+    gradient_as_bucket_view: bool = option(False, "Gradients are views of the buckets instead of copies.", **_BUCKET)
+    static_graph: bool = option(False, "The same parameters are used in every iteration.", **_BUCKET)
+    find_unused_parameters: bool = option(False, "Look for parameters that get no gradient.", **_BUCKET)
+    broadcast_buffers: bool = option(True, "Broadcast buffers before every forward pass.", **_BUCKET)
 
     def __post_init__(self) -> None:
-        check_world_size(self.world_size)
-        cap = self.bucket_cap_mb
-        if cap is not None and not (type(cap) in (int, float) and math.isfinite(cap) and cap > 0):
-            raise UsageError(f"bucket_cap_mb is a number above 0 or None, not {cap!r}")
+        check_values(self)
 
     def describe(self) -> str:
         """The wrapper in words: ``DDP over 8 processes (static_graph)``."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from graphmem.base.options import Whole, check_values, option
 from graphmem.errors import UsageError
 
 #: Epochs when no number of iterations is given: the second begins with what the first one left.
@@ -32,36 +33,44 @@ class Iteration:
     evaluated: tuple[BatchSize, ...] = ()
 
 
+def checked_lengths(name: str, given: object) -> tuple[int, ...]:
+    """Lengths of sequences. Raises :class:`UsageError`."""
+    lengths = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if any(type(length) is not int or not 0 < length < 1 << 31 for length in lengths) or len(lengths) > _MOST_LENGTHS:
+        raise UsageError(f"{name} is a list of 1 to {_MOST_LENGTHS} lengths, as (100, 128, 115), not {given!r}")
+    return lengths
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """``100,128,115`` as lengths. Raises :class:`UsageError`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 11 for part in parts):
+        raise UsageError(f"cannot read the lengths {text!r}; write them as 100,128,115")
+    return checked_lengths("seq_lens", [int(part) for part in parts])
+
+
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The differences between the batches of an epoch. Without any the same batch comes again and again.
+    """The differences between the batches of an epoch. Without any the same batch comes again and again. Raises
+    :class:`UsageError`. ``micro_batches``: batches of one optimizer step."""
 
-    Args:
-        seq_lens: lengths of the sequences of one batch after the other, over and over.
-        last_batch: rows of the last batch of an epoch.
-        eval_batches: batches that are evaluated after every epoch, without gradients and with the model in
-            evaluation mode.
-        eval_batch_size: rows of those.
-        steps_per_epoch: optimizer steps of an epoch.
-        micro_batches: batches of one optimizer step.
-
-    Raises:
-        UsageError: a field is not accepted.
-    """
-
-    seq_lens: tuple[int, ...] = ()
-    last_batch: int | None = None
-    eval_batches: int = 0
-    eval_batch_size: int | None = None
-    steps_per_epoch: int | None = None
+    seq_lens: tuple[int, ...] = option(
+        (),
+        "Sequence lengths of one batch after the other, e.g. 100,128,115.",
+        checked_lengths,
+        metavar="N,N,...",
+        read=parse_lengths,
+    )
+    last_batch: int | None = option(None, "Rows of the last, smaller batch of an epoch.", Whole())
+    eval_batches: int = option(0, "Batches that are evaluated without gradients after each epoch.", Whole(0))
+    eval_batch_size: int | None = option(None, "Rows of those. Default: as in training.", Whole())
+    steps_per_epoch: int | None = option(
+        None, "Optimizer steps of an epoch. Default: those that go through every length, at least 2.", Whole()
+    )
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seq_lens", _checked_lengths(self.seq_lens))
-        for name in ("last_batch", "eval_batch_size", "steps_per_epoch"):
-            _check_count(name, getattr(self, name))
-        if type(self.eval_batches) is not int or self.eval_batches < 0:
-            raise UsageError(f"eval_batches is a whole number of at least 0, not {self.eval_batches!r}")
+        check_values(self)
         if self.eval_batch_size is not None and not self.eval_batches:
             raise UsageError("eval_batch_size is the size of the batches that eval_batches counts; give both")
         if self.steps_per_epoch is not None and not (self.last_batch or self.eval_batches or self.seq_lens):
@@ -123,23 +132,3 @@ class Epoch:
         if self.varies:
             words.append(f"epochs of {self.steps} steps")
         return words
-
-
-def _checked_lengths(given: object) -> tuple[int, ...]:
-    lengths = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    if any(type(length) is not int or not 0 < length < 1 << 31 for length in lengths) or len(lengths) > _MOST_LENGTHS:
-        raise UsageError(f"seq_lens is a list of 1 to {_MOST_LENGTHS} lengths, as (100, 128, 115), not {given!r}")
-    return lengths
-
-
-def _check_count(name: str, value: object) -> None:
-    if value is not None and (type(value) is not int or not 0 < value < 1 << 31):
-        raise UsageError(f"{name} is a whole number of at least 1, or None, not {value!r}")
-
-
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """``100,128,115`` as lengths. Raises :class:`UsageError`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 11 for part in parts):
-        raise UsageError(f"cannot read the lengths {text!r}; write them as 100,128,115")
-    return _checked_lengths([int(part) for part in parts])

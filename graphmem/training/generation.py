@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
+from graphmem.base.options import REQUIRED, Given, OneOf, Option, Whole, check_values, option, switch
 from graphmem.errors import UsageError
-from graphmem.training.optimizers import OptionValue, freeze
+from graphmem.training.optimizers import OptionValue, pairs_of, parse_optimizer_arg
 
 #: What ``cache_implementation`` may be (transformers 5.23, generation/configuration_utils.py): kinds of caches, and the
 #: names that older configurations have for the static ones.
@@ -50,52 +52,67 @@ _DECIDED = ("max_length", "min_length", "min_new_tokens", "inputs", "input_ids",
 Options = tuple[tuple[str, OptionValue], ...]
 
 
+def _further(given: Given) -> Options:
+    """``--generation-arg`` and the options that are arguments too."""
+    drafts = [(name, given[name]) for name in ("num_assistant_tokens", "prompt_lookup_num_tokens") if given.get(name)]
+    texts = map(parse_optimizer_arg, cast("Iterable[str]", given.get("generation_arg") or ()))
+    return (*cast("Options", drafts), *texts)
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A call of ``model.generate`` of transformers: the batch's inputs are its prompt. None stands for what the model's
-    ``generation_config`` says, and transformers' default where that says nothing.
+    ``generation_config`` says, and transformers' default where that says nothing. Raises :class:`UsageError`."""
 
-    Args:
-        max_new_tokens: tokens that are generated; none of them ends a text before.
-        do_sample: draw tokens, in place of taking the most likely one.
-        num_beams: beams of a beam search; 1 for none.
-        num_return_sequences: texts for each prompt.
-        cache_implementation: one of :data:`CACHE_IMPLEMENTATIONS`.
-        cache_config: options of a quantised cache, as ``(("backend", "quanto"), ("nbits", 4))`` or a mapping.
-        prefill_chunk_size: tokens of the prompt that are read at once; None for all of them.
-        assistant_model: the model that drafts tokens (assisted decoding), as ``hf:NAME``, in the same precision.
-        accepted: of assisted decoding, how many drafted tokens of a round are right at the most; None where nobody
-            knows: all and none are tried, and the larger need is told. A draft is as long as its schedule lets it be,
-            as a confident model's is.
-        arguments: any other option of transformers' ``GenerationConfig``, as ``(("top_k", 20),)`` or a mapping.
-
-    Raises:
-        UsageError: a field is not accepted; the message says what is.
-    """
-
-    max_new_tokens: int
-    do_sample: bool | None = None
-    num_beams: int | None = None
-    num_return_sequences: int | None = None
-    cache_implementation: str | None = None
-    cache_config: Options = ()
-    prefill_chunk_size: int | None = None
-    assistant_model: str | None = None
-    accepted: int | None = None
-    arguments: Options = ()
+    max_new_tokens: int = option(
+        REQUIRED,
+        "Generate N tokens after a prompt of --seq-len (model.generate of transformers); none of them ends a text "
+        "before. Implies --inference.",
+        Whole(),
+        flags="--generate --max-new-tokens",
+        opens=True,
+    )
+    do_sample: bool | None = option(None, "Draw tokens. Default: the model's own, else greedy.", switch)
+    num_beams: int | None = option(None, "Beams of a beam search.", Whole())
+    num_return_sequences: int | None = option(None, "Texts for each prompt.", Whole())
+    cache_implementation: str | None = option(
+        None, f"{', '.join(CACHE_IMPLEMENTATIONS[:5])}. Default: dynamic.", OneOf(CACHE_IMPLEMENTATIONS), metavar="KIND"
+    )
+    cache_config: Options = option(
+        (),
+        "An option of a quantized cache, e.g. backend=quanto, nbits=4. Repeatable.",
+        pairs_of,
+        metavar="NAME=VALUE",
+        read=parse_optimizer_arg,
+        repeated=True,
+    )
+    prefill_chunk_size: int | None = option(None, "Tokens of the prompt read at once. Default: all.", Whole())
+    assistant_model: str | None = option(
+        None, "A smaller model that drafts tokens, in the same dtype.", metavar="hf:NAME"
+    )
+    accepted: int | None = option(
+        None,
+        "Drafted tokens of a round that are right, at most. Default: all and none are tried, the larger one is shown.",
+        Whole(0),
+    )
+    arguments: Options = option(
+        (),
+        "Another option of GenerationConfig, e.g. top_k=20, repetition_penalty=1.2. Repeatable.",
+        pairs_of,
+        flags="--generation-arg",
+        metavar="NAME=VALUE",
+        repeated=True,
+        make=_further,
+        also=(
+            Option("Tokens of a draft. Default: the model's.", Whole(), ("--num-assistant-tokens",), "N"),
+            Option("Draft N tokens from the text itself.", Whole(), ("--prompt-lookup-num-tokens",), "N"),
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "num_beams", "num_return_sequences", "prefill_chunk_size"):
-            value = getattr(self, name)
-            if not (value is None and name != "max_new_tokens") and (type(value) is not int or value < 1):
-                raise UsageError(f"{name} is a whole number of at least 1, not {value!r}")
-        if self.do_sample not in (None, True, False):
-            raise UsageError(f"do_sample is True, False or None, not {self.do_sample!r}")
-        self._check_cache()
-        if self.accepted is not None and (type(self.accepted) is not int or self.accepted < 0):
-            raise UsageError(f"accepted is a whole number of at least 0, not {self.accepted!r}")
-        object.__setattr__(self, "cache_config", _pairs("cache_config", self.cache_config))
-        object.__setattr__(self, "arguments", _pairs("arguments", self.arguments))
+        check_values(self)
+        if self.cache_config and self.cache_implementation != "quantized":
+            raise UsageError("cache_config is for a quantised cache; give cache_implementation quantized too")
         for name, _ in self.arguments:
             if name in _FIELDS:
                 raise UsageError(f"{name} is an option of its own; leave it out of the generation's arguments")
@@ -132,13 +149,6 @@ class Generation:
         """Whether tokens are drafted and the share of accepted ones is not given."""
         return self.is_assisted and self.accepted is None
 
-    def _check_cache(self) -> None:
-        kind = self.cache_implementation
-        if kind is not None and kind not in CACHE_IMPLEMENTATIONS:
-            raise UsageError(f"unknown cache_implementation {kind!r}; accepted: {', '.join(CACHE_IMPLEMENTATIONS)}")
-        if self.cache_config and kind != "quantized":
-            raise UsageError("cache_config is for a quantised cache; give cache_implementation quantized too")
-
     def keywords(self) -> dict[str, object]:
         """The arguments of ``generate`` beside the prompt and the model that drafts."""
         named = {name: getattr(self, name) for name in _FIELDS if name not in ("cache_config", "assistant_model")}
@@ -166,11 +176,3 @@ class Generation:
         if self.accepted is not None:
             words.append(f"{self.accepted or 'no'} drafted {'token' if self.accepted == 1 else 'tokens'} a round right")
         return [*words, *(f"{name}={value}" for name, value in self.arguments)]
-
-
-def _pairs(field: str, given: object) -> Options:
-    pairs = given.items() if isinstance(given, Mapping) else given
-    try:
-        return tuple((str(name), freeze(value)) for name, value in pairs)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise UsageError(f'{field} are pairs as ("top_k", 20) of numbers, text or booleans, not {given!r}') from None

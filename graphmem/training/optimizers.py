@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphmem.errors import UsageError
@@ -101,7 +102,7 @@ _SPELLINGS = {
 }
 
 
-def check_optimizer(name: str) -> str:
+def check_optimizer(name: object) -> str:
     """The canonical (lower-case) name, or ``module:Class`` as it is. Raises :class:`UsageError` listing the names."""
     if is_own(name):
         return str(name).strip()
@@ -116,7 +117,7 @@ def check_optimizer(name: str) -> str:
     )
 
 
-def is_own(name: str) -> bool:
+def is_own(name: object) -> bool:
     """Whether it names a class of the user's: ``package.module:Class`` or ``module.py:Class``."""
     return ":" in str(name)
 
@@ -161,3 +162,14 @@ def freeze(value: object) -> OptionValue:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} is not an option value")
+
+
+def pairs_of(name: str, given: object) -> tuple[tuple[str, OptionValue], ...]:
+    """The options of ``given``, a mapping or pairs, the last of each name. Raises :class:`UsageError`."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        return tuple({str(key): freeze(value) for key, value in pairs}.items())  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"{name} are (name, value) pairs of numbers, text, booleans or tuples, not {given!r}"
+        ) from None

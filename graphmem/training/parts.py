@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from graphmem.base.documents import read_json
 from graphmem.errors import UsageError
-from graphmem.training.processes import check_world_size
 
 
-def check_parts(tp: object, ep: object) -> None:
-    """Raise :class:`UsageError` unless both are numbers of processes, or None."""
-    for name, size in (("tp", tp), ("ep", ep)):
-        if size is None:
-            continue
-        try:
-            check_world_size(size)
-        except UsageError:
-            raise UsageError(f"{name} is a number of processes of at least 1, not {size!r}") from None
-    if tp is not None and ep is not None and ep % tp:  # type: ignore[operator]
+def check_parts(tp: int | None, ep: int | None) -> None:
+    """Raise :class:`UsageError` for numbers of processes that transformers does not combine."""
+    if tp is not None and ep is not None and ep % tp:
         raise UsageError(f"ep {ep} is no multiple of tp {tp}, which transformers asks for")
 
 
@@ -50,3 +44,15 @@ def checked_plan(given: object) -> tuple[tuple[str, str], ...]:
             f"{str(given)[:200]}"
         )
     return checked
+
+
+def plan_in_file(name: str) -> tuple[tuple[str, str], ...]:
+    """The plan in a JSON file. Raises :class:`UsageError`."""
+    try:
+        plan = read_json(Path(name))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return checked_plan(plan)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None

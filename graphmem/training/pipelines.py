@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graphmem.base.options import REQUIRED, Whole, check_values, documented, option
 from graphmem.errors import UsageError
-from graphmem.training.processes import check_world_size
+from graphmem.training.processes import at_least_two
 
 #: PyTorch's names of its schedules (``get_schedule_class``, torch/distributed/pipelining/schedules.py of 2.13), by the
 #: names that are accepted, and whether a process has several stages in them.
@@ -26,42 +27,52 @@ _SPELLED = {"zbv": "zbvzerobubble", "interleaved": "interleaved1f1b"}
 _STAGES_OF_A_PROCESS = 2
 
 
+def _schedule_named(_: str, given: object) -> str:
+    schedule = str(given).strip().lower()
+    schedule = _SPELLED.get(schedule, schedule)
+    if schedule not in SCHEDULES:
+        raise UsageError(f"unknown schedule {given!r}; accepted: {', '.join(SCHEDULES)}")
+    return schedule
+
+
+def _layers_in(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(count) for count in text.split(",")) if text else ()
+    except ValueError:
+        raise UsageError(f"--pp-layers is the layers of each stage, as 8,8,8,8, not {text!r}") from None
+
+
+@documented
 @dataclass(frozen=True, slots=True)
 class PipelineParallel:
     """``torch.distributed.pipelining`` around a transformers model: its layers in stages, the embedding with the first
-    one, norm, head and loss with the last, and PyTorch's schedule of the stages of one process.
+    one, norm, head and loss with the last, and PyTorch's schedule of the stages of one process. Without ``layers``
+    they are divided as torchtitan does (``generate_llm_fqn_per_model_part``). Raises :class:`UsageError` for a field
+    that is not accepted."""
 
-    Args:
-        ranks: processes of the pipeline, at least 2.
-        schedule: one of :data:`SCHEDULES`, in any case.
-        micro_batches: into how many the batch is cut; None for one a row.
-        layers: how many layers each stage has, in order, as many as there are stages; () for torchtitan's division
-            (``generate_llm_fqn_per_model_part``): as even as can be, embedding and head counted as a layer each.
-
-    Raises:
-        UsageError: a field is not accepted.
-    """
-
-    ranks: int
-    schedule: str = "1f1b"
-    micro_batches: int | None = None
-    layers: tuple[int, ...] = ()
+    ranks: int = option(
+        REQUIRED,
+        "Processes of a pipeline of the model's layers (transformers).",
+        lambda _, value: at_least_two("pp", value),
+        flags="--pp",
+        opens=True,
+    )
+    schedule: str = option(
+        "1f1b", f"PyTorch's schedule of the pipeline: {', '.join(SCHEDULES)}.", _schedule_named, metavar="NAME"
+    )
+    micro_batches: int | None = option(
+        None, "Into how many the pipeline cuts the batch (-b). Default: one a row.", Whole(), metavar="M"
+    )
+    layers: tuple[int, ...] = option(
+        (),
+        "Layers of each stage. Default: as even as embedding and head allow.",
+        flags="--pp-layers",
+        metavar="N,N,...",
+        read=_layers_in,
+    )
 
     def __post_init__(self) -> None:
-        try:
-            check_world_size(self.ranks)
-        except UsageError:
-            raise UsageError(f"pp is a number of processes of at least 2, not {self.ranks!r}") from None
-        if self.ranks < 2:
-            raise UsageError(f"pp is a number of processes of at least 2, not {self.ranks}; leave it out for one")
-        schedule = str(self.schedule).strip().lower()
-        schedule = _SPELLED.get(schedule, schedule)
-        if schedule not in SCHEDULES:
-            raise UsageError(f"unknown schedule {self.schedule!r}; accepted: {', '.join(SCHEDULES)}")
-        object.__setattr__(self, "schedule", schedule)
-        count = self.micro_batches
-        if count is not None and (type(count) is not int or count < 1):
-            raise UsageError(f"micro_batches is a whole number of at least 1, not {count!r}")
+        check_values(self)
         object.__setattr__(self, "layers", tuple(self.layers))
         self._check_layers()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graphmem.base.options import REQUIRED, Whole, check_values, option
 from graphmem.errors import UsageError
 
 #: Larger worlds are no launcher's: every collective on lists holds one tensor a process.
@@ -12,39 +13,47 @@ _MOST = 1 << 20
 _A_NODE = 8
 
 
+def check_world_size(name: str, world_size: object) -> object:
+    """The number of processes. Raises :class:`UsageError`."""
+    if type(world_size) is not int or not 1 <= world_size <= _MOST:
+        raise UsageError(f"{name} is a whole number from 1 to {_MOST:,}, not {world_size!r}")
+    return world_size
+
+
+def at_least_two(name: str, size: object) -> object:
+    """The number of processes that share something. Raises :class:`UsageError`."""
+    if type(size) is not int or not 2 <= size <= _MOST:
+        raise UsageError(f"{name} is a number of processes of at least 2, not {size!r}; leave it out for one")
+    return size
+
+
 @dataclass(frozen=True, slots=True)
 class Processes:
     """``torchrun --nproc-per-node per_node`` on as many machines as ``world_size`` processes need, seen from one.
+    Without ``per_node``, 8 is what most machines of data centres have.
 
-    Args:
-        world_size: number of processes, at least 1.
-        rank: which of them is meant, from 0.
-        per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8 (what most
-            machines of data centres have), else all.
-
-    Raises:
-        UsageError: the rank is not among them, or they do not fill their machines.
+    Raises :class:`UsageError` where the rank is not among them, or they do not fill their machines.
     """
 
-    world_size: int
-    rank: int = 0
-    per_node: int | None = None
+    world_size: int = option(REQUIRED, "Processes, one card each.", check_world_size)
+    rank: int = option(0, "Which of the processes is analysed, from 0. Default 0.", metavar="R")
+    per_node: int | None = option(
+        None,
+        "Processes, and cards, of a machine. Default: 8 where more processes fill machines of 8, else all.",
+        Whole(),
+        flags="--nproc-per-node --nproc_per_node",
+    )
 
     def __post_init__(self) -> None:
-        check_world_size(self.world_size)
+        check_values(self)
         if type(self.rank) is not int or not 0 <= self.rank < self.world_size:
             raise UsageError(
                 f"rank {self.rank!r} of {self.world_size} processes: ranks go from 0 to {self.world_size - 1}"
             )
-        each = self.per_node
-        if each is None:
-            return
-        if type(each) is not int or each < 1:
-            raise UsageError(f"processes a node are a whole number of at least 1, not {each!r}")
-        if self.world_size % each:
+        if self.per_node is not None and self.world_size % self.per_node:
             raise UsageError(
-                f"{self.world_size} processes do not fill machines of {each}: the number of processes is a multiple "
-                "of those a node"
+                f"{self.world_size} processes do not fill machines of {self.per_node}: the number of processes is a "
+                "multiple of those a node"
             )
 
     @property
@@ -75,12 +84,6 @@ class Processes:
         """``rank 3 of 16 processes, 8 a node``."""
         a_node = "" if self.on_node == self.world_size else f", {self.on_node} a node"
         return f"rank {self.rank} of {self.world_size} process{'es' * (self.world_size > 1)}{a_node}"
-
-
-def check_world_size(world_size: object) -> None:
-    """Raise :class:`UsageError` unless it is a number of processes."""
-    if type(world_size) is not int or not 1 <= world_size <= _MOST:
-        raise UsageError(f"world_size is a whole number from 1 to {_MOST:,}, not {world_size!r}")
 
 
 def cards_of(processes: Processes | None, environment: Mapping[str, str]) -> tuple[int, int]:

@@ -40,7 +40,7 @@ _OF_TRANSFORMERS = {
 }
 
 
-def scheduler_named(name: str | None) -> str | None:
+def scheduler_named(name: object) -> str | None:
     """The class of a scheduler, None for ``None`` and ``"none"``. Raises :class:`UsageError` listing the names."""
     if name is None or str(name).strip().lower() in ("none", "off"):
         return None

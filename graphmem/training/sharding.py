@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from graphmem.base.options import REQUIRED, check_values, documented, option
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 
@@ -13,35 +14,39 @@ from graphmem.training.processes import check_world_size
 SHARDS = ("full", "grad-op", "hybrid:NxM")
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class FullyShard:
     """``torch.distributed.fsdp.fully_shard`` (FSDP2) of every block of the model and of the model; the analysis is of
-    one process.
+    one process, and the batch is that of one process.
 
     With ``amp`` the parameters are gathered in that precision and gradients reduced in fp32
-    (``MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)``), in place of autocast.
+    (``MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)``), in place of autocast. ``shard``: ``full``
+    is ``reshard_after_forward`` at its default (blocks give back after the forward pass what they gathered, the rest of
+    the model does not), ``grad-op`` is False (none does), ``hybrid`` a mesh of two dimensions.
 
-    Args:
-        world_size: number of processes, at least 1, those of a pipeline included. The batch is that of one process.
-        shard: ``full`` (``reshard_after_forward`` at its default: blocks give back after the forward pass what they
-            gathered, the rest of the model does not), ``grad-op`` (``False``: none does), or ``hybrid:NxM``: N replicas
-            of M processes that share the states of one (a mesh of two dimensions).
-        offload: parameters, gradients and optimizer states are kept in pinned host memory (``CPUOffloadPolicy``).
-        sync_each_batch: gradients are reduced after every micro-batch, not only after the last one of a step
-            (accelerate's ``GradientAccumulationPlugin(sync_each_batch=True)``): more is sent, and between
-            micro-batches only a shard of them is kept.
-
-    Raises:
-        UsageError: a field is not accepted.
+    Raises :class:`UsageError` for a field that is not accepted.
     """
 
-    world_size: int
-    shard: str = "full"
-    offload: bool = False
-    sync_each_batch: bool = False
+    world_size: int = option(
+        REQUIRED,
+        "Sharded training (FSDP2, fully_shard of every block) over N processes, or over --world-size.",
+        check_world_size,
+        flags="--fsdp",
+        metavar="[N]",
+        bare=0,
+        opens=True,
+    )
+    shard: str = option("full", f"{', '.join(SHARDS)} (N replicas of M shards).", flags="--fsdp-shard", metavar="WHAT")
+    offload: bool = option(False, "Keep parameters and optimizer states in pinned host memory.", flags="--fsdp-offload")
+    sync_each_batch: bool = option(
+        False,
+        "Reduce gradients after every micro-batch (accelerate's sync_each_batch). Default: after the last.",
+        flags="--fsdp-sync-each-batch",
+    )
 
     def __post_init__(self) -> None:
-        check_world_size(self.world_size)
+        check_values(self)
         if self.shard in ("full", "grad-op"):
             return
         match = re.fullmatch(r"hybrid:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", str(self.shard))

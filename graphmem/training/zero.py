@@ -9,30 +9,42 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.base.documents import parse_json, read_json
+from graphmem.base.options import Whole, check_values, documented, option
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 
+_STAGE = Whole(0, 3, "0, 1, 2 or 3")
 
+
+@documented
 @dataclass(frozen=True, slots=True)
 class ZeRO:
-    """A DeepSpeed engine around model and optimizer (``deepspeed.initialize``); the analysis is of one process.
-
-    Args:
-        world_size: number of processes, at least 1. The batch is that of one process.
-        stage: 0 to 3, what is shared out: nothing, optimizer states, gradients too, parameters too.
-        config: DeepSpeed's configuration: a path, a mapping, or its JSON. What it leaves open or calls ``"auto"``
-            follows the step, as ``Trainer`` does it.
-
-    Raises:
-        UsageError: a field is not accepted, or the configuration contradicts it.
-    """
+    """A DeepSpeed engine around model and optimizer (``deepspeed.initialize``); the analysis is of one of
+    ``world_size`` processes, and the batch is that of one. ``config`` is a path, a mapping, or JSON; what it leaves
+    open or calls ``"auto"`` follows the step, as ``Trainer`` does it. Raises :class:`UsageError` for a field that is
+    not accepted, or that the configuration contradicts."""
 
     world_size: int
-    stage: int | None = None
-    config: Any = "{}"
+    stage: int | None = option(
+        None,
+        "Train in a DeepSpeed engine with ZeRO's stage 0, 1, 2 or 3 (nothing, optimizer states, gradients too, "
+        "parameters too are shared out); needs --world-size and DeepSpeed.",
+        _STAGE,
+        flags="--zero",
+        metavar="STAGE",
+        opens=True,
+    )
+    config: Any = option(
+        "{}",
+        "DeepSpeed's configuration, as it is; implies --zero. Default: none.",
+        flags="--zero-config",
+        metavar="FILE",
+        opens=True,
+    )
 
     def __post_init__(self) -> None:
-        check_world_size(self.world_size)
+        check_values(self)
+        check_world_size("world_size", self.world_size)
         config = _read(self.config)
         own = config.setdefault("zero_optimization", {})
         if not isinstance(own, dict):
@@ -40,8 +52,7 @@ class ZeRO:
         if self.stage is not None and own.get("stage") not in (None, "auto", self.stage):
             raise UsageError(f"the stage is {self.stage}, and {own['stage']} in the configuration; give one of them")
         stage = self.stage if self.stage is not None else own.get("stage", 0)
-        if type(stage) is not int or not 0 <= stage <= 3:
-            raise UsageError(f"the stage of ZeRO is 0, 1, 2 or 3, not {stage!r}")
+        _ = _STAGE("the stage of ZeRO", stage)
         for section in ("optimizer", "scheduler"):
             if section in config and not (
                 isinstance(config[section], dict) and isinstance(config[section].get("type"), str)

@@ -11,6 +11,7 @@ import pytest
 
 from graphmem.accuracy.case import Case, case_of
 from graphmem.accuracy.compare import Comparison, Predicted
+from graphmem.accuracy.document import document_of
 from graphmem.accuracy.published.case import (
     ModelSpec,
     OwnLoop,
@@ -39,13 +40,14 @@ from graphmem.accuracy.record import (
     read_folder,
     read_records,
 )  # fmt: skip
-from graphmem.accuracy.report import Contents, published_figures, reason, render_html, render_markdown, section
+from graphmem.accuracy.report import Contents, published_figures, reason, section
 from graphmem.accuracy.statistics import percentile, summarize_errors
 from graphmem.base.figures import BOUNDS, Cause, Doubts, bounded
 from graphmem.base.versions import version_named
 from graphmem.devices import device_named
 from graphmem.errors import SourceError, TraceError
 from graphmem.estimate import Peak
+from graphmem.reports import format_named
 from graphmem.trace import Category, TraceBuilder
 from graphmem.training import Inference, Training
 
@@ -298,7 +300,7 @@ def test_a_measured_figure_is_as_wide_as_its_last_digit() -> None:
     assert case.rounded_bytes == round((1 << 30) / 2000)  # three digits of GiB
     for off_by, inside in ((case.rounded_bytes, True), (case.rounded_bytes + 1, False)):
         judged = PublishedComparison(case, peak_bytes=case.measured_bytes - off_by).judged()
-        assert judged.told.contains(judged.measured) is inside
+        assert judged.interval.contains(judged.measured) is inside
 
 
 def test_a_full_card_is_as_uncertain_as_its_context() -> None:
@@ -394,29 +396,36 @@ def test_the_worst_come_first_and_have_their_reasons() -> None:
     assert reason(worst[1]) == "equal to the byte"
 
 
-def _contents(comparisons: list[Comparison], about: str = "By us.") -> Contents:
+def _rendered(form: str, comparisons: list[Comparison], about: str = "By us.") -> str:
     runs = published_section(PUBLISHED, [Skipped("other", "too little is said")] * 3, "all are predicted")
-    return Contents(comparisons, runs, published_figures(), about)
+    return format_named(form).render(document_of(Contents(comparisons, runs, published_figures(), about)))
 
 
 def test_the_report_is_the_same_for_the_same_input() -> None:
-    pytest.importorskip("jinja2")
-    first, second = (render_markdown(_contents(_comparisons())) for _ in range(2))
+    first, second = (_rendered("markdown", _comparisons()) for _ in range(2))
     assert first == second
     assert "| reserved | 2 | 1 |" in first
     assert "| xMem | 2025 | 3.66 % | 9.46 % |" in first
 
 
 def test_a_report_without_real_gpus_says_that_it_awaits_them() -> None:
-    pytest.importorskip("jinja2")
-    text = render_markdown(_contents(_comparisons()[:2]))
-    assert "No record yet. `graphmem measure --zoo`" in text
+    text = _rendered("markdown", _comparisons()[:2])
+    assert "No record yet. graphmem measure --zoo" in text
+
+
+def test_the_report_has_every_format() -> None:
+    document = json.loads(_rendered("json", _comparisons()))
+    assert document["schema"] == "graphmem.accuracy/1"
+    assert [one["predicted"] is None for one in document["cases"]] == [
+        one.predicted.peak is None for one in _comparisons()
+    ]
+    assert "equal to the byte" in _rendered("text", _comparisons())
+    assert "case,measured_allocated_bytes" in _rendered("csv", _comparisons())
 
 
 def test_the_html_is_one_file_with_its_plots() -> None:
     pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
-    first, second = (render_html(_contents(_comparisons(), "By <us>.")) for _ in range(2))
+    first, second = (_rendered("html", _comparisons(), "By <us>.") for _ in range(2))
     assert first == second
     assert first.count("<svg") == 6
     assert "By &lt;us&gt;." in first

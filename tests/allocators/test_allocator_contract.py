@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.base import Allocator, BlockView, PoolAllocator, SegmentView
-from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, HighestHole, LowestHole, NeverReused
+from graphmem.allocators.bfc import BumpDriver
+from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, LowestHole
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.validator import CheckedAllocator, InvalidHeapError, validate_segments
 from graphmem.errors import DeviceOutOfMemory
 from graphmem.units import KIB, MIB
+from tests.support.addresses import HighestHole, NeverReused
+from tests.support.checked_allocator import CheckedAllocator, InvalidHeapError, validate_segments
 
 Factory = Callable[[], Allocator]
 
@@ -82,7 +84,7 @@ _add_if_there("onnxruntime, 100 MiB", "graphmem.allocators.onnxruntime_arena", _
 
 def _bfc(limit: int, capacity: int | None = None, **options: Any) -> Callable[[Any], Allocator]:
     def make(module: Any) -> Allocator:
-        driver = module.BumpDriver(capacity)
+        driver = BumpDriver(capacity)
         allocator: Allocator = module.TensorFlowBFC(
             limit, module.BFCOptions(**options), driver_alloc=driver.alloc, driver_free=driver.free
         )

@@ -52,7 +52,7 @@ def test_shrink_keeps_the_first_region_and_restarts_growth() -> None:
     handles = [arena.malloc(MIB) for _ in range(8)]
     for handle in handles:
         arena.free(handle)
-    arena.shrink()
+    arena.empty_cache()
     assert region_sizes(arena) == [1 * MIB]
     assert arena.stats()["NumArenaShrinkages"] == 3
     assert arena.stats()["NumArenaExtensions"] == 1
@@ -67,10 +67,10 @@ def test_shrink_keeps_what_is_in_use_and_reserved() -> None:
     first, second = arena.malloc(1000), arena.malloc(2000)
     arena.reserve(100)
     arena.free(first)
-    arena.shrink()
+    arena.empty_cache()
     assert region_sizes(arena) == [2048]
     arena.free(second)
-    arena.shrink()
+    arena.empty_cache()
     assert region_sizes(arena) == []
     assert arena.reserved_bytes == 100
 
@@ -152,7 +152,7 @@ def test_the_books_agree(requests: list[tuple[str, int, int]], strategy: int, ca
     live: dict[int, int] = {}
     for kind, size, which in requests:
         if kind == "shrink":
-            arena.shrink()
+            arena.empty_cache()
         elif kind == "free" and live:
             address = list(live)[which % len(live)]
             arena.free(address)

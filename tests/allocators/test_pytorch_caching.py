@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.base import BlockView, SegmentView
-from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, HighestHole, LowestHole, RecordedAddresses
+from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, LowestHole
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.pytorch_caching.restore import restore
 from graphmem.allocators.pytorch_caching.sizes import format_size, get_allocation_size, round_size
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.units import MIB
+from tests.support.addresses import HighestHole, RecordedAddresses
+from tests.support.restored_heap import restore
 
 
 @pytest.mark.parametrize(

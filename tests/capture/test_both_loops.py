@@ -37,8 +37,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
             return whole(subject, replace(mode, covers_both_loops=covers_both and mode.covers_both_loops), **options)
 
         monkeypatch.setattr(run, "capture_subject", capture_subject)
-        shelf = RunCache()
-        return shelf.recorded(question, shelf.loaded(question))
+        cache = RunCache()
+        return cache.run(question)
 
     return capture
 

@@ -38,8 +38,8 @@ def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Trace]]
 
 
 def captured(question: Question) -> Trace:
-    shelf = RunCache()
-    return shelf.recorded(question, shelf.loaded(question)).trace
+    cache = RunCache()
+    return cache.run(question).trace
 
 
 def images() -> Any:

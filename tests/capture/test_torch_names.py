@@ -127,6 +127,25 @@ def test_a_name_is_the_object_itself() -> None:
     assert torch_names.find("torch.nn.no_such_module") is GONE
 
 
+def _raised_by(package: str, code: str) -> BaseException:
+    with pytest.raises((AttributeError, NameError)) as caught:
+        exec(code, {"__name__": f"{package}.some_module"})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "is_explained"),
+    [
+        ("torch", "_no_such_hooks", True),
+        ("train", "_no_such_hooks", False),
+        ("torch", "def f():\n    a = a + 1\nf()", False),
+        ("graphmem", "import torch; torch._no_such_name", True),
+    ],
+)
+def test_an_error_for_want_of_a_name_names_the_version(package: str, code: str, is_explained: bool) -> None:
+    assert (torch_names.explained(_raised_by(package, code)) is not None) is is_explained
+
+
 # --- plain answers without one ----------------------------------------------------------------------------------------
 
 _SAMPLE = (
@@ -134,6 +153,7 @@ _SAMPLE = (
     "torch.autograd._make_grads",  # replaced
     "torch._C._current_autograd_node",  # something stands in its place
     "torch._subclasses.fake_tensor.FakeTensorMode",  # needed
+    "torch.nn.modules.module._global_forward_hooks_always_called",  # PyTorch's own code asks for it
 )
 
 
@@ -151,6 +171,7 @@ def test_plain_answers_without_a_name() -> None:
         "torch.autograd._make_grads": "the same figures, and what is lost",
         "torch._C._current_autograd_node": "the same figures, and what is lost",
         "torch._subclasses.fake_tensor.FakeTensorMode": "an error that names the version",
+        "torch.nn.modules.module._global_forward_hooks_always_called": "an error that names the version",
     }
 
 

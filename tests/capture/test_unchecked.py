@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from graphmem.analyze import analyze  # noqa: E402
+from graphmem.capture.kernels import PROOFS  # noqa: E402
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled  # noqa: E402
 from graphmem.capture.operators.facts import facts_of  # noqa: E402
 from graphmem.capture.operators.kernel_decompositions import _rows_told  # noqa: E402
@@ -37,6 +38,18 @@ def test_an_operator_that_nobody_checked_is_counted(monkeypatch: pytest.MonkeyPa
         ones = Code.NOT_CHECKED.about(operator="aten.erfinv.default")
         assert _assumed(lambda: torch.ones(8, device="cuda").erfinv().erfinv()) == {ones: 2}
         assert not _assumed(lambda: torch.ones(8).erfinv()), "it runs on the host"
+    finally:
+        facts_of.cache_clear()
+
+
+def test_a_rule_that_declares_no_proof_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(PROOFS, "aten.sum.default")
+    facts_of.cache_clear()
+    try:
+        assert facts_of(_aten.sum.default).remark == Code.NOT_CHECKED.about(operator="aten.sum.default")
+        monkeypatch.setitem(PROOFS, "aten.sum.default", "recordings of the package that has the rule")
+        facts_of.cache_clear()
+        assert facts_of(_aten.sum.default).remark is None
     finally:
         facts_of.cache_clear()
 

@@ -29,16 +29,17 @@ def test_options_stand_under_headings(command: str, headings: list[str]) -> None
 
 
 def test_tensorflow_options_choose_the_runtime_and_join() -> None:
-    from graphmem.cli.options import target_of
+    from graphmem.cli.fields import built
+    from graphmem.cli.options import Target
 
     unsaid = (
         "runtime", "gpu", "gpu_memory", "gpu_like", "capability", "cuda", "already_used", "torch_version", "margin",
     )  # fmt: skip
     asked = {**dict.fromkeys(unsaid), "alloc_conf": "allow_growth:true"}
-    found = target_of({**asked, "tf_option": ("memory_limit=100", "TF_GPU_ALLOCATOR=")})
-    assert found["runtime"] == "tensorflow"
-    assert found["alloc_conf"] == "allow_growth:true,memory_limit=100,TF_GPU_ALLOCATOR="
-    assert target_of({**asked, "tf_option": ()})["runtime"] is None
+    found = built(Target, {**asked, "tf_option": ("memory_limit=100", "TF_GPU_ALLOCATOR=")})
+    assert found.runtime == "tensorflow"
+    assert found.alloc_conf == "allow_growth:true,memory_limit=100,TF_GPU_ALLOCATOR="
+    assert built(Target, {**asked, "tf_option": ()}).runtime is None
 
 
 def test_tensorflow_options_are_for_tensorflow() -> None:

@@ -6,9 +6,10 @@ import importlib
 import re
 import shlex
 
+import click
 import pytest
 
-from graphmem.cli.main import cli
+from graphmem.cli.main import COMMANDS, cli
 from tests import places
 from tests.support.estimates import training_estimate
 
@@ -54,3 +55,41 @@ def test_commands_and_options_are_there() -> None:
 def test_every_key_of_an_estimate_is_explained() -> None:
     for key in training_estimate().to_dict():
         assert key in ("schema", "details") or f"`{key}`" in TEXT, key
+
+
+def _records(name: str, command: click.Command) -> dict[str, str]:
+    """What the help of a command shows of each option: how it is written -> what it means."""
+    context = click.Context(command, info_name=name, terminal_width=1000)
+    records = (one.get_help_record(context) for one in command.params if isinstance(one, click.Option))
+    return dict(filter(None, records))
+
+
+def _tables() -> str:
+    """Every command's options, under the headings of its help; those that a command has of another are not repeated."""
+    shared = _records("analyze", cli.commands["analyze"])
+    made = "Made of the fields of the classes that the commands take; `graphmem COMMAND --help` shows the same."
+    parts = [f"# Options\n\n{made}\n"]
+    for name in COMMANDS.own():
+        command = cli.commands[name]
+        found = [(name, command), *((f"{name} {sub}", one) for sub, one in getattr(command, "commands", {}).items())]
+        for title, one in found:
+            records = _records(title, one)
+            others = {w: m for w, m in records.items() if name == "analyze" or shared.get(w) != m}
+            parts.append(f"\n## graphmem {title}\n\n{_words(one)}\n")
+            if len(others) < len(records):
+                parts.append(f"\n{len(records) - len(others)} options are those of `graphmem analyze`.\n")
+            if others:
+                cells = ((cell.replace("|", "\\|") for cell in row) for row in others.items())
+                parts += ["\n| option | |\n|---|---|\n", *(f"| `{left}` | {right} |\n" for left, right in cells)]
+    return "".join(parts)
+
+
+def _words(command: click.Command) -> str:
+    return (command.short_help or (command.help or "").split("\n\n")[0]).strip()
+
+
+def test_the_page_of_options_is_made_of_the_fields(request: pytest.FixtureRequest) -> None:
+    page = places.ROOT / "docs" / "OPTIONS.md"
+    if request.config.getoption("--update-goldens"):
+        page.write_text(_tables(), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == _tables(), "run pytest --update-goldens and review docs/OPTIONS.md"

@@ -17,12 +17,12 @@ from graphmem.allocators.alloc_conf import AllocConf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.validator import CheckedAllocator
 from graphmem.errors import TraceError, UsageError
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Plans, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import MIB
 from tests import places
+from tests.support.checked_allocator import CheckedAllocator
 
 GOLDEN = places.PYTORCH / "allocator"
 

@@ -140,7 +140,7 @@ def test_every_fact_of_the_card_that_a_capture_looks_at_is_in_the_key_or_noted_w
         model.cuda()(inputs.cuda()).sum().backward()
 
     _Watched.seen.clear()
-    capture(run, source="", device=watched, torch_version=NEWEST, told=told)
+    capture(run, source="", device=watched, torch_version=NEWEST, asked=told)
     assert told == set()
     assert _Watched.seen - {"capability", "limits", "__class__"} == known
     assert card_facts(card) == tuple(getattr(card, name) for name in ("compute_capability", *CARD_FACTS))
@@ -149,7 +149,7 @@ def test_every_fact_of_the_card_that_a_capture_looks_at_is_in_the_key_or_noted_w
         properties = torch.cuda.get_device_properties(0)
         assert (properties.name, properties.total_memory) == (card.name, card.capacity_bytes)
 
-    capture(asks, source="", device=card, torch_version=NEWEST, told=told)
+    capture(asks, source="", device=card, torch_version=NEWEST, asked=told)
     assert told == {"name", "total_bytes"}
 
 

@@ -16,7 +16,9 @@ from graphmem.answering import stages
 from graphmem.answering.question import Question
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Estimate, Fit
+from graphmem.planning.advise import Advice, Advised
 from graphmem.planning.fit import fit
+from graphmem.planning.sweep import Row, Rows
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.support.estimates import training_estimate
@@ -198,3 +200,12 @@ def test_advice_that_cannot_be_followed_says_why(model: Any, example: Any) -> No
     checkpointing = next(one for one in advised.advice if one.options == "--checkpoint-activations")
     assert checkpointing.estimate is None
     assert "no repeated blocks" in checkpointing.reason
+
+
+def test_a_figure_above_the_card_that_fits_says_why() -> None:
+    fit = Fit("card", GIB, GIB - MIB, MIB, True, needs_cache_flush=True, unlimited_bytes=2 * GIB, probability=1.0)
+    estimate = replace(training_estimate(), fit=fit)
+    swept = str(Rows([Row({"batch": 1}, estimate)]))
+    assert "fits (cached segments given back) card" in swept
+    advised = str(Advised(estimate, (Advice("half the batch", "--batch 1", {"batch": 1}, estimate, MIB),)))
+    assert advised.count("fits (cached segments given back)") == 2

@@ -16,7 +16,7 @@ from graphmem.errors import UsageError
 from graphmem.graph.model import Node
 from graphmem.replay import replay
 from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
-from graphmem.runtimes.onnxruntime.kernels.tables import CPU
+from graphmem.runtimes.onnxruntime.kernels.tables import TABLES
 from graphmem.runtimes.onnxruntime.options import parse_options
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPatternPlanner, pattern_key
 from graphmem.runtimes.onnxruntime.plan.process import plan
@@ -24,6 +24,8 @@ from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind, Value, reuse_pla
 from graphmem.sources.onnx_file import load_onnx, parse_shapes, read_onnx
 from graphmem.trace import Category, EventKind, Place
 from tests.support import onnx_samples as samples
+
+CPU = TABLES["cpu"]
 
 
 def chain(*operators: str) -> list[Node]:
@@ -37,7 +39,14 @@ def plan_of(nodes: list[Node], shapes: dict[str, Any], **options: Any) -> Any:
     values = {name: Value("float32", shapes.get(name, ("N", 8))) for name in names}
     output = nodes[-1].outputs[0]
     return reuse_plan(
-        nodes, range(len(nodes)), values, inputs=["x"], initializers=[], outputs=[output], table=CPU, **options
+        nodes,
+        range(len(nodes)),
+        values,
+        inputs=["x"],
+        initializers=[],
+        outputs=[output],
+        table=CPU,
+        **options,
     )
 
 

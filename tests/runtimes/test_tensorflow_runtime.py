@@ -9,7 +9,6 @@ import pytest
 
 from graphmem import replay_trace
 from graphmem.allocators.tensorflow_bfc import BFCOptions, TensorFlowBFC
-from graphmem.allocators.validator import CheckedAllocator
 from graphmem.devices import Device, device_named
 from graphmem.devices.capabilities import limits_of
 from graphmem.errors import DeviceOutOfMemory, UsageError
@@ -18,6 +17,7 @@ from graphmem.runtimes.tensorflow.card import OneRegion, bare_context_bytes, lim
 from graphmem.runtimes.tensorflow.options import TensorFlowOptions, memory_limit_bytes, min_system_memory, read_options
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
+from tests.support.checked_allocator import CheckedAllocator
 
 
 def read(text: str = "", **environment: str) -> TensorFlowOptions:

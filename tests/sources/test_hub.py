@@ -142,6 +142,17 @@ def test_a_model_of_the_table_says_so_and_an_unknown_name_is_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_in_the_place_of_a_model_type_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from graphmem.sources.huggingface import load_huggingface
+
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "bert"}')
+    monkeypatch.chdir(tmp_path)
+    assert any("gpt2 is the folder of that name here" in note for note in load_huggingface("gpt2").notes)
+    assert not any("folder" in note for note in load_huggingface(str(tmp_path / "gpt2")).notes)
+
+
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PARAMETERS]
 )

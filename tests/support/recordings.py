@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.base import BlockView, SegmentView
-from graphmem.allocators.cuda_driver import CudaDriver, RecordedAddresses
+from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.pytorch_caching.restore import restore
 from graphmem.sources.snapshot import Recording
 from graphmem.units import MIB
+from tests.support.addresses import RecordedAddresses
+from tests.support.restored_heap import restore
 
 #: Public memory snapshots of real GPUs, reduced to JSON: others' work, not part of this repository, and only there
 #: where ``pytest --traces FOLDER`` (or GRAPHMEM_TRACES) says so.

@@ -15,8 +15,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from graphmem.capture.device.pretend_device import DEVICE, cards
-from graphmem.capture.patches import Patches
-from graphmem.capture.torch_internals import FakeTensor
+from graphmem.capture.patches import Patches, around
+from graphmem.capture.torch_internals import FakeTensor, TorchDispatchMode
 from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"
@@ -26,40 +26,39 @@ FunctionalTensorMode: Any = private("torch._subclasses.functional_tensor.Functio
 
 def patch_functional_tensors(patches: Patches) -> None:
     """Give ``FunctionalTensor`` CUDA's dispatch keys, and to Python the device of the tensor inside."""
-    construct = FunctionalTensor.__new__
-
-    def new(cls: Any, elem: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        wrapper = construct(cls, elem, *args, **kwargs)
-        if not _is_inside_on_device(elem) or not _is_plain(elem):
-            return wrapper
-        tensor = private("torch.Tensor._make_subclass", _LOST)(
-            cls, _same_shape(elem), elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
-        )
-        private("torch._C._set_throw_on_mutable_data_ptr", _LOST)(tensor)
-        tensor.__dict__.update(wrapper.__dict__)
-        return tensor
-
     device = torch.Tensor.device.__get__
-
-    def device_of(self: Any) -> torch.device:
-        return cards().own if _is_inside_on_device(self.elem) else device(self)
-
-    patches.set(FunctionalTensor, "__new__", staticmethod(new))
-    patches.set(FunctionalTensor, "device", property(device_of))
-    patches.set(FunctionalTensor, "is_cuda", property(lambda self: self.device.type == "cuda"))
+    attributes = {
+        "__new__": staticmethod(around(_new)(FunctionalTensor.__new__)),
+        "device": property(lambda self: cards().own if _is_inside_on_device(self.elem) else device(self)),
+        "is_cuda": property(lambda self: self.device.type == "cuda"),
+    }
+    patches.table(FunctionalTensor, attributes)
     for mode in (FunctionalTensorMode, ProxyTorchDispatchMode):
-        patches.set(mode, "__torch_dispatch__", _naming_device(mode.__torch_dispatch__))
+        patches.around(mode, {"__torch_dispatch__": _name_device})
 
 
-def _naming_device(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def _new(
+    original: Callable[..., torch.Tensor], cls: type, elem: torch.Tensor, *args: object, **kwargs: object
+) -> torch.Tensor:
+    wrapper = original(cls, elem, *args, **kwargs)
+    if not _is_inside_on_device(elem) or not _is_plain(elem):
+        return wrapper
+    tensor = private("torch.Tensor._make_subclass", _LOST)(
+        cls, _same_shape(elem), elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
+    )
+    private("torch._C._set_throw_on_mutable_data_ptr", _LOST)(tensor)
+    tensor.__dict__.update(wrapper.__dict__)
+    return tensor
+
+
+def _name_device(
+    original: Callable[..., object], self: TorchDispatchMode, func: object, types: object,
+    args: tuple[object, ...] = (), kwargs: dict[str, Any] | None = None,
+) -> object:  # fmt: skip
     """C++ composites pass on the device they see; graphs should name the one that Python sees."""
-
-    def named(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if kwargs and isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "meta":
-            kwargs = {**kwargs, "device": cards().own}
-        return dispatch(self, func, types, args, kwargs)
-
-    return named
+    if kwargs and isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "meta":
+        kwargs = {**kwargs, "device": cards().own}
+    return original(self, func, types, args, kwargs)
 
 
 def _is_inside_on_device(elem: torch.Tensor) -> bool:

@@ -76,14 +76,14 @@ class GraphTrees:
         *,
         is_inference: bool,
         mutated_input_idxs: Sequence[int] = (),
-        **__: Any,
+        **__: object,
     ) -> Callable[[list[Any]], Any]:
         """``cudagraphify_impl``: a function for every combination of the inputs that are numbers."""
         if not is_inference:
             return model
         functions: dict[tuple[int, ...], tuple[_Function, list[int]]] = {}
 
-        def run(inputs: list[Any]) -> Any:
+        def run(inputs: list[Any]) -> object:
             get_input_idxs_to_check = private("torch._inductor.compile_fx.get_input_idxs_to_check", _LOST)
             copy_misaligned_inputs = private("torch._inductor.utils.copy_misaligned_inputs", _LOST)
             remove_unaligned_input_idxs = private("torch._inductor.utils.remove_unaligned_input_idxs", _LOST)
@@ -99,7 +99,7 @@ class GraphTrees:
 
         return run
 
-    def _run(self, function: _Function, inputs: list[Any]) -> Any:
+    def _run(self, function: _Function, inputs: list[Any]) -> object:
         """``manager._run``."""
         if self._pool is None:
             self._begin()
@@ -131,7 +131,7 @@ class GraphTrees:
                 storage.resize_(0)
         self._returned = []
 
-    def _is_own(self, tensor: Any) -> bool:
+    def _is_own(self, tensor: torch.Tensor) -> bool:
         storage = tensor.untyped_storage()
         return any(reference() is storage for reference in self._returned)
 
@@ -171,7 +171,7 @@ class GraphTrees:
                 torch._C._cuda_endAllocateToPool(0, self._pool)
                 torch._C._cuda_releasePool(0, self._pool)
 
-    def _warm_up(self, function: _Function, inputs: list[Any]) -> Any:
+    def _warm_up(self, function: _Function, inputs: list[Any]) -> object:
         """``CUDAWarmupNode.run``."""
         given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         with _without_workspaces(), self._in_pool():
@@ -198,12 +198,12 @@ class GraphTrees:
         return outputs
 
     def _over_the_same(self, output: torch.Tensor) -> torch.Tensor:
-        """What a replay returns: a tensor over memory of the pool that the allocator counts as free by then."""
+        """The output of a replay: a tensor over memory of the pool that the allocator counts as free by then."""
         with self._recorder.paused():
             return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
 
 
-def _address(tensor: Any) -> int:
+def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -22,7 +22,7 @@ from graphmem.base.files import own_compiler_folder
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.graph_trees import GraphTrees
 from graphmem.capture.compile.padding import follow_padding
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, TorchDispatchMode, disable_current_modes
 from graphmem.devices import Device
@@ -30,6 +30,7 @@ from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"
+_Function = Callable[..., object]
 
 #: Before, the compiler refuses inputs that are fake tensors of another mode than its own.
 _CLONES_INPUTS_SINCE = (2, 11)
@@ -49,29 +50,27 @@ _MODULES = (
 def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> Iterator[None]:
     """Let Inductor compile for the pretended ``device``; ``assumed`` counts what would be decided by timing."""
     import_compiler()
-    patches = Patches()
-    forget = _device_caches()
     trees = GraphTrees(recorder)
     settings = {"force_disable_caches": True, "compile_threads": 1}
-    try:
-        forget()
-        with private("torch._inductor.config.patch", _LOST)(settings), own_compiler_folder():
-            _patch_device(patches, device)
-            _patch_mode(patches)
-            patch_functional_tensors(patches)
-            _allow_factories()
-            _patch_triton(patches)
-            _patch_kernels(patches, recorder)
-            _patch_buffers(patches)
-            _patch_constants(patches)
-            _patch_timing(patches, assumed)
-            trees.patch(patches)
-            follow_padding(patches, device, recorder, assumed)
-            yield
-    finally:
-        trees.forget()
-        patches.undo()
-        forget()
+    _forget_device()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_forget_device)
+        patches = stack.enter_context(Patches())
+        stack.callback(trees.forget)
+        stack.enter_context(private("torch._inductor.config.patch", _LOST)(settings))
+        stack.enter_context(own_compiler_folder())
+        _patch_device(patches, device)
+        _patch_mode(patches)
+        patch_functional_tensors(patches)
+        _allow_factories()
+        _patch_triton(patches)
+        _patch_kernels(patches, recorder)
+        _patch_buffers(patches)
+        _patch_constants(patches)
+        _patch_timing(patches, assumed)
+        trees.patch(patches)
+        follow_padding(patches, device, recorder, assumed)
+        yield
 
 
 def import_compiler() -> None:
@@ -87,18 +86,12 @@ def import_compiler() -> None:
         trace_rules.get_tensor_method()
 
 
-def _device_caches() -> Callable[[], None]:
-    """Forgets what Inductor remembers of the device."""
-    utils = private("torch._inductor.utils", _LOST)
-    properties = private("torch._inductor.runtime.hints.DeviceProperties", _LOST)
-
-    def forget() -> None:
-        properties.create.cache_clear()
-        for function in vars(utils).values():
-            if hasattr(function, "cache_clear"):
-                function.cache_clear()
-
-    return forget
+def _forget_device() -> None:
+    """Forget what Inductor remembers of the device."""
+    private("torch._inductor.runtime.hints.DeviceProperties", _LOST).create.cache_clear()
+    for function in vars(private("torch._inductor.utils", _LOST)).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 # --- the device -------------------------------------------------------------------------------------------------------
@@ -109,60 +102,55 @@ def _patch_device(patches: Patches, device: Device) -> None:
 
     device_interface.get_interface_for_device("cpu")  # fills the table
     properties = torch.cuda.get_device_properties(0)
-    answers: dict[str, Any] = {
+    zero = ("current_device", "get_raw_stream", "exchange_device", "maybe_exchange_device", "memory_allocated")
+    answers = {
         "get_device_properties": properties,
-        "current_device": 0,
-        "set_device": None,
+        **dict.fromkeys(zero, 0),
+        **dict.fromkeys(("set_device", "synchronize", "raise_if_triton_unavailable")),
         "device_count": 1,
-        "synchronize": None,
-        "get_raw_stream": 0,
-        "exchange_device": 0,
-        "maybe_exchange_device": 0,
-        "memory_allocated": 0,
         "is_bf16_supported": True,
         "is_available": True,
         "get_compute_capability": device.capability[0] * 10 + device.capability[1],
         "is_triton_capable": device.limits.triton,
-        "raise_if_triton_unavailable": None,
     }
     interface = device_interface.CudaInterface
-    for name, answer in answers.items():
-        patches.set(interface, name, staticmethod(lambda *_, _answer=answer, **__: _answer))
-    patches.set(interface.Worker, "get_device_properties", staticmethod(lambda *_, **__: properties))
+    patches.table(interface, {name: staticmethod(constant(answer)) for name, answer in answers.items()})
+    patches.set(interface.Worker, "get_device_properties", staticmethod(constant(properties)))
     patches.set(torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext())
 
 
 def _patch_mode(patches: Patches) -> None:
     """The fake mode of the graph that is compiled is that of its context, whatever its inputs are: they are fake
-    tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) says so itself."""
+    tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) does so itself."""
     if versions.version_of(torch.__version__) >= _CLONES_INPUTS_SINCE:
         return
     detect = private("torch._guards.detect_fake_mode", _LOST)
 
-    def of_context(inputs: Any = None) -> Any:
+    def of_context(original: Callable[..., object], inputs: object = None) -> object:
         context = private("torch._guards.TracingContext.try_get", _LOST)()
         mode = None if context is None else context.fake_mode
-        return detect(inputs) if mode is None else mode
+        return original(inputs) if mode is None else mode
 
     _patch_wherever(patches, "detect_fake_mode", detect, of_context)
-    aot_autograd = private("torch._functorch.aot_autograd", _LOST)
 
-    process = aot_autograd.process_inputs
-
-    def in_mode(inputs: list[Any], settings: Any, mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+    def in_mode(
+        original: Callable[..., object], inputs: list[Any], settings: object, mode: FakeTensorMode, *args: object,
+        **kwargs: object,
+    ) -> object:  # fmt: skip
         """The same of inputs, which 2.11 clones into the graph's mode (``frontend_utils.py``)."""
         others = (isinstance(one, FakeTensor) and one.fake_mode is not mode for one in inputs)
         inputs = [mode.from_tensor(one) if other else one for one, other in zip(inputs, others, strict=True)]
-        return process(inputs, settings, mode, *args, **kwargs)
+        return original(inputs, settings, mode, *args, **kwargs)
 
+    process = private("torch._functorch.aot_autograd", _LOST).process_inputs
     _patch_wherever(patches, "process_inputs", process, in_mode)
 
 
-def _patch_wherever(patches: Patches, name: str, found: Any, value: Any) -> None:
+def _patch_wherever(patches: Patches, name: str, found: object, function: Callable[..., object]) -> None:
     """In every module of torch that has it by this name."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch.") and vars(module).get(name) is found:
-            patches.set(module, name, value)
+            patches.around(module, {name: function})
 
 
 def _allow_factories() -> None:
@@ -181,12 +169,12 @@ class _Kernel:
         self._name = name
         self._recorder = recorder
 
-    def run(self, *args: Any, **_: Any) -> None:
+    def run(self, *args: object, **_: object) -> None:
         for argument in args:
             if isinstance(argument, torch.Tensor):
                 self._recorder.storages.name_storage(argument, self._name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> None:
         self.run(*args, **kwargs)
 
 
@@ -194,7 +182,7 @@ def _patch_triton(patches: Patches) -> None:
     """Triton counts as installed; whether it is changes nothing that is allocated."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torch._inductor.") and callable(vars(module).get("has_triton")):
-            patches.set(module, "has_triton", lambda *_, **__: True)
+            patches.set(module, "has_triton", constant(True))
     patches.replace("torch.utils._triton.triton_hash_with_backend", _LOST, lambda: "")
     codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
 
@@ -206,47 +194,38 @@ def _patch_triton(patches: Patches) -> None:
         )
 
     # The second one since 2.8, which the third calls; before 2.8 generated code computes each kernel's grid itself.
-    for name in ("write_triton_header_once", "write_get_raw_stream_header", "write_get_raw_stream_header_once"):
-        if hasattr(codegen, name):
-            patches.set(codegen, name, header)
+    names = ("write_triton_header_once", "write_get_raw_stream_header", "write_get_raw_stream_header_once")
+    patches.where_found([codegen], dict.fromkeys(names, header))
 
 
 def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     async_compile = private("torch._inductor.async_compile.AsyncCompile", _LOST)
 
-    def named(_: Any, name: str, *args: Any, **kwargs: Any) -> _Kernel:
+    def named(_: object, name: str, *args: object, **kwargs: object) -> _Kernel:
         return _Kernel(name, recorder)
 
-    def unnamed(*_: Any, **__: Any) -> _Kernel:
+    def unnamed(*_: object, **__: object) -> _Kernel:
         return _Kernel("compiled kernel", recorder)
 
-    patches.set(async_compile, "triton", named)
-    for name in ("multi_kernel", "size_hint_multi_kernel"):  # the second one since 2.11
-        if hasattr(async_compile, name):
-            patches.set(async_compile, name, named)
-    for name in ("cpp", "cpp_pybinding"):
-        patches.set(async_compile, name, unnamed)
+    # The last of them since 2.11.
+    patches.where_found([async_compile], dict.fromkeys(("triton", "multi_kernel", "size_hint_multi_kernel"), named))
+    patches.where_found([async_compile], dict.fromkeys(("cpp", "cpp_pybinding"), unnamed))
 
 
 # --- buffers ----------------------------------------------------------------------------------------------------------
 
 
 def _patch_buffers(patches: Patches) -> None:
-    utils = private("torch._inductor.utils", _LOST)
-
-    guards = private("torch._C._dynamo.guards", _LOST)
-    patches.set(guards, "_empty_strided_cuda", _empty_on("cuda"))
-    patches.set(guards, "_empty_strided_cpu", _empty_on("cpu"))
-    patches.set(guards, "_reinterpret_tensor", _reinterpret)
-    answers: dict[str, Callable[..., Any]] = {
-        "assert_size_stride": lambda *_: None,
-        "assert_alignment": lambda *_: None,
+    functions: dict[str, Callable[..., object]] = {
+        "_empty_strided_cuda": _empty_on("cuda"),
+        "_empty_strided_cpu": _empty_on("cpu"),
+        "_reinterpret_tensor": _reinterpret,
+        "assert_size_stride": constant(None),
+        "assert_alignment": constant(None),
         "copy_if_misaligned": _aligned,
-    }
-    for name, answer in answers.items():
-        if hasattr(guards, name):  # the younger ones are not there before 2.11
-            patches.set(guards, name, answer)
-    patches.set(utils, "copy_misaligned_inputs", _align_inputs)
+    }  # the younger ones are not there before 2.11
+    patches.where_found([private("torch._C._dynamo.guards", _LOST)], functions)
+    patches.set(private("torch._inductor.utils", _LOST), "copy_misaligned_inputs", _align_inputs)
 
 
 def _empty_on(device: str) -> Callable[..., torch.Tensor]:
@@ -264,7 +243,6 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy if its first element is not aligned. Addresses of storages always are."""
     alignment = private("torch._inductor.utils.ALIGNMENT", _LOST)
     clone_preserve_strides = private("torch._inductor.utils.clone_preserve_strides", _LOST)
-
     misaligned = tensor.storage_offset() * tensor.element_size() % alignment
     return clone_preserve_strides(tensor) if misaligned else tensor
 
@@ -288,7 +266,7 @@ def _align_inputs(
 class _OnHost(TorchDispatchMode):  # type: ignore[misc]
     """Computes on the host what the compiler would compute on the card to know its value."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = dict(kwargs or {})
         if func is torch.ops.prims.device_put.default:
             return args[0]
@@ -302,33 +280,26 @@ def _patch_constants(patches: Patches) -> None:
     follows the values of small tensors that are made of numbers, which a card would hold as long."""
     from torch.fx.experimental import proxy_tensor
 
-    without_fakes = proxy_tensor.unset_fake_temporarily
-
     @contextlib.contextmanager
-    def on_host() -> Iterator[Any]:
-        with without_fakes() as mode, _OnHost():
+    def on_host(original: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[object]:
+        with original() as mode, _OnHost():
             yield mode
 
-    patches.set(proxy_tensor, "unset_fake_temporarily", on_host)
+    patches.around(proxy_tensor, {"unset_fake_temporarily": on_host})
     patches.set(FakeTensorMode, "avoid_device_init", property(lambda _: True))
     folder = private("torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder", _LOST)
-
-    for name in ("_deduce_value", "create_unknown_value_placeholder"):
-        if name in vars(folder):
-            patches.set(folder, name, _on_host(vars(folder)[name]))
+    names = ("_deduce_value", "create_unknown_value_placeholder")
+    patches.around(folder, {name: _on_host for name in names if name in vars(folder)})
 
 
-def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with _OnHost():
-            return method(*args, **kwargs)
-
-    return run
+def _on_host(method: Callable[..., object], *args: object, **kwargs: object) -> object:
+    with _OnHost():
+        return method(*args, **kwargs)
 
 
 # --- what timing decides, and CUDA graphs -----------------------------------------------------------------------------
 
-#: Settings of Inductor that are left out, with what the reader is told.
+#: Settings of Inductor that are left out, and the remark.
 _LEFT_OUT = {
     "triton.cudagraphs": Code.CUDA_GRAPHS_LEFT_OUT,
     "max_autotune": Code.AUTOTUNING_LEFT_OUT,
@@ -336,7 +307,7 @@ _LEFT_OUT = {
 _AUTOTUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
 
-def _without(settings: Any, assumed: Counter[Diagnostic]) -> Any:
+def _without(settings: dict[str, object] | None, assumed: Counter[Diagnostic]) -> dict[str, object] | None:
     """Inductor's settings without those that only a card can follow."""
     if not settings:
         return settings
@@ -350,11 +321,9 @@ def _without(settings: Any, assumed: Counter[Diagnostic]) -> Any:
 
 
 def _patch_timing(patches: Patches, assumed: Counter[Diagnostic]) -> None:
-    compile_fx = private("torch._inductor.compile_fx", _LOST)
+    def compile_fx(
+        original: _Function, *args: object, config_patches: dict[str, object] | None = None, **others: object
+    ) -> object:
+        return original(*args, config_patches=_without(config_patches, assumed), **others)
 
-    compile_graph = compile_fx.compile_fx
-
-    def with_settings(*args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
-        return compile_graph(*args, config_patches=_without(config_patches, assumed), **kwargs)
-
-    patches.set(compile_fx, "compile_fx", with_settings)
+    patches.around(private("torch._inductor.compile_fx", _LOST), {"compile_fx": compile_fx})

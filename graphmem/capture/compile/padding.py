@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
@@ -30,43 +30,39 @@ _ASSUMED = Code.PADDING_NOT_TIMED.about()
 
 
 class _Results:
-    """What was tried in this capture; Inductor's own table (``LocalCache``) is a file of the user's."""
+    """Outcomes of the trials of this capture; Inductor's own table (``LocalCache``) is a file of the user's."""
 
     def __init__(self) -> None:
         self._values: dict[Any, Any] = {}
 
-    def lookup(self, *keys: str) -> Any:
+    def lookup(self, *keys: str) -> object:
         return self._values.get(keys)
 
-    def set_value(self, *keys: str, value: Any) -> None:
+    def set_value(self, *keys: str, value: object) -> None:
         self._values[keys] = value
 
 
 def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> None:
     """Record the trials of padded matrix products; ``assumed`` counts their outcomes."""
     pad_mm = private("torch._inductor.fx_passes.pad_mm", _LOST)
-
-    results = _Results()
     # Names before 2.11 are the second ones.
     judge, tried = (
         next(name for name in names if hasattr(pad_mm, name))
         for names in (("is_padded_faster", "should_pad"), ("_should_pad", "_should_pad_bench"))
     )
-    faster = getattr(pad_mm, judge)
 
     @contextlib.contextmanager
     def recorded() -> Iterator[None]:
         with disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder):
             yield
 
-    def outcome(*args: Any) -> Any:
+    def outcome(original: Callable[..., object], *args: object) -> object:
         assumed[_ASSUMED] += 1
-        return faster(*args)
+        return original(*args)
 
     patches.set(pad_mm, tried, inspect.unwrap(getattr(pad_mm, tried)))  # the wrapper remembers for good
-    patches.set(pad_mm, "get_pad_cache", lambda: results)
-    patches.set(pad_mm, "no_dispatch", recorded)
-    patches.set(pad_mm, judge, outcome)
+    patches.table(pad_mm, {"get_pad_cache": constant(_Results()), "no_dispatch": recorded})
+    patches.around(pad_mm, {judge: outcome})
     if hasattr(pad_mm, "get_do_bench"):
         patches.set(pad_mm, "get_do_bench", lambda: _trial(device.limits.l2_bytes))
     else:  # 2.6

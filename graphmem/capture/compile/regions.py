@@ -19,7 +19,7 @@ from graphmem.base import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
 from graphmem.capture.compile.validation import patched_by_dynamo, without_validation
-from graphmem.capture.patches import Patches, ignored_warnings
+from graphmem.capture.patches import Patches, constant, ignored_warnings
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.threads import Threads
@@ -49,7 +49,7 @@ _ASKING_FOR_MODES = (
 
 
 class CompiledCode:
-    """What a capture learns of the code that was compiled in it.
+    """The code that was compiled in a capture, and the compiler while it runs.
 
     ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (diagnostic -> count).
     """
@@ -71,7 +71,7 @@ class CompiledCode:
         self._lifted: list[tuple[Any, Any, Any]] = []
 
     def notes(self) -> tuple[str, ...]:
-        """What the reader of an estimate should know of its compiled part; empty when nothing was compiled."""
+        """Remarks for the reader of an estimate on its compiled part; empty when nothing was compiled."""
         if not self.regions:
             return ()
         return (
@@ -159,7 +159,7 @@ class CompiledCode:
         code, evaluation = self, self._evaluation
         skip, skip_with_callees = _skipping()
 
-        def call(self: Any, frame: Any, *args: Any) -> Any:
+        def call(self: Any, frame: Any, *args: object) -> Any:
             name = frame.f_globals.get("__name__", "")
             if name.startswith("graphmem."):
                 return skip if name == __name__ else skip_with_callees
@@ -189,24 +189,19 @@ def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Device)
     """Let ``torch.compile`` work inside a capture, whenever and however the step uses it."""
     evaluation = frame_evaluation()
     code = CompiledCode(recorder, watch, device, evaluation)
-    patches = Patches()
-
-    def compile_(*args: Any, **kwargs: Any) -> Any:
-        code.followed(patches)
-        return _REAL_COMPILE(*args, **kwargs)
-
-    stack = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as stack:
         stack.enter_context(ignored_warnings("Using `torch.compile"))  # with the capture's hooks
         if evaluation is not None:
             stack.enter_context(evaluation.restored())
-        patches.set(torch, "compile", compile_)
-        _watch_dynamo(patches, code)
-        yield code
-    finally:
-        code.close()
-        patches.undo()
-        stack.close()
+        with Patches() as patches, contextlib.closing(code):
+
+            def compile_(*args: object, **kwargs: object) -> object:
+                code.followed(patches)
+                return _REAL_COMPILE(*args, **kwargs)
+
+            patches.set(torch, "compile", compile_)
+            _watch_dynamo(patches, code)
+            yield code
 
 
 _REAL_COMPILE = torch.compile
@@ -218,7 +213,7 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
 
     set_eval_frame, threads = private("torch._C._dynamo.eval_frame.set_eval_frame", _LOST), patches.threads
 
-    def watched(callback: Any) -> Any:
+    def watched(callback: object) -> object:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
         if get_ident() not in threads and not threads.adopts():
             set_eval_frame(callback)
@@ -239,7 +234,7 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
 
 
 def _skipping() -> tuple[Any, Any]:
-    """What Dynamo's callback returns for a frame that is to run as it is, and for one whose callees are, too."""
+    """The results of Dynamo's callback for a frame that is to run as it is, and for one whose callees are, too."""
     convert_frame = private("torch._dynamo.convert_frame", _LOST)
     types = private("torch._dynamo.types", _LOST)
 
@@ -255,9 +250,7 @@ def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
 
     patches.set(convert_frame.CatchErrorsWrapper, "__call__", code.convert(convert_frame.CatchErrorsWrapper.__call__))
     # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
-    for name in _ASKING_FOR_MODES:
-        if hasattr(convert_frame, name):
-            patches.set(convert_frame, name, lambda **_: False)
+    patches.where_found([convert_frame], dict.fromkeys(_ASKING_FOR_MODES, constant(False)))
     patches.share(torch.compiler, "is_compiling", _compiling_here(torch.compiler.is_compiling, patches.threads))
 
 
@@ -275,15 +268,12 @@ def _compiling_here(original: Callable[[], bool], threads: Threads) -> Callable[
 
 def _forget_compiled() -> None:
     """Code compiled for real tensors and code compiled for the pretended device must not meet."""
-    patches = Patches()
-    patches.set(torch.cuda, "is_available", lambda: False)  # else CUDA graphs are reset, which needs a CUDA build
-    try:
+    with Patches() as patches:
+        patches.set(torch.cuda, "is_available", constant(False))  # else CUDA graphs are reset, which needs a CUDA build
         private("torch._dynamo.reset", _LOST)()
-    finally:
-        patches.undo()
 
 
-def _is_ours(hook: Any) -> bool:
+def _is_ours(hook: object) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("graphmem.")
 
 

@@ -35,10 +35,10 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
     when the tensor comes back to the device.
     """
 
-    def get(self: Any) -> Any:
+    def get(self: torch.Tensor) -> torch.Tensor:
         return _DATA.__get__(self, type(self))
 
-    def assign(self: Any, value: Any) -> None:
+    def assign(self: torch.Tensor, value: torch.Tensor) -> None:
         if isinstance(value, FakeTensor) and not isinstance(borrow(self), FakeTensor):
             raise RuntimeError(f"the data of a {type(self).__name__} cannot become that of a tensor of the capture")
         if not isinstance(value, FakeTensor) or value.fake_device == self.fake_device:
@@ -60,8 +60,8 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
     return property(get, assign)
 
 
-def _as_it_was_there(tensor: Any, value: Any) -> Any:
-    """What the tensor was to C++ where ``value`` is, or something new there, with the data of ``value``."""
+def _as_it_was_there(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The C++ tensor that this one was where ``value`` is, or something new there, with the data of ``value``."""
     reference = tensor.__dict__.get(_FORMER, {}).pop(value.fake_device, None)
     former = None if reference is None else reference()
     with torch.no_grad(), without_torch_function():
@@ -75,26 +75,26 @@ def _as_it_was_there(tensor: Any, value: Any) -> Any:
 
 #: The attribute of a tensor with what it was to C++, by device.
 _FORMER = "_graphmem_former"
-#: Where a tensor keeps its hooks, as tables that C++ is told of.
+#: Where a tensor keeps its hooks, as tables that C++ knows too.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def register_hooks(tensor: Any) -> None:
-    """Tell C++ of the hooks that are with the Python object, after it has become another tensor to C++."""
+def register_hooks(tensor: torch.Tensor) -> None:
+    """Register the hooks in C++ that are with the Python object, after it has become another tensor to C++."""
     for name in HOOKS:
         table = getattr(tensor, name)
         if table is not None:
             setattr(tensor, name, table)
 
 
-def _give_data(tensor: Any, former: Any) -> None:
+def _give_data(tensor: torch.Tensor, former: torch.Tensor) -> None:
     """Let what a tensor was to C++, now of ``former``, share the tensor's data: on a card the two are one, which a
     kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13)."""
     with torch.no_grad(), without_torch_function():
         _DATA.__set__(former, tensor)
 
 
-def _set_any_grad(tensor: Any, grad: Any) -> None:
+def _set_any_grad(tensor: torch.Tensor, grad: torch.Tensor) -> None:
     """``tensor.grad = grad``, be it of another dtype, or on another device: C++ finds both on ``meta`` meanwhile, and
     the tensor's data in the gradient."""
     places = [(each, each.__dict__.get(FAKE_DEVICE)) for each in (tensor, grad)]

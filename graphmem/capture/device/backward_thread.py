@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around
 from graphmem.capture.threads import OwnThread
 from graphmem.capture.torch_internals import (
     dispatch_modes,
@@ -49,14 +49,10 @@ class Numbers:
         """The program's next node is its first."""
         self.ahead = next_sequence_number()
 
-    def counting(self, convert: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def count(self, original: Callable[[object], object], _: object, tensor: torch.Tensor) -> object:
         """``MetaConverter._backward_error``, a node around a host tensor of the program that becomes fake."""
-
-        def counted(_: Any, tensor: Any) -> Any:
-            self.ahead += 1
-            return convert(tensor)
-
-        return counted
+        self.ahead += 1
+        return original(tensor)
 
 
 class _DeviceThread:
@@ -79,7 +75,7 @@ class _DeviceThread:
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def run(self, function: Callable[[], Any]) -> Any:
+    def run(self, function: Callable[[], Any]) -> object:
         """The function's result, or what it raised."""
         state = _state()
         done = threading.Event()
@@ -113,14 +109,13 @@ def _count(missing: int) -> None:
 
 
 def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]:
-    """What PyTorch keeps for each thread, of the parts that a backward pass sees."""
+    """The modes and autocast settings of this thread, which a backward pass sees."""
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
     return dispatch_modes(), function_modes(), autocast
 
 
 @contextlib.contextmanager
 def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
-
     modes, function_modes, autocast = state
     for kind, enabled, dtype in autocast:
         torch.set_autocast_enabled(kind, enabled)
@@ -144,26 +139,26 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
     threads: list[_DeviceThread] = []
     numbers = Numbers()
 
-    def on_thread(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_backward(
-            tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            if not create_graph or (threads and threads[0].is_current()) or is_transformed():
-                return original(tensors, gradients, retain, create_graph, *args, **kwargs)
-            if not threads:
-                threads.append(_DeviceThread(numbers))
-            return threads[0].run(lambda: original(tensors, gradients, retain, create_graph, *args, **kwargs))
+    def run_backward(
+        original: Callable[..., object], tensors: object, gradients: object, retain: object, create_graph: object,
+        *args: object, **kwargs: object,
+    ) -> object:  # fmt: skip
+        def run() -> object:
+            return original(tensors, gradients, retain, create_graph, *args, **kwargs)
 
-        return run_backward
+        if not create_graph or (threads and threads[0].is_current()) or is_transformed():
+            return run()
+        if not threads:
+            threads.append(_DeviceThread(numbers))
+        return threads[0].run(run)
 
-    patches = Patches()
     lost = "the order in which gradients of gradients are computed may be another one"
-    patches.wrap("torch.autograd.graph._engine_run_backward", lost, on_thread)
-    patches.wrap("torch.autograd._engine_run_backward", lost, on_thread)
-    patches.wrap("torch._subclasses.meta_utils.MetaConverter._backward_error", lost, numbers.counting)
     try:
-        yield numbers
+        with Patches() as patches:
+            patches.wrap("torch.autograd.graph._engine_run_backward", lost, around(run_backward))
+            patches.wrap("torch.autograd._engine_run_backward", lost, around(run_backward))
+            patches.wrap("torch._subclasses.meta_utils.MetaConverter._backward_error", lost, around(numbers.count))
+            yield numbers
     finally:
-        patches.undo()
         for thread in threads:
             thread.close()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
-from graphmem.capture.device.watched_imports import watched_imports
-from graphmem.capture.patches import Patches
+from graphmem.base.imports import watched_imports
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.threads import Threads
 from graphmem.capture.torch_internals import disable_current_modes
 
@@ -24,15 +25,11 @@ def bitsandbytes_without_card(
     """Until the end, one of ``threads`` imports the package as without a card, and without the modes of a capture;
     ``loaded`` is called afterwards."""
 
-    def execute(import_it: Callable[[], None]) -> None:
-        patches = Patches()
-        try:
-            patches.set(torch.cuda, "is_available", lambda: False)
-            patches.set(torch.cuda, "device_count", lambda: 0)
+    def execute(_: ModuleType, import_it: Callable[[], None]) -> None:
+        with Patches() as patches:
+            patches.table(torch.cuda, {"is_available": constant(False), "device_count": constant(0)})
             with disable_current_modes():
                 import_it()
-        finally:
-            patches.undo()
         loaded()
 
-    return watched_imports(threads, {"bitsandbytes": execute})
+    return watched_imports({"bitsandbytes": execute}, threads.only(lambda: True))

@@ -72,7 +72,7 @@ class Borrowed:
         assert cls._current is not None
         return cls._current
 
-    def fake(self, parameter: Any) -> Any:
+    def fake(self, parameter: torch.Tensor) -> torch.Tensor:
         """The parameter itself, fake from now on. Of a tensor around others, which cannot change its kind, a plain
         fake parameter."""
         if is_fake(parameter):
@@ -83,18 +83,18 @@ class Borrowed:
         self._lend(parameter, fake)
         return parameter
 
-    def _lend(self, parameter: Any, fake: Any) -> None:
+    def _lend(self, parameter: torch.Tensor, fake: torch.Tensor) -> None:
         """Ctrl-C waits for the end of it (:mod:`graphmem.capture.session.interrupts`)."""
         hooks = [getattr(parameter, name) for name in HOOKS]
         _swap(parameter, fake)
         self._lent.append(_Lent(weakref.ref(parameter), fake, [(table, dict(table or ())) for table in hooks]))
         register_hooks(parameter)
 
-    def has(self, parameter: Any) -> bool:
+    def has(self, parameter: torch.Tensor) -> bool:
         """Whether it is borrowed."""
         return any(lent.parameter() is parameter for lent in self._lent)
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Remember what an optimizer holds of parameters that are borrowed."""
         if optimizer in self._optimizers or not self._lent:
             return
@@ -123,7 +123,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return all(isinstance(one, FakeTensor) for one in inner if isinstance(one, torch.Tensor))
 
 
-def fake_like(tensor: Any) -> Any:
+def fake_like(tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor or parameter on the host with the layout, the attributes and the gradient of a real one."""
     with torch.no_grad():
         fake: Any = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -138,7 +138,7 @@ def fake_like(tensor: Any) -> Any:
     return fake
 
 
-def _swap(tensor: Any, other: Any) -> None:
+def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Let two tensors exchange what they are, to Python and to C++."""
     tensor.__class__, other.__class__ = other.__class__, tensor.__class__
     tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__

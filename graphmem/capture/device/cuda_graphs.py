@@ -14,11 +14,14 @@ What a graph does to memory (seen with the CUDA build of 2.13.0 on the stub driv
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from graphmem.capture.patches import Patches
+from graphmem.capture.device.pretend_device import CUDA_MODULES
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.ports import PoolBook, PoolId, StreamBook, WorkspaceBook
 from graphmem.errors import CaptureError
 
@@ -40,7 +43,7 @@ class CUDAGraph:
         self._stream = 0
         self._is_capturing = self._has_graph = False
 
-    def capture_begin(self, pool: PoolId | None = None, *_: Any, **__: Any) -> None:
+    def capture_begin(self, pool: PoolId | None = None, *_: object, **__: object) -> None:
         stream = self.streams.current
         if self._has_graph or self._is_capturing:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
@@ -100,7 +103,7 @@ class MemPool:
 
     pools: ClassVar[PoolBook]
 
-    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+    def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self._id: PoolId | None = None
         if allocator is not None:
             raise CaptureError(
@@ -118,7 +121,7 @@ class MemPool:
     def use_count(self) -> int:
         return self.pools.holders(self.id)
 
-    def snapshot(self, *_: Any, **__: Any) -> list[Any]:
+    def snapshot(self, *_: object, **__: object) -> list[Any]:
         return []
 
     def __del__(self) -> None:
@@ -130,44 +133,41 @@ class MemPool:
 def patch_cuda_graphs(patches: Patches, streams: StreamBook, pools: PoolBook, workspaces: WorkspaceBook) -> None:
     """Make graphs and pools act on these books."""
     books = {"streams": streams, "pools": pools, "workspaces": workspaces}
-    graphs, memory = torch.cuda.graphs, torch.cuda.memory
-    for name, value in {
-        "CUDAGraph": type("CUDAGraph", (CUDAGraph,), books),
-        "MemPool": type("MemPool", (MemPool,), {"pools": pools}),
-        "graph_pool_handle": lambda: pools.new_id(),
-        "is_current_stream_capturing": lambda: pools.captured(streams.current) is not None,
-    }.items():
-        for owner in (torch.cuda, graphs, memory):
-            if name in vars(owner):
-                patches.set(owner, name, value)
 
     def begin(pool: PoolId, *, any_thread: bool) -> None:
         pools.begin(pool, "a pool of allocations", streams=None, any_thread=any_thread)
 
+    names = {
+        "CUDAGraph": type("CUDAGraph", (CUDAGraph,), books),
+        "MemPool": type("MemPool", (MemPool,), {"pools": pools}),
+        "graph_pool_handle": lambda: pools.new_id(),
+        "is_current_stream_capturing": lambda: pools.captured(streams.current) is not None,
+    }
+    patches.where_found(CUDA_MODULES, names)
     functions = {
         "_cuda_beginAllocateCurrentThreadToPool": lambda _, pool: begin(pool, any_thread=False),
         "_cuda_beginAllocateToPool": lambda _, pool: begin(pool, any_thread=True),
         "_cuda_endAllocateToPool": lambda _, pool: pools.end(pool),
         "_cuda_releasePool": lambda _, pool: pools.release(pool),
     }
-    for name, value in functions.items():
-        for owner in (torch._C, memory):
-            patches.set(owner, name, value)
-    patches.set(torch._C, "_host_emptyCache", lambda *_: None)
+    for owner in (torch._C, torch.cuda.memory):
+        patches.table(owner, functions)
+    patches.set(torch._C, "_host_emptyCache", constant(None))
     patches.set(torch._C, "_cuda_clearCublasWorkspaces", workspaces.clear_workspaces)
     _patch_capture_stream(patches)
 
 
 def _patch_capture_stream(patches: Patches) -> None:
     """``torch.cuda.graph`` keeps the stream that it captures on in an attribute of the class."""
-    original = torch.cuda.graph.__init__
-    made: list[Any] = []
 
-    def init(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: Any, **kwargs: Any) -> None:
-        if stream is None:
-            if not made:
-                made.append(torch.cuda.Stream())
-            stream = made[0]
-        original(self, cuda_graph, pool, stream, *args, **kwargs)
+    @functools.cache
+    def capture_stream() -> torch.cuda.Stream:
+        return torch.cuda.Stream()
 
-    patches.set(torch.cuda.graph, "__init__", init)
+    def init(
+        original: Callable[..., None], self: torch.cuda.graph, cuda_graph: CUDAGraph, pool: PoolId | None = None,
+        stream: torch.cuda.Stream | None = None, *args: object, **kwargs: object,
+    ) -> None:  # fmt: skip
+        original(self, cuda_graph, pool, capture_stream() if stream is None else stream, *args, **kwargs)
+
+    patches.around(torch.cuda.graph, {"__init__": init})

@@ -1,8 +1,8 @@
 """``torch.cuda`` and ``torch.accelerator`` as a script finds them on a machine with one card.
 
 Most of ``torch.cuda`` is Python over a few C functions. Those are replaced, so that PyTorch's own Python runs above
-them; what is asked of memory is answered by :mod:`graphmem.capture.device.memory_answers`. What stands for something
-that is not modelled (allocators of one's own) raises :class:`CaptureError` and says so.
+them; questions about memory go to :mod:`graphmem.capture.device.memory_answers`. Names of what is not modelled
+(allocators of one's own) raise :class:`CaptureError`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
-from graphmem.capture.device.pretend_device import Teller, cards
-from graphmem.capture.patches import Patches
+from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.ports import MemoryBook
 from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides
 from graphmem.capture.values import generators
@@ -30,33 +30,32 @@ from graphmem.torch_names import private
 _GENERATOR: Any = torch.Generator
 
 
-def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook, values: KnownValues) -> None:
+def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: MemoryBook, values: KnownValues) -> None:
     """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows, and generators take states that ``values``
     knows."""
-    _patch_c_functions(patches)
-    _patch_functions(patches, teller)
+    patches.table(torch._C, {f"_cuda_{name}": function for name, function in _C_FUNCTIONS.items()})
+    patches.set(torch._C, "_CudaDeviceProperties", _Properties)
+    _patch_functions(patches, shown_card)
     _patch_generators(patches, values)
-    _patch_profiling(patches)
+    patches.table(
+        torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), constant(0))
+    )
+    patches.table(torch.cuda.profiler, dict.fromkeys(("start", "stop"), constant(None)))
     _patch_backends(patches)
     for names, reason in _REFUSED.items():
-        for name in names:
-            if hasattr(torch.cuda, name):
-                _replace(patches, name, _refusal(f"torch.cuda.{name}", reason))
+        patches.where_found(CUDA_MODULES, {name: _refusal(f"torch.cuda.{name}", reason) for name in names})
     if hasattr(torch, "accelerator"):
         _patch_accelerator(patches)
-    patch_memory(patches, teller, book)
+    patch_memory(patches, shown_card, book)
 
 
 @contextlib.contextmanager
 def card_at_import(device: Device) -> Iterator[None]:
     """Let a user's file that chooses its device while it is imported choose the card, as it would beside one."""
-    patches = Patches()
-    try:
-        _patch_functions(patches, Teller(device))
+    with Patches() as patches:
+        _patch_functions(patches, ShownCard(device))
         with bitsandbytes_without_card(patches.threads):
             yield
-    finally:
-        patches.undo()
 
 
 # --- C functions under torch.cuda -------------------------------------------------------------------------------------
@@ -65,15 +64,15 @@ _HOST_STATISTICS = ("allocations", "allocated_bytes", "active_requests", "active
 _HOST_TIMES = ("host_alloc_time", "host_free_time")
 
 
-def _host_memory_stats(*_: Any) -> dict[str, Any]:
-    stats: dict[str, Any] = {kind: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for kind in _HOST_STATISTICS}
-    stats.update((kind, {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}) for kind in _HOST_TIMES)
-    return {**stats, "num_host_alloc": 0, "num_host_free": 0}
+def _host_memory_stats(*_: object) -> dict[str, object]:
+    counted = {kind: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for kind in _HOST_STATISTICS}
+    timed = {kind: {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0} for kind in _HOST_TIMES}
+    return {**counted, **timed, "num_host_alloc": 0, "num_host_free": 0}
 
 
 def _jiterator(
     code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, Any]
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Outputs of a kernel written as text (``torch.cuda.jiterator``): those of an elementwise operator with type
     promotion (``CompileAndLaunchKernel``, ATen/cuda/jiterator.cu, 2.13)."""
     del code, name, return_by_ref, extra
@@ -86,61 +85,57 @@ def _jiterator(
     return made[0] if outputs == 1 else tuple(made)
 
 
-def _patch_c_functions(patches: Patches) -> None:
-    answers: dict[str, Any] = {
-        "getDevice": 0,
-        "exchangeDevice": 0,
-        "maybeExchangeDevice": 0,
-        "getAllocatorBackend": "native",
-        "canDeviceAccessPeer": False,
-        "get_sync_debug_mode": 0,
-        "cudaCachingAllocator_is_enabled": True,
-    }
-    for name in (
-        "init", "setDevice", "set_sync_debug_mode", "ipc_collect", "sleep", "resetPeakHostMemoryStats",
-        "resetAccumulatedHostMemoryStats", "record_memory_history", "record_memory_history_legacy",
-    ):  # fmt: skip
-        answers[name] = None
-    for name, answer in answers.items():
-        patches.set(torch._C, f"_cuda_{name}", lambda *_, _answer=answer, **__: _answer)
-    patches.set(torch._C, "_CudaDeviceProperties", _Properties)
-    patches.set(torch._C, "_cuda_jiterator_compile_and_launch_kernel", _jiterator)
-    patches.set(torch._C, "_cuda_hostMemoryStats", _host_memory_stats)
+#: By their names without ``_cuda_``.
+_C_FUNCTIONS: dict[str, Callable[..., object]] = {
+    **dict.fromkeys(("getDevice", "exchangeDevice", "maybeExchangeDevice", "get_sync_debug_mode"), constant(0)),
+    **dict.fromkeys(
+        (
+            "init", "setDevice", "set_sync_debug_mode", "ipc_collect", "sleep", "resetPeakHostMemoryStats",
+            "resetAccumulatedHostMemoryStats", "record_memory_history", "record_memory_history_legacy",
+        ),
+        constant(None),
+    ),
+    "getAllocatorBackend": constant("native"),
+    "canDeviceAccessPeer": constant(False),
+    "cudaCachingAllocator_is_enabled": constant(True),
+    "jiterator_compile_and_launch_kernel": _jiterator,
+    "hostMemoryStats": _host_memory_stats,
+}  # fmt: skip
 
 
 # --- torch.cuda -------------------------------------------------------------------------------------------------------
 
 
 class _Properties(SimpleNamespace):
-    """What PyTorch knows of the card; its name and its memory are told when they are asked for."""
+    """``torch.cuda.get_device_properties``; that its name and its memory were asked for is noted."""
 
-    _told: ClassVar[dict[str, str]] = {"name": "name", "total_memory": "total_bytes"}
+    _noted: ClassVar[dict[str, str]] = {"name": "name", "total_memory": "total_bytes"}
 
-    def __init__(self, teller: Teller, **known: Any) -> None:
+    def __init__(self, shown_card: ShownCard, **known: object) -> None:
         super().__init__(**known)
-        super().__setattr__("_teller", teller)
+        super().__setattr__("_shown_card", shown_card)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._told:
-            return getattr(vars(self)["_teller"], self._told[name])()
+    def __getattr__(self, name: str) -> object:
+        if name in self._noted:
+            return getattr(vars(self)["_shown_card"], self._noted[name])()
         raise AttributeError(f"the property {name} of this card is not known to graphmem")
 
     @property
     def L2_cache_size(self) -> int:  # noqa: N802 - PyTorch's name; libraries ask the class whether it has it
-        teller: Teller = vars(self)["_teller"]
-        return teller.l2_cache_bytes()
+        shown_card: ShownCard = vars(self)["_shown_card"]
+        return shown_card.l2_cache_bytes()
 
     def __repr__(self) -> str:
-        known = {name: value for name, value in vars(self).items() if name != "_teller"}
-        told = {name: getattr(self, name) for name in self._told}
-        return f"_CudaDeviceProperties({', '.join(f'{name}={value!r}' for name, value in {**told, **known}.items())})"
+        shown = {name: getattr(self, name) for name in self._noted} | vars(self)
+        del shown["_shown_card"]
+        return f"_CudaDeviceProperties({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-def _properties(teller: Teller) -> _Properties:
-    device, limits = teller.card, teller.card.limits
+def _properties(shown_card: ShownCard) -> _Properties:
+    device, limits = shown_card.card, shown_card.card.limits
     major, minor = device.capability
     return _Properties(
-        teller,
+        shown_card,
         major=major,
         minor=minor,
         multi_processor_count=device.sm_count,
@@ -161,50 +156,41 @@ def _properties(teller: Teller) -> _Properties:
     )
 
 
-def _patch_functions(patches: Patches, teller: Teller) -> None:
-    answers: dict[str, Any] = {
+def _patch_functions(patches: Patches, shown_card: ShownCard) -> None:
+    answers = {
         "is_available": True,
         "is_initialized": True,
         "_lazy_init": None,
         "init": None,
-        "_exchange_device": cards().own.index,
-        "_maybe_exchange_device": cards().own.index,
-        "_get_device_properties": _properties(teller),
+        **dict.fromkeys(("_exchange_device", "_maybe_exchange_device", "current_device"), cards().own.index),
+        **dict.fromkeys(("get_device_properties", "_get_device_properties"), _properties(shown_card)),
         "device_count": cards().count,
-        "current_device": cards().own.index,
-        "get_device_properties": _properties(teller),
-        "get_arch_list": ["sm_{}{}".format(*teller.card.capability)],
+        "get_arch_list": ["sm_{}{}".format(*shown_card.card.capability)],
         "get_gencode_flags": "",
-        "is_tf32_supported": teller.card.limits.bfloat16,
+        "is_tf32_supported": shown_card.card.limits.bfloat16,
         "list_gpu_processes": "GPU:0\nno processes are running",
         "initial_seed": 0,
         "cudart": _Runtime(),
         "check_error": None,
         "is_current_stream_capturing": False,
+        **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"), 0),
     }
-    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
-        answers[name] = 0
-    for name, answer in answers.items():
-        _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
-    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
-        _replace(patches, name, lambda *_, **__: generators.seed_device())
-    _replace(patches, "mem_get_info", Answers(teller, None).free_and_total)
-    _replace(patches, "set_device", _set_device)
-    _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
-    _replace(patches, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
-
-
-def _replace(patches: Patches, name: str, value: Any) -> None:
-    """In ``torch.cuda`` and in those of its modules that define the name."""
-    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs):
-        if owner is torch.cuda or name in vars(owner):
-            patches.set(owner, name, value)
+    seeding = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
+    functions: dict[str, Callable[..., object]] = {
+        **{name: constant(answer) for name, answer in answers.items()},
+        **dict.fromkeys(seeding, lambda *_, **__: generators.seed_device()),
+        "mem_get_info": Answers(shown_card, None).free_and_total,
+        "set_device": check_device,
+        "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda *_, **__: [torch.empty(16, dtype=torch.uint8)],
+    }
+    patches.where_found(CUDA_MODULES, functions)
 
 
 class _Runtime:
     """``torch.cuda.cudart()``: calls succeed (0), as those that start and stop a profiler."""
 
-    def cudaMemGetInfo(self, *_: Any) -> tuple[int, ...]:  # noqa: N802
+    def cudaMemGetInfo(self, *_: object) -> tuple[int, ...]:  # noqa: N802
         free_and_total: tuple[int, ...] = torch.cuda.mem_get_info()
         return free_and_total
 
@@ -214,11 +200,7 @@ class _Runtime:
         return lambda *_: 0
 
 
-def _set_device(device: Any) -> None:
-    check_device(device)
-
-
-def check_device(device: Any) -> None:
+def check_device(device: object) -> None:
     """Raise :class:`CaptureError` for a device that an analysis does not follow: another kind, or a second card."""
     if isinstance(device, str):
         device = torch.device(device)
@@ -232,21 +214,21 @@ def check_device(device: Any) -> None:
         )
 
 
-# --- generators, profiling --------------------------------------------------------------------------------------------
+# --- generators, backends --------------------------------------------------------------------------------------------
 
 
 def _patch_generators(patches: Patches, values: KnownValues) -> None:
-    """A device generator is one on the host that says otherwise: no random number is drawn during an analysis.
+    """A device generator is one on the host that shows the card: no random number is drawn during an analysis.
 
     A state that came by way of the card, as accelerate's that it broadcasts, is a fake tensor; one that nobody knows
     leaves the generator where it is."""
 
     class GeneratorType(type(_GENERATOR)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
+        def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, _GENERATOR)
 
     class Generator(_GENERATOR, metaclass=GeneratorType):  # type: ignore[misc]
-        def __new__(cls, device: Any = "cpu") -> Any:
+        def __new__(cls, device: int | str | torch.device = "cpu") -> torch.Generator:
             self = super().__new__(cls, "cpu")
             on_host = not isinstance(device, int) and torch.device(device).type == "cpu"
             self.device_shown = torch.device("cpu") if on_host else cards().own
@@ -256,20 +238,12 @@ def _patch_generators(patches: Patches, values: KnownValues) -> None:
         def device(self) -> torch.device:
             return self.device_shown
 
-        def set_state(self, new_state: Any) -> Any:
+        def set_state(self, new_state: torch.Tensor) -> torch.Generator:
             known = values.of(new_state) if isinstance(new_state, FakeTensor) else new_state
             return self if known is None else super().set_state(known)
 
     patches.set(torch, "Generator", Generator)
     patches.set(torch.cuda, "default_generators", (Generator(cards().own),) * cards().count)
-
-
-def _patch_profiling(patches: Patches) -> None:
-    nvtx, profiler = torch.cuda.nvtx, torch.cuda.profiler
-    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
-        patches.set(nvtx, name, lambda *_, **__: 0)
-    for name in ("start", "stop"):
-        patches.set(profiler, name, lambda *_, **__: None)
 
 
 #: Of PyTorch 2.13's wheels: their CUDA, and the cuDNN of the recordings that the rules were checked against.
@@ -279,13 +253,12 @@ _FFT_PLANS = 4096
 
 
 def _patch_backends(patches: Patches) -> None:
-    patches.set(torch.backends.cuda, "is_built", lambda: True)
-    patches.set(torch.backends.cudnn, "is_available", lambda: True)
-    patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
+    patches.set(torch.backends.cuda, "is_built", constant(True))
+    patches.table(torch.backends.cudnn, {"is_available": constant(True), "version": constant(_CUDNN_VERSION)})
     if torch.version.cuda is None:
         patches.set(torch.version, "cuda", _CUDA_VERSION)
     plans = SimpleNamespace(max_size=_FFT_PLANS, size=0, clear=lambda: None)
-    patches.set(torch.backends.cuda.cuFFTPlanCacheManager, "__getitem__", lambda *_: plans)
+    patches.set(torch.backends.cuda.cuFFTPlanCacheManager, "__getitem__", constant(plans))
 
 
 # --- what is not modelled ---------------------------------------------------------------------------------------------
@@ -299,11 +272,11 @@ _REFUSED = {
 }  # fmt: skip
 
 
-def _refusal(name: str, reason: str) -> Any:
+def _refusal(name: str, reason: str) -> type:
     """Something that can be called, entered or tested against, and raises when it is used."""
 
     class Refused:
-        def __init__(self, *_: Any, **__: Any) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             raise CaptureError(f"{name} cannot be analysed: {reason}")
 
     Refused.__name__ = Refused.__qualname__ = name.rpartition(".")[2]
@@ -314,16 +287,12 @@ def _refusal(name: str, reason: str) -> Any:
 
 
 def _patch_accelerator(patches: Patches) -> None:
-    accelerator = torch.accelerator
-    answers: dict[str, Any] = {
+    answers = {
         "is_available": True,
         "current_accelerator": torch.device("cuda"),
         "device_count": cards().count,
-        "current_device_index": cards().own.index,
-        "current_device_idx": cards().own.index,
+        **dict.fromkeys(("current_device_index", "current_device_idx"), cards().own.index),
         "empty_host_cache": None,
     }
-    for name, answer in answers.items():
-        patches.set(accelerator, name, lambda *_, _answer=answer, **__: _answer)
-    for name in ("set_device_index", "set_device_idx"):
-        patches.set(accelerator, name, _set_device)
+    patches.table(torch.accelerator, {name: constant(answer) for name, answer in answers.items()})
+    patches.table(torch.accelerator, dict.fromkeys(("set_device_index", "set_device_idx"), check_device))

@@ -44,7 +44,7 @@ def patch_data_loaders(patches: Patches) -> None:
 class _InProcess(_loader):  # type: ignore[misc]
     """PyTorch's iterator over processes, without them."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: object) -> None:
         own = copy.copy(loader)
         vars(own)["_DataLoader__multiprocessing_context"] = _Context()
         super().__init__(own)
@@ -57,13 +57,13 @@ class _InProcess(_loader):  # type: ignore[misc]
     def _pin_memory(self, wanted: bool) -> None:
         self._pins = wanted
 
-    def _process_data(self, data: Any, *args: Any) -> Any:
+    def _process_data(self, data: object, *args: object) -> object:
         data = super()._process_data(data, *args)
         return _pinning.pin_memory(data, self._pin_memory_device) if self._pins else data
 
 
 class _Context:
-    """What ``multiprocessing`` is asked for: queues of tasks and of results, processes, an event."""
+    """The part of ``multiprocessing`` that is asked for: queues of tasks and of results, processes, an event."""
 
     def __init__(self) -> None:
         self.tasks: deque[tuple[_Queue, Any]] = deque()
@@ -88,7 +88,7 @@ class _Queue:
         self._context = context
         self.worker: _Worker | None = None
 
-    def put(self, task: Any) -> None:
+    def put(self, task: object) -> None:
         self._context.tasks.append((self, task))
 
     def get(self, timeout: float | None = None) -> Any:
@@ -113,9 +113,9 @@ class _Worker:
     daemon = False
 
     def __init__(
-        self, kind: Any, dataset: Any, _tasks: Any, _results: Any, _done: Any, auto_collation: bool, collate: Any,
-        drop_last: bool, base_seed: int, init: Callable[[int], None] | None, number: int, workers: int,
-        _persistent: bool, shared_seed: int | None,
+        self, kind: object, dataset: object, _tasks: object, _results: object, _done: object, auto_collation: bool,
+        collate: object, drop_last: bool, base_seed: int, init: Callable[[int], None] | None, number: int,
+        workers: int, _persistent: bool, shared_seed: int | None,
     ) -> None:  # fmt: skip
         self._dataset = copy.copy(dataset)  # a process has its own
         self._options = (auto_collation, collate, drop_last)
@@ -126,7 +126,7 @@ class _Worker:
         self._has_ended = self._is_joined = False
 
     def start(self) -> None:
-        """As a process begins; what fails here is told with the first batch."""
+        """As a process begins; an error here is raised with the first batch."""
         with _Place(self):
             try:
                 seed = self._base_seed + self._number
@@ -152,7 +152,7 @@ class _Worker:
         self._has_ended = self._is_joined = True
 
     def result(self, task: Any) -> Any:
-        """What the process puts into the queue of results for a task; None for nothing."""
+        """The item that the process puts into the queue of results for a task; None for nothing."""
         if isinstance(task, _worker._ResumeIteration):
             self._has_ended = False
             with _Place(self):
@@ -190,7 +190,7 @@ class _Worker:
 
 
 class _Place:
-    """While it lasts, this process is the worker's: its random states, and what ``get_worker_info`` says."""
+    """While it lasts, this process is the worker's: its random states, and ``get_worker_info``."""
 
     def __init__(self, worker: _Worker) -> None:
         self._worker = worker
@@ -201,13 +201,13 @@ class _Place:
             _set_random_states(self._worker._states)
             _worker._worker_info = self._worker._info
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._worker._states = _random_states()
         states, _worker._worker_info = self._outside
         _set_random_states(states)
 
 
-def _random_states() -> Any:
+def _random_states() -> object:
     return generators.current().settled().get_state(), random.getstate(), np.random.get_state()
 
 

@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from graphmem.capture.device.cuda_namespace import check_device
 from graphmem.capture.device.pretend_device import cards, device_of
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around
 from graphmem.capture.torch_internals import DeviceContext, FakeTensor, disabled_torch_function, function_modes
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.tensors import NOWHERE
@@ -19,6 +19,7 @@ from graphmem.torch_names import private
 #: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
 _META = torch.device("meta")
+_Make = Callable[..., torch.Tensor]
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
 
@@ -37,26 +38,20 @@ def _constructors() -> list[Any]:
 def patch_factories(patches: Patches) -> None:
     """Make factories understand the pretended device; the tensors they make are fake because a mode is on."""
     known = private("torch.utils._device._device_constructors", "factories are known by a list of ours", _constructors)
-    constructors = {
-        *known(),
-        *(getattr(torch, name) for name in _LIKE),
-    }  # remembers what it finds: it must see PyTorch's own functions
-    for name in _FROM_DATA:
-        patches.set(torch, name, _host_then_copy(getattr(torch, name)))
-    for function in constructors:
-        name = function.__name__
-        if name not in _FROM_DATA and getattr(torch, name, None) is function:
-            patches.set(torch, name, _with_numbered_device(function))
+    # PyTorch remembers those it finds: they must be its own.
+    found: set[Any] = {*known(), *(getattr(torch, name) for name in _LIKE)}
+    own = [name for name in (one.__name__ for one in found) if getattr(torch, name, None) in found]
+    patches.around(torch, dict.fromkeys(own, _with_numbered_device) | dict.fromkeys(_FROM_DATA, _host_then_copy))
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
     lost = "devices named by a number, or as cuda, are not understood by torch.set_default_device and Tensor.to"
-    patches.wrap("torch.utils._device.DeviceContext.__init__", lost, _context_on)
-    patches.set(torch, "get_default_device", _shown_default(torch.get_default_device))
-    patches.wrap("torch._C._nn._parse_to", lost, _parse_to)
+    patches.wrap("torch.utils._device.DeviceContext.__init__", lost, around(_begin_context))
+    patches.around(torch, {"get_default_device": _shown_default})
+    patches.wrap("torch._C._nn._parse_to", lost, around(_parse_to))
     _patch_old_types(patches)
     _patch_lazy(patches)
 
 
-def device_named(device: Any) -> Any:
+def device_named(device: object) -> torch.device | None:
     """The device of an argument: numbers are cards, and ``meta`` is nowhere, but for operators and meta kernels, which
     run with every mode off. Raises :class:`CaptureError` for a card other than the first."""
     if device is None or isinstance(device, bool):
@@ -69,54 +64,42 @@ def device_named(device: Any) -> Any:
     return cards().own if isinstance(device, int) else device_of(device)
 
 
-def _named_by_program(device: Any) -> Any:
+def _named_by_program(device: object) -> torch.device | None:
     """The device that a program names, where it is known to be the program."""
     device = device_named(device)
     return NOWHERE if device == _META else device
 
 
-def _context_on(original: Callable[..., None]) -> Callable[..., None]:
+def _begin_context(original: Callable[..., None], self: DeviceContext, device: object) -> None:
     """``with torch.device("meta")``, and a default device of that kind: C++ is handed what the context keeps."""
-
-    def init(self: Any, device: Any) -> None:
-        original(self, torch.device(device))
-        self.device = _named_by_program(self.device)
-
-    return init
+    original(self, torch.device(device))
+    self.device = _named_by_program(self.device)
 
 
-def _shown_default(original: Callable[[], torch.device]) -> Callable[[], torch.device]:
-    def get_default_device() -> torch.device:
-        device = original()
-        return _META if device == NOWHERE else device
-
-    return get_default_device
+def _shown_default(original: Callable[[], torch.device]) -> torch.device:
+    device = original()
+    return _META if device == NOWHERE else device
 
 
-def _with_numbered_device(factory: Any) -> Callable[..., Any]:
+def _with_numbered_device(original: _Make, *args: object, **kwargs: object) -> torch.Tensor:
     """C++ takes a number for the accelerator that this build has, and there may be none."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = device_named(kwargs["device"])
-        return factory(*args, **kwargs)
-
-    return make
+    if "device" in kwargs:
+        kwargs["device"] = device_named(kwargs["device"])
+    return original(*args, **kwargs)
 
 
-def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
-        device = device_named(device)
-        if device is None:
-            device = data.device if isinstance(data, FakeTensor) else _default_device()
-        if device.type != "cuda" and device != NOWHERE:
-            extra = {"requires_grad": True} if requires_grad else {}
-            return factory(data, *args, device=device, **extra, **kwargs)
-        made = data if isinstance(data, FakeTensor) else factory(data, *args, device="cpu", **kwargs)
-        made = made.to(device if device == NOWHERE else cards().own, kwargs.get("dtype") or made.dtype)
-        return made.requires_grad_() if requires_grad else made
-
-    return make
+def _host_then_copy(
+    original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False, **kwargs: Any
+) -> torch.Tensor:
+    place = device_named(device)
+    if place is None:
+        place = data.device if isinstance(data, FakeTensor) else _default_device()
+    if place.type != "cuda" and place != NOWHERE:
+        extra = {"requires_grad": True} if requires_grad else {}
+        return original(data, *args, device=place, **extra, **kwargs)
+    made = data if isinstance(data, FakeTensor) else original(data, *args, device="cpu", **kwargs)
+    made = made.to(place if place == NOWHERE else cards().own, kwargs.get("dtype") or made.dtype)
+    return made.requires_grad_() if requires_grad else made
 
 
 def _default_device() -> torch.device:
@@ -127,25 +110,23 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+def _new_tensor(
+    self: torch.Tensor, data: object, *, dtype: torch.dtype | None = None, device: object = None, **options: object
+) -> torch.Tensor:
     """``Tensor.new_tensor``: the dtype and the device are this tensor's."""
     place = self.device if device is None else device
     return torch.tensor(data, dtype=dtype or self.dtype, device=place, **options)
 
 
-def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
+def _parse_to(original: Callable[..., object], *args: object, **kwargs: object) -> object:
     """The arguments of ``nn.Module.to``."""
-
-    def parse(*args: Any, **kwargs: Any) -> Any:
-        if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
-            args = (_named_by_program(args[0]), *args[1:])
-        elif args and isinstance(args[0], FakeTensor):
-            args = (args[0].device, args[0].dtype, *args[1:])
-        if "device" in kwargs:
-            kwargs["device"] = _named_by_program(kwargs["device"])
-        return original(*args, **kwargs)
-
-    return parse
+    if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
+        args = (_named_by_program(args[0]), *args[1:])
+    elif args and isinstance(args[0], FakeTensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    if "device" in kwargs:
+        kwargs["device"] = _named_by_program(kwargs["device"])
+    return original(*args, **kwargs)
 
 
 # --- torch.cuda.FloatTensor and Tensor.type() -------------------------------------------------------------------------
@@ -162,49 +143,52 @@ class _OldType(type):
 
     dtype: torch.dtype
 
-    def __call__(cls, *args: Any, **_: Any) -> Any:
+    def __call__(cls, *args: Any, **_: object) -> torch.Tensor:
         if args and all(isinstance(size, int) for size in args):
             return torch.empty(args, dtype=cls.dtype, device=cards().own)
         if args and isinstance(args[0], torch.Size):
             return torch.empty(args[0], dtype=cls.dtype, device=cards().own)
         return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=cards().own)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
 
 def _patch_old_types(patches: Patches) -> None:
-    names = {}
-    for name, dtype in _OLD_TYPES.items():
-        kind = _OldType(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda"})
-        patches.set(torch.cuda, f"{name}Tensor", kind)
-        names[f"torch.cuda.{name}Tensor"] = kind
-    original = torch.Tensor.type
+    kinds = {
+        f"{name}Tensor": _OldType(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda"})
+        for name, dtype in _OLD_TYPES.items()
+    }
+    patches.table(torch.cuda, kinds)
 
-    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def named(kind: object) -> object:
+        return kinds.get(kind.partition("torch.cuda.")[2], kind) if isinstance(kind, str) else kind
+
+    def type_(
+        original: Callable[..., torch.Tensor | str], self: torch.Tensor, dtype: type | torch.dtype | str | None = None,
+        non_blocking: bool = False, **kwargs: object,
+    ) -> torch.Tensor | str:  # fmt: skip
         on_card = isinstance(self, FakeTensor) and self.is_cuda
         if dtype is None:
             name = str(original(self))
             return name.replace("torch.meta.", "torch.cuda.") if on_card else name
-        kind = names.get(dtype) if isinstance(dtype, str) else dtype
+        kind = named(dtype)
         if isinstance(kind, _OldType):
             return self.to(cards().own, kind.dtype, non_blocking=non_blocking)
         if on_card and isinstance(dtype, torch.dtype):
             return self.to(dtype, non_blocking=non_blocking)
         return original(self, dtype, non_blocking, **kwargs)
 
-    patches.set(torch.Tensor, "type", type_)
-    set_default = torch.set_default_tensor_type
-
-    def set_default_tensor_type(kind: Any) -> None:
-        kind = names.get(kind, kind) if isinstance(kind, str) else kind
+    def set_default_tensor_type(original: Callable[[object], None], kind: object) -> None:
+        kind = named(kind)
         if isinstance(kind, _OldType):
             torch.set_default_dtype(kind.dtype)
             torch.set_default_device(cards().own)
         else:
-            set_default(kind)
+            original(kind)
 
-    patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
+    patches.around(torch.Tensor, {"type": type_})
+    patches.around(torch, {"set_default_tensor_type": set_default_tensor_type})
 
 
 # --- lazy parameters --------------------------------------------------------------------------------------------------
@@ -217,7 +201,7 @@ class LazyParameter(UninitializedParameter, FakeTensor):  # type: ignore[misc]
     shape = torch.Tensor.shape
     __torch_function__ = disabled_torch_function
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, self.requires_grad))
 
 
@@ -228,11 +212,13 @@ class LazyBuffer(UninitializedBuffer, FakeTensor):  # type: ignore[misc]
     shape = torch.Tensor.shape
     __torch_function__ = disabled_torch_function
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, False, LazyBuffer))
 
 
-def made_lazy(device: Any, dtype: Any, requires_grad: bool, kind: type = LazyParameter) -> Any:
+def made_lazy(
+    device: object, dtype: torch.dtype | None, requires_grad: bool, kind: type = LazyParameter
+) -> torch.Tensor:
     """A lazy parameter, or buffer, that will be made on ``device``."""
     tensor: Any = torch.empty(0, device=device, dtype=dtype)
     tensor.requires_grad_(requires_grad)
@@ -242,23 +228,27 @@ def made_lazy(device: Any, dtype: Any, requires_grad: bool, kind: type = LazyPar
     return tensor
 
 
-def lazy_like(real: Any) -> Any:
+def lazy_like(real: torch.Tensor) -> torch.Tensor:
     """A fake lazy parameter or buffer on the host for a real one."""
     kind = LazyParameter if isinstance(real, torch.nn.Parameter) else LazyBuffer
     return made_lazy("cpu", real.data.dtype, real.requires_grad, kind)
 
 
-def moved_lazy(lazy: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """What ``move``, as of ``Module.to``, makes of a lazy tensor."""
+def moved_lazy(lazy: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A lazy tensor on the device, and of the dtype, that ``move`` (of ``Module.to``) gives."""
     like = move(torch.empty(0, dtype=lazy.data.dtype, device=lazy.data.device))
     return made_lazy(like.device, like.dtype, lazy.requires_grad, type(lazy))
 
 
 def _patch_lazy(patches: Patches) -> None:
-    def parameter(_: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+    def parameter(
+        _: object, requires_grad: bool = True, device: object = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         return made_lazy(device, dtype, requires_grad)
 
-    def buffer(_: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, **__: Any) -> Any:
+    def buffer(
+        _: object, requires_grad: bool = False, device: object = None, dtype: torch.dtype | None = None, **__: object
+    ) -> torch.Tensor:
         return made_lazy(device, dtype, requires_grad, LazyBuffer)
 
     patches.set(UninitializedParameter, "__new__", staticmethod(parameter))

@@ -1,12 +1,12 @@
-"""What operators give on fake tensors, made anew without the dispatcher and without PyTorch's way to its own cache.
+"""Results of operators on fake tensors, made anew without the dispatcher and without PyTorch's way to its own cache.
 
 ``FakeTensorMode`` remembers what an operator gave for arguments of the same metadata, and makes such a tensor again
 (``_cached_dispatch_impl``, torch/_subclasses/fake_tensor.py). Most of a call's time is the way there: a pass through
 the dispatcher, a description of every argument in twenty fields, two context managers. Here a call that the mode's
 cache answered, or took, once is answered by what it gave then, for arguments that are the same in all that the cache
 compares: shapes, strides, offsets, types, devices, sizes of storages, flags, and the defaults that a factory takes.
-What the cache leaves to the operator (``cache_bypasses``: its outputs depend on data, or alias in ways that it does not
-know) is run.
+Calls that the cache leaves to the operator (``cache_bypasses``: outputs depend on data, or alias in unknown ways) are
+run.
 
 One operator more is remembered than there: ``aten._unsafe_view``, a view by another name, is one as the others are.
 """
@@ -67,14 +67,14 @@ _Recipe = _Made | _Same | None
 
 
 class FakeResults:
-    """What operators gave under one fake mode."""
+    """Results of operators under one fake mode, by the metadata of their arguments."""
 
     def __init__(self) -> None:
         self._mode: Any = None
         self._known: dict[tuple[Any, ...], tuple[bool, tuple[_Recipe, ...]]] = {}  # several outputs; each
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What ``func`` returns, called below every mode but the fake one."""
+        """The result of ``func``, called below every mode but the fake one."""
         mode = _mode_of(_FAKE) if _IS_QUICK else None
         if mode is None or _modes_on() != 1 or mode.shape_env is not None:
             return func(*args, **kwargs)
@@ -107,7 +107,7 @@ class FakeResults:
         return out
 
 
-def _describe(key: list[Any], values: Iterable[Any], mode: Any) -> bool:
+def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bool:
     """Add to the key all that the results can depend on; False where that is more than a key can say."""
     for value in values:
         kind = type(value)
@@ -132,7 +132,7 @@ def _describe(key: list[Any], values: Iterable[Any], mode: Any) -> bool:
     return True
 
 
-def _describe_named(key: list[Any], values: Mapping[str, Any], mode: Any) -> bool:
+def _describe_named(key: list[Any], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
     key.append(dict)
     key.extend(values)
     return _describe(key, values.values(), mode)
@@ -178,7 +178,7 @@ def _recipes(
     return tuple(found)
 
 
-def _follow(recipe: _Recipe, mode: Any, args: Sequence[Any]) -> Any:
+def _follow(recipe: _Recipe, mode: FakeTensorMode, args: Sequence[Any]) -> object:
     """The output that a recipe describes."""
     if isinstance(recipe, _Made):
         with _below_modes():

@@ -23,7 +23,7 @@ import torch
 from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around, constant
 from graphmem.capture.threads import Threads
 from graphmem.capture.torch_internals import (
     FakeTensor,
@@ -48,53 +48,67 @@ _SET_ITEM: Any = torch.Tensor.__setitem__
 #: The attribute in which a fake tensor keeps its device.
 FAKE_DEVICE = "_fake_device" if isinstance(FakeTensor.__dict__.get("fake_device"), property) else "fake_device"
 
+#: Where fake tensors note what they found out of their data.
+_MEMOS = ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo")
+_Make = Callable[..., torch.Tensor]
+
 
 def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     """Make fake tensors on ``cuda`` work until ``patches`` are undone. ``values``: what is known goes with a copy."""
-    construct = FakeTensor.__new__
-
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
-            return _of_its_type(*args, **kwargs)
-        fake_mode, elem, device = _constructor_arguments(args, kwargs)
-        if device is None or device_of(device).type == "cpu":
-            return construct(cls, *args, **kwargs)
-        return device_tensor(cls, fake_mode, elem)
-
-    patches.set(FakeTensor, "__new__", staticmethod(new))
+    patches.set(FakeTensor, "__new__", staticmethod(around(_new)(FakeTensor.__new__)))
     patches.set(FakeTensorMode, "cache", _RESULTS.setdefault(cards().own, {}))
     _attributes.cache_clear()
-    patches.set(torch.Tensor, "to", _to)
-    patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(cards().own))
-    patches.set(torch.Tensor, "__setitem__", _set_item)
-    patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__, values))
-    patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__, values))
-    patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
+    deep_copy = {"__deepcopy__": _deep_copy(values)}
+    patches.around(torch.Tensor, {"as_subclass": _as_subclass, "is_shared": _is_shared, **deep_copy})
+    patches.around(torch.nn.Parameter, deep_copy)
+    methods = {
+        "to": _to,
+        "cuda": lambda self, *_, **__: self.to(cards().own),
+        "__setitem__": _set_item,
+        "pin_memory": _pin_memory,
+        "is_pinned": lambda self, *_: hasattr(self, "_graphmem_pinned"),
+        "share_memory_": _share_memory,
+    }
+    patches.table(torch.Tensor, methods)
+    attributes = {
+        "is_cuda": property(lambda self: self.fake_device.type == "cuda"),
+        "is_meta": property(lambda self: self.fake_device == NOWHERE),
+        "is_cpu": property(lambda self: self.fake_device.type == "cpu" and not self.is_meta),
+        "get_device": lambda self: cards().own.index if self.is_cuda else -1,
+    }
+    patches.table(FakeTensor, attributes)
     patches.share(FakeTensor, "device", _shown_device(patches.threads))
-    patches.set(FakeTensor, "is_meta", property(lambda self: self.fake_device == NOWHERE))
-    patches.set(FakeTensor, "is_cpu", property(lambda self: self.fake_device.type == "cpu" and not self.is_meta))
-    patches.set(FakeTensor, "get_device", lambda self: cards().own.index if self.is_cuda else -1)
-    patches.set(torch.Tensor, "pin_memory", _pin_memory)
-    patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
-    patches.set(torch.Tensor, "share_memory_", _share_memory)
-    patches.set(torch.Tensor, "is_shared", _is_shared(torch.Tensor.is_shared))
     lost = "parameters of a class of their own, as bitsandbytes', are not followed"
-    patches.wrap("torch.Tensor._make_subclass", lost, _make_subclass)
-    patches.set(torch.Tensor, "as_subclass", _as_subclass(torch.Tensor.as_subclass))
+    patches.wrap("torch.Tensor._make_subclass", lost, around(_make_subclass))
     lost = "host tensors of classes of their own, as fastai's, are refused by operators"
     patches.replace("torch._subclasses.fake_tensor._check_for_subclass_arg", lost, _wants_own_dispatch)
-    patches.wrap("torch._subclasses.fake_tensor.FakeTensorConverter.from_real_tensor", lost, _of_plain)
+    patches.wrap("torch._subclasses.fake_tensor.FakeTensorConverter.from_real_tensor", lost, around(_of_plain))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     patch_addresses(patches)
     lost = "fake tensors may look for a driver"
-    patches.replace("torch._subclasses.fake_tensor.init_gpu_context", lost, lambda *_: None)
+    patches.replace("torch._subclasses.fake_tensor.init_gpu_context", lost, constant(None))
+
+
+def _new(original: _Make, cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``FakeTensor.__new__``, of any of the spellings that PyTorch 2.4 to 2.13 use; and ``type(parameter)(value,
+    requires_grad=...)`` and ``type(tensor)(value)``, by which libraries make one like it: fake parameters are of the
+    same class as fake tensors, and accelerate's ``set_module_tensor_to_device`` always gives ``requires_grad``, which
+    only parameters take."""
+    if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
+        value, *flag = (*args, *kwargs.values())
+        return torch.nn.Parameter(value, *flag) if flag else value.detach()
+    device = args[2] if len(args) > 2 else kwargs.get("device", kwargs.get("fake_device"))
+    if device is None or device_of(device).type == "cpu":
+        return original(cls, *args, **kwargs)
+    fake_mode = args[0] if args else kwargs["fake_mode"]
+    return device_tensor(cls, fake_mode, args[1] if len(args) > 1 else kwargs["elem"])
 
 
 def _shown_device(threads: Threads) -> property:
-    """``x.device`` as ``FakeTensor.device`` says it: of a tensor that is nowhere ``meta``, but for operators, to
+    """``x.device`` as ``FakeTensor.device`` gives it: of a tensor that is nowhere ``meta``, but for operators, to
     which that is the card. It is read for every operator: threads are told apart for such a tensor alone."""
 
-    def device(self: Any) -> torch.device:
+    def device(self: FakeTensor) -> torch.device:
         if self.fake_mode.in_kernel_invocation:
             return _META
         shown: torch.device = self.fake_device
@@ -105,23 +119,6 @@ def _shown_device(threads: Threads) -> property:
     return property(device, FakeTensor.device.fset)
 
 
-def _of_its_type(value: torch.Tensor, requires_grad: bool | None = None) -> Any:
-    """``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``, by which libraries make one like it.
-
-    Fake parameters are of the same class as fake tensors; accelerate's ``set_module_tensor_to_device`` always says
-    ``requires_grad``, which only parameters take.
-    """
-    return value.detach() if requires_grad is None else torch.nn.Parameter(value, requires_grad)
-
-
-def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """(fake_mode, elem, device) of any of the spellings of ``FakeTensor(...)`` that PyTorch 2.4 to 2.13 use."""
-    fake_mode = args[0] if args else kwargs.get("fake_mode")
-    elem = args[1] if len(args) > 1 else kwargs.get("elem")
-    device = args[2] if len(args) > 2 else kwargs.get("device", kwargs.get("fake_device"))
-    return fake_mode, elem, device
-
-
 _guard_memory: Any = private(
     "torch._C._set_throw_on_mutable_data_ptr",
     "code outside PyTorch that writes to a tensor's memory is not caught",
@@ -129,7 +126,7 @@ _guard_memory: Any = private(
 )
 
 
-def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
+def device_tensor(cls: type, fake_mode: FakeTensorMode, elem: torch.Tensor) -> torch.Tensor:
     """A fake tensor on the card of what is on ``meta``."""
     self = make_subclass(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     _guard_memory(self)
@@ -141,47 +138,41 @@ def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
 
 @functools.cache
 def _attributes() -> dict[str, Any]:
-    """What ``FakeTensor.__new__`` sets, but for the mode; one by one the memos take longer than all the rest."""
+    """Attributes that ``FakeTensor.__new__`` sets, but for the mode. Setting the memos one by one would take long."""
     new = types.SimpleNamespace(constant=None, real_tensor=None, pytype=None, dispatch_keys=None)
     setattr(new, FAKE_DEVICE, cards().own)
-    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+    for memo in _MEMOS:
         if memo in FakeTensor.__dict__:
             FakeTensor.__dict__[memo].__set__(new, None)
     return vars(new)
 
 
-def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
+def _make_subclass(
+    original: _Make, cls: type, data: torch.Tensor, require_grad: bool = False, **options: object
+) -> torch.Tensor:
     """``Tensor._make_subclass``, by which libraries make parameters of a class of their own (bitsandbytes'
     ``Params4bit``): of a fake tensor, one of both classes. PyTorch refuses tensors that have a Python object already.
     """
-
-    def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
-        if not isinstance(data, FakeTensor) or cls is FakeTensor:
-            return construct(cls, data, require_grad, **options)
-        with torch.no_grad(), without_torch_function():  # data may be of such a class already
-            made: Any = data.detach()
-        made.__class__ = fake_kind(cls)
-        return made.requires_grad_(require_grad)
-
-    return make
+    if not isinstance(data, FakeTensor) or cls is FakeTensor:
+        return original(cls, data, require_grad, **options)
+    with torch.no_grad(), without_torch_function():  # data may be of such a class already
+        made = data.detach()
+    made.__class__ = fake_kind(cls)
+    return made.requires_grad_(require_grad)
 
 
-def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
+def _as_subclass(original: _Make, self: torch.Tensor, cls: type) -> torch.Tensor:
     """``Tensor.as_subclass``: the same values as another class, as fastai, MONAI and ``Tensor.__torch_function__`` ask
     for it. Of a fake tensor, a view of both classes; PyTorch refuses tensors that have a Python object already."""
-
-    def as_subclass(self: torch.Tensor, cls: Any) -> Any:
-        with without_torch_function():
-            viewed: Any = torch.ops.aten.alias(self)
-        if not isinstance(viewed, FakeTensor):
-            return convert(self, cls)
-        viewed.__class__ = fake_kind(cls)
-        return viewed
-
-    return as_subclass
+    with without_torch_function():
+        viewed = torch.ops.aten.alias(self)
+    if not isinstance(viewed, FakeTensor):
+        return original(self, cls)
+    viewed.__class__ = fake_kind(cls)
+    return viewed
 
 
-def _wants_own_dispatch(value: Any) -> bool:
+def _wants_own_dispatch(value: object) -> bool:
     """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
     of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
@@ -189,24 +180,25 @@ def _wants_own_dispatch(value: Any) -> bool:
     return type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
+#: Bound before it is replaced.
+_AS_SUBCLASS: Any = torch.Tensor.as_subclass
+
+
+def _of_plain(
+    original: _Make, self: object, fake_mode: FakeTensorMode, t: torch.Tensor, *args: object, **kwargs: object
+) -> torch.Tensor:
     """``FakeTensorConverter.from_real_tensor``, which refuses tensors of any class but PyTorch's."""
-    as_subclass = torch.Tensor.as_subclass
-
-    def from_real_tensor(self: Any, fake_mode: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
-            with disable_current_modes(), without_torch_function():
-                t = as_subclass(t, torch.Tensor)
-        made = convert(self, fake_mode, t, *args, **kwargs)
-        if t.is_meta and t._is_zerotensor():  # C++ makes them for forward derivatives, beside every mode
-            vars(made)[FAKE_DEVICE] = cards().own
-        return made
-
-    return from_real_tensor
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
+        with disable_current_modes(), without_torch_function():
+            t = _AS_SUBCLASS(t, torch.Tensor)
+    made = original(self, fake_mode, t, *args, **kwargs)
+    if t.is_meta and t._is_zerotensor():  # C++ makes them for forward derivatives, beside every mode
+        vars(made)[FAKE_DEVICE] = cards().own
+    return made
 
 
 @functools.cache
-def fake_kind(kind: Any) -> Any:
+def fake_kind(kind: type) -> FakeTensor:
     """The class of fake tensors that are of this class too, to all appearance the class itself."""
     if issubclass(FakeTensor, kind) or issubclass(kind, FakeTensor):
         return FakeTensor if kind is torch.Tensor else kind
@@ -215,24 +207,24 @@ def fake_kind(kind: Any) -> Any:
 
 
 @functools.cache
-def _of_own_class() -> Any:
+def _of_own_class() -> FakeTensor:
     """Fake tensors as ``super()`` finds them from a class of a library: with the default ``__torch_function__``."""
     return _overridable(type(FakeTensor)("FakeTensor", (FakeTensor,), {}), torch.Tensor)
 
 
-def _overridable(fake: Any, kind: Any) -> Any:
+def _overridable(fake: FakeTensor, kind: type) -> FakeTensor:
     """``fake`` with the ``__torch_function__`` of ``kind``. PyTorch turns the default one off where it makes a class
     that has a ``__torch_dispatch__`` (``THPVariableMetaType_init``)."""
     fake.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")
     return fake
 
 
-def is_of_own_class(parameter: Any) -> bool:
+def is_of_own_class(parameter: torch.Tensor) -> bool:
     """Whether a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
 
 
-def _stand_in(device: Any, moved: torch.Tensor) -> Any:
+def _stand_in(device: object, moved: torch.Tensor) -> torch.device | None:
     """The C++ device for a device that Python names, to which a tensor moves."""
     device = device_named(device)
     if device is not None and device != NOWHERE and isinstance(moved, FakeTensor) and moved.is_meta:
@@ -240,7 +232,7 @@ def _stand_in(device: Any, moved: torch.Tensor) -> Any:
     return _META if device is not None and device.type == "cuda" else device
 
 
-def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _to(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     """``Tensor.to`` with the device that C++ knows; also for real host tensors, which become fake on the way.
 
     A parameter of a library's class keeps the host's mark in C++ when its data moves (``FakeTensor.device`` is asked
@@ -274,7 +266,7 @@ def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, 
     )
 
 
-def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
+def _set_item(self: torch.Tensor, index: object, value: object) -> None:
     """A number is assigned to a part of a device tensor by way of a host scalar, not of one on the device
     (``THPVariable_setitem``, torch/csrc/autograd/python_variable_indexing.cpp: ``self_.is_cuda()``)."""
     if isinstance(self, FakeTensor) and isinstance(value, (bool, int, float, complex)) and self.is_cuda:
@@ -282,7 +274,7 @@ def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
     _SET_ITEM(self, index, value)
 
 
-def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
+def _pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
     """A copy in pinned host memory (``at::native::_pin_memory``). A real host tensor, as a data loader's, stays."""
     if not isinstance(self, FakeTensor) or hasattr(self, "_graphmem_pinned"):
         return self
@@ -291,30 +283,27 @@ def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
-def _share_memory(self: Any) -> torch.Tensor:
+def _share_memory(self: torch.Tensor) -> torch.Tensor:
     """``Tensor.share_memory_``: host memory that other processes see is host memory, and a card's is left alone."""
     if isinstance(self, FakeTensor):
         self._graphmem_shared = True
     return self
 
 
-def _is_shared(original: Callable[..., bool]) -> Callable[..., bool]:
-    def is_shared(self: Any) -> bool:
-        if not isinstance(self, FakeTensor):
-            return original(self)
-        return self.is_cuda or hasattr(self, "_graphmem_shared")
-
-    return is_shared
+def _is_shared(original: Callable[..., bool], self: torch.Tensor) -> bool:
+    if not isinstance(self, FakeTensor):
+        return original(self)
+    return self.is_cuda or hasattr(self, "_graphmem_shared")
 
 
-def _deep_copy(original: Callable[..., torch.Tensor], values: KnownValues) -> Callable[..., torch.Tensor]:
+def _deep_copy(values: KnownValues) -> _Make:
     """``copy.deepcopy`` of a tensor, which would ask for a fake tensor's data.
 
     Parameters are cloned. Of any other tensor the storage is copied, once for all tensors that share it, and the new
     tensor starts with a storage of one element (``Parameter.__deepcopy__``, ``Tensor.__deepcopy__``).
     """
 
-    def deep_copy(self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    def deep_copy(original: _Make, self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if not isinstance(self, FakeTensor):
             with disable_current_modes():
                 return original(self, memo)
@@ -361,7 +350,7 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
     for tensor, attributes in ((first, second_attributes), (second, first_attributes)):
         tensor.__dict__.clear()
         tensor.__dict__.update(attributes)
-    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+    for memo in _MEMOS:
         for tensor in (first, second):
             if isinstance(tensor, FakeTensor):
                 setattr(tensor, memo, None)

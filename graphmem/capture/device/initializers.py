@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -35,29 +34,26 @@ def patch_initializers(patches: Patches, values: KnownValues) -> None:
         (_NORMAL, _words_of_normal),
         (("sparse_",), _words_of_sparse),
     ):
-        for name in names:
-            if hasattr(init, name):
-                patches.set(init, name, _skip_on_host(getattr(init, name), words, values))
-    truncated = getattr(init, "_no_grad_trunc_normal_", None)
-    if truncated is not None:
-        patches.set(init, "_no_grad_trunc_normal_", _one_round(truncated, values))
+        patches.around(init, dict.fromkeys(names, _skip_on_host(words, values)))
+    patches.around(init, {"_no_grad_trunc_normal_": _one_round(values)})
 
 
-def _words_of_normal(tensor: Any) -> int | None:
+def _words_of_normal(tensor: torch.Tensor) -> int | None:
     return generators.words_of_normal(tensor.numel(), tensor.dtype) if tensor.is_contiguous() else None
 
 
-def _words_of_sparse(tensor: Any) -> int | None:
+def _words_of_sparse(tensor: torch.Tensor) -> int | None:
     """Normal ones, and for each column an order of its rows, of which the last has no choice."""
     words = _words_of_normal(tensor)
     rows, columns = tensor.shape
     return None if words is None else words + columns * (rows - 1)
 
 
-def _skip_on_host(
-    original: Callable[..., Any], words_of: Callable[[Any], int | None], values: KnownValues
-) -> Callable[..., Any]:
-    def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+_Fill = Callable[..., torch.Tensor]
+
+
+def _skip_on_host(words_of: Callable[[torch.Tensor], int | None], values: KnownValues) -> _Fill:
+    def fill(original: _Fill, tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if isinstance(tensor, FakeTensor) and not tensor.is_cuda and values.is_weight(tensor):
             words = words_of(tensor)
             if words is not None and kwargs.get("generator") is None:
@@ -68,8 +64,11 @@ def _skip_on_host(
     return fill
 
 
-def _one_round(original: Callable[..., Any], values: KnownValues) -> Callable[..., Any]:
-    def fill(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+def _one_round(values: KnownValues) -> _Fill:
+    def fill(
+        original: _Fill, tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         if not isinstance(tensor, FakeTensor):
             return original(tensor, mean, std, a, b, generator)
         by_rejection = versions.TRUNCATED_NORMAL_BY_REJECTION.holds(versions.version_of(torch.__version__))
@@ -90,7 +89,9 @@ def _one_round(original: Callable[..., Any], values: KnownValues) -> Callable[..
     return fill
 
 
-def _words_of_truncated(tensor: Any, mean: float, std: float, a: float, b: float, by_rejection: bool) -> int | None:
+def _words_of_truncated(
+    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, by_rejection: bool
+) -> int | None:
     """Words that a truncated normal draws where nothing is out of bounds; None where something may be.
 
     The largest normal number of a uniform one of n bits is sqrt(2 n log 2) (Box, Muller); floats have 24, doubles 53.
@@ -102,7 +103,7 @@ def _words_of_truncated(tensor: Any, mean: float, std: float, a: float, b: float
     return _words_of_normal(tensor) if is_within else None
 
 
-def _by_inverse(tensor: Any, a: float, b: float, mean: float, std: float) -> Any:
+def _by_inverse(tensor: torch.Tensor, a: float, b: float, mean: float, std: float) -> torch.Tensor:
     """The older method: in place throughout (``torch/nn/init.py``)."""
     tensor.uniform_(2 * a - 1, 2 * b - 1).erfinv_()
     return tensor.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)

@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` says of its memory: the statistics, the snapshot, the free memory, and the limits a program sets.
+"""Questions of a program about the card's memory: statistics, snapshots, free memory; and the limits that it sets.
 
 Most of it is PyTorch's own Python over a few C functions. They ask the allocator that follows the capture
 (:class:`~graphmem.capture.ports.DeviceMemory`); without one, the statistics are 0 and the card is empty.
@@ -7,11 +7,12 @@ Most of it is PyTorch's own Python over a few C functions. They ask the allocato
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretend_device import Teller
+from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory, MemoryBook
 
@@ -31,15 +32,15 @@ _COUNTERS = (
 class Answers:
     """The questions of one program, in the order of its events."""
 
-    def __init__(self, teller: Teller, book: MemoryBook | None) -> None:
-        self._teller = teller
+    def __init__(self, shown_card: ShownCard, book: MemoryBook | None) -> None:
+        self._shown_card = shown_card
         self._book = book
 
     def _memory(self) -> DeviceMemory | None:
-        """The allocator as of now. What it says depends on its options, and near its limit on the card."""
+        """The allocator as of now. Its figures depend on its options, and near its limit on the card."""
         memory = self._now()
         if memory is not None:
-            self._teller.told.add("allocator")
+            self._shown_card.asked.add("allocator")
         return memory
 
     def _now(self) -> DeviceMemory | None:
@@ -48,100 +49,96 @@ class Answers:
         self._book.settle()
         return self._book.memory
 
-    def statistics(self, *_: Any) -> dict[str, Any]:
+    def statistics(self, *_: object) -> dict[str, Any]:
         """``torch._C._cuda_memoryStats``."""
         memory = self._memory()
         return _zeros() if memory is None else memory.statistics()
 
-    def reset_peaks(self, *_: Any) -> None:
+    def reset_peaks(self, *_: object) -> None:
         """``torch._C._cuda_resetPeakMemoryStats``."""
         memory = self._memory()
         if memory is not None:
             memory.reset_peaks()
 
-    def reset_accumulated(self, *_: Any) -> None:
+    def reset_accumulated(self, *_: object) -> None:
         """``torch._C._cuda_resetAccumulatedMemoryStats``."""
         memory = self._memory()
         if memory is not None:
             memory.reset_accumulated()
 
-    def snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def snapshot(self, *_: object, **__: object) -> dict[str, Any]:
         """``torch._C._cuda_memorySnapshot``: the heap; no history is kept."""
         memory = self._memory()
         segments = [] if memory is None else memory.segments()
         return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
 
-    def free_and_total(self, *_: Any, **__: Any) -> tuple[int, int]:
+    def free_and_total(self, *_: object, **__: object) -> tuple[int, int]:
         """``torch.cuda.mem_get_info``."""
-        empty, total = self._teller.empty_bytes(), self._teller.total_bytes()
+        empty, total = self._shown_card.empty_bytes(), self._shown_card.total_bytes()
         memory = self._now()
         free = empty if memory is None else memory.free_bytes()
         if free != empty:
-            self._teller.told.add("allocator")
+            self._shown_card.asked.add("allocator")
         return free, total
 
-    def used(self, *_: Any, **__: Any) -> int:
+    def used(self, *_: object, **__: object) -> int:
         """``torch.cuda.device_memory_used``."""
         free, total = self.free_and_total()
         return total - free
 
-    def fraction(self, *_: Any) -> float:
+    def fraction(self, *_: object) -> float:
         """``torch._C._cuda_getMemoryFraction``."""
         memory = self._memory()
         return 1.0 if memory is None else memory.fraction
 
-    def set_fraction(self, fraction: float, *_: Any) -> None:
+    def set_fraction(self, fraction: float, *_: object) -> None:
         """``torch._C._cuda_setMemoryFraction``; the bounds have been checked."""
         if self._book is not None:
             self._book.memory_fraction(float(fraction))
 
-    def set_settings(self, text: str, *_: Any) -> None:
+    def set_settings(self, text: str, *_: object) -> None:
         """``torch._C._accelerator_setAllocatorSettings``, and its name before 2.9."""
         if self._book is not None:
             self._book.allocator_settings(str(text))
 
 
-def patch_memory(patches: Patches, teller: Teller, book: MemoryBook) -> None:
+def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
-    answers = Answers(teller, book)
-    functions: dict[str, Callable[..., Any]] = {
-        "memoryStats": answers.statistics,
-        "resetPeakMemoryStats": answers.reset_peaks,
-        "resetAccumulatedMemoryStats": answers.reset_accumulated,
-        "memorySnapshot": answers.snapshot,
-        "getMemoryFraction": answers.fraction,
-        "setMemoryFraction": answers.set_fraction,
-        "synchronize": lambda *_: book.allocator_event("synchronize"),
-        "emptyCache": lambda *_: book.allocator_event("empty_cache"),
+    answers = Answers(shown_card, book)
+
+    def event(name: str) -> Callable[..., None]:
+        return lambda *_, **__: book.allocator_event(name)
+
+    c_functions: dict[str, Callable[..., object]] = {
+        "_cuda_memoryStats": answers.statistics,
+        "_cuda_resetPeakMemoryStats": answers.reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
+        "_cuda_memorySnapshot": answers.snapshot,
+        "_cuda_getMemoryFraction": answers.fraction,
+        "_cuda_setMemoryFraction": answers.set_fraction,
+        "_cuda_synchronize": event("synchronize"),
+        "_cuda_emptyCache": event("empty_cache"),
+        "_accelerator_setAllocatorSettings": answers.set_settings,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": answers.set_settings,
     }
-    for name, function in functions.items():
-        patches.set(torch._C, f"_cuda_{name}", function)
-    for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
-        patches.set(torch._C, name, answers.set_settings)
-    for owner in (torch.cuda, torch.cuda.memory):
-        for name in ("mem_get_info", "device_memory_used"):
-            if name in vars(owner):
-                patches.set(owner, name, answers.free_and_total if name == "mem_get_info" else answers.used)
+    patches.table(torch._C, c_functions)
+    patches.where_found(CUDA_MODULES, {"mem_get_info": answers.free_and_total, "device_memory_used": answers.used})
     if hasattr(torch, "accelerator"):
-        _patch_accelerator(patches, answers, book)
+        of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+        functions: dict[str, Callable[..., object]] = {
+            **{name: partial(_of_own_card, name) for name in of_cuda},
+            "reset_peak_memory_stats": answers.reset_peaks,
+            "reset_accumulated_memory_stats": answers.reset_accumulated,
+            "get_memory_info": answers.free_and_total,
+            "synchronize": event("synchronize"),
+            "empty_cache": event("empty_cache"),
+        }
+        patches.table(torch.accelerator, functions)
 
 
-def _patch_accelerator(patches: Patches, answers: Answers, book: MemoryBook) -> None:
-    cuda, accelerator = torch.cuda, torch.accelerator
-    functions: dict[str, Callable[..., Any]] = {
-        "memory_allocated": lambda *_, **__: cuda.memory_allocated(),
-        "max_memory_allocated": lambda *_, **__: cuda.max_memory_allocated(),
-        "memory_reserved": lambda *_, **__: cuda.memory_reserved(),
-        "max_memory_reserved": lambda *_, **__: cuda.max_memory_reserved(),
-        "memory_stats": lambda *_, **__: cuda.memory_stats(),
-        "reset_peak_memory_stats": answers.reset_peaks,
-        "reset_accumulated_memory_stats": answers.reset_accumulated,
-        "get_memory_info": answers.free_and_total,
-        "synchronize": lambda *_, **__: book.allocator_event("synchronize"),
-        "empty_cache": lambda *_, **__: book.allocator_event("empty_cache"),
-    }
-    for name, function in functions.items():
-        patches.set(accelerator, name, function)
+def _of_own_card(name: str, *_: object, **__: object) -> object:
+    """The function of ``torch.cuda``, for the current device."""
+    return getattr(torch.cuda, name)()
 
 
 def _zeros() -> dict[str, Any]:

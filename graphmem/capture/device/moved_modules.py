@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -32,38 +31,45 @@ _Convert = Callable[[torch.Tensor], torch.Tensor]
 @contextlib.contextmanager
 def moved_modules() -> Iterator[None]:
     """Let modules be converted, for the duration; afterwards those that existed before hold what they held."""
-    patches, originals = Patches(), _Originals()
+    originals = _Originals()
     try:
-        with Borrowed.lent() as borrowed:
-
-            def apply(self: nn.Module, fn: _Convert, recurse: bool = True) -> nn.Module:
-                if isinstance(self, torch.jit.ScriptModule):
-                    raise CaptureError(_OF_TORCHSCRIPT)
-                originals.note(self)
-                if recurse:
-                    for module in self.children():
-                        module._apply(fn)
-                for name, parameter in self._parameters.items():
-                    if parameter is not None:
-                        new = self._parameters[name] = _converted(borrowed.fake(parameter), fn)
-                        if new is not parameter and (borrowed.has(parameter) or not is_fake(parameter)):
-                            originals.keep(self, "_parameters", name, parameter)
-                for name, buffer in self._buffers.items():
-                    if buffer is not None:
-                        new = self._buffers[name] = moved_lazy(buffer, fn) if is_lazy(buffer) else fn(buffer)
-                        if new is not buffer and not isinstance(buffer, FakeTensor):
-                            originals.keep(self, "_buffers", name, buffer)
-                return self
-
-            patches.replace("torch.nn.Module._apply", "parameters are others after they are moved", apply)
+        with Patches() as patches, Borrowed.lent() as borrowed:
+            lost = "parameters are others after they are moved"
+            patches.replace("torch.nn.Module._apply", lost, _apply_of(borrowed, originals))
             patches.set(torch.Tensor, "data", data_property(borrowed.fake))
             yield
     finally:
-        patches.undo()
         originals.give_back()
 
 
-def _converted(parameter: Any, convert: _Convert) -> Any:
+def _apply_of(borrowed: Borrowed, originals: _Originals) -> Callable[..., nn.Module]:
+    """``Module._apply``."""
+
+    def apply(self: nn.Module, fn: _Convert, recurse: bool = True) -> nn.Module:
+        if isinstance(self, torch.jit.ScriptModule):
+            raise CaptureError(_OF_TORCHSCRIPT)
+        originals.note(self)
+        for module in self.children() if recurse else ():
+            module._apply(fn)
+        for name, parameter in _present(self._parameters):
+            new = self._parameters[name] = _converted(borrowed.fake(parameter), fn)
+            if new is not parameter and (borrowed.has(parameter) or not is_fake(parameter)):
+                originals.keep(self, "_parameters", name, parameter)
+        for name, buffer in _present(self._buffers):
+            new = self._buffers[name] = moved_lazy(buffer, fn) if is_lazy(buffer) else fn(buffer)
+            if new is not buffer and not isinstance(buffer, FakeTensor):
+                originals.keep(self, "_buffers", name, buffer)
+        return self
+
+    return apply
+
+
+def _present(tensors: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
+    """One at a time: what is replaced dies before the next is looked at."""
+    return ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+
+
+def _converted(parameter: torch.Tensor, convert: _Convert) -> torch.Tensor:
     """The parameter after ``Module._apply``: the same object unless ``torch.__future__`` asks to overwrite it, or it
     comes from or goes to ``meta``, whose tensors do not take the data of others (``has_compatible_shallow_copy_type``,
     c10/core/TensorImpl.h). Tensors around others are swapped, as all are where ``torch.__future__`` asks for it."""
@@ -88,7 +94,7 @@ def _converted(parameter: Any, convert: _Convert) -> Any:
     return parameter
 
 
-def _swapped(parameter: Any, data: torch.Tensor, grad: torch.Tensor | None, convert: _Convert) -> Any:
+def _swapped(parameter: torch.Tensor, data: torch.Tensor, grad: torch.Tensor | None, convert: _Convert) -> torch.Tensor:
     parameter.grad = None
     torch.utils.swap_tensors(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
     if grad is not None:
@@ -99,7 +105,7 @@ def _swapped(parameter: Any, data: torch.Tensor, grad: torch.Tensor | None, conv
 
 
 class _Originals:
-    """What modules that existed before the capture held: whether they trained, and the tensors that were replaced."""
+    """Modules that existed before the capture: whether they trained, and their tensors that were replaced."""
 
     def __init__(self) -> None:
         self._modules: weakref.WeakKeyDictionary[nn.Module, tuple[bool, dict[tuple[str, str], torch.Tensor]]]

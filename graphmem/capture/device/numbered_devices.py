@@ -45,8 +45,8 @@ def numbered_devices() -> Iterator[None]:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(device))
 
 
-def _new(original: Callable[..., Any], is_here: Callable[[], bool | None]) -> Callable[..., Any]:
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+def _new(original: Callable[..., torch.device], is_here: Callable[[], bool | None]) -> Callable[..., torch.device]:
+    def new(cls: type, *args: object, **kwargs: object) -> torch.device:
         given = args[0] if len(args) == 1 and not kwargs else kwargs.get("device") if not args else None
         if type(given) is int and given >= 0 and is_here():
             return original(cls, (DEVICE.type, given), {})
@@ -55,9 +55,9 @@ def _new(original: Callable[..., Any], is_here: Callable[[], bool | None]) -> Ca
     return new
 
 
-def _called_by(c_function: int) -> Callable[..., Any]:
+def _called_by(c_function: int) -> Callable[..., torch.device]:
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object)
-    called: Callable[..., Any] = prototype(c_function)
+    called: Callable[..., torch.device] = prototype(c_function)
     return called
 
 

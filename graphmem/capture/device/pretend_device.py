@@ -1,4 +1,4 @@
-"""What every part of the pretended device shares: its name, what it says of itself, and the way to it."""
+"""The pretended device: its name, its facts, and copies of tensors to it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from graphmem.devices import Device
 
 DEVICE = torch.device("cuda", 0)
+#: ``torch.cuda``, and those of its modules that import names from each other.
+CUDA_MODULES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,38 +43,38 @@ def numbered(count: int, own: int) -> Iterator[None]:
         _cards = before
 
 
-def device_of(device: Any) -> torch.device:
+def device_of(device: object) -> torch.device:
     """``torch.device(device)``, made only where it is not there: during a capture that takes a microsecond."""
     return device if isinstance(device, torch.device) else torch.device(device)
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
-    """What the card says of itself to the step's own code, where nothing else is decided by it; ``told`` is filled with
-    what it asked: ``name``, ``total_bytes``, ``free_bytes``, ``l2_cache_bytes``, and ``allocator`` for what depends
+class ShownCard:
+    """The card as the step's own code sees it, in facts that decide nothing else; ``asked`` is filled with those that
+    the code read: ``name``, ``total_bytes``, ``free_bytes``, ``l2_cache_bytes``, and ``allocator`` for what depends
     on its options too."""
 
     card: Device
-    told: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
 
     def name(self) -> str:
         """The name of the card."""
-        self.told.add("name")
+        self.asked.add("name")
         return self.card.name
 
     def total_bytes(self) -> int:
         """The memory of the card."""
-        self.told.add("total_bytes")
+        self.asked.add("total_bytes")
         return self.card.capacity_bytes
 
     def empty_bytes(self) -> int:
-        """What is free while nothing but the context, and what others hold, is on the card."""
-        self.told.add("free_bytes")
+        """Free memory while nothing but the context, and what others hold, is on the card."""
+        self.asked.add("free_bytes")
         return max(0, self.card.capacity_bytes - self.card.taken_bytes)
 
     def l2_cache_bytes(self) -> int:
         """The second-level cache of the card. Raises ``AttributeError`` where it is unknown."""
-        self.told.add("l2_cache_bytes")
+        self.asked.add("l2_cache_bytes")
         if self.card.l2_cache_bytes is None:
             raise AttributeError("the second-level cache of this card is not known to graphmem")
         return self.card.l2_cache_bytes

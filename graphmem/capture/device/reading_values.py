@@ -1,8 +1,9 @@
-"""What Python reads of a fake tensor's data, outside PyTorch's dispatcher: numpy, lists, text, formatted numbers."""
+"""Reads of a fake tensor's data by Python, outside PyTorch's dispatcher: numpy, lists, text, formatted numbers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,48 +14,115 @@ from graphmem.capture.values.host_values import LIMIT
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.torch_names import private
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_in_meta_kernel: Any = private(
+    "torch._C._meta_in_tls_dispatch_include", "errors of operators may be worded otherwise", lambda: False
+)
+_Read = Callable[..., Any]
+
 
 def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues) -> None:
     """Let programs read what is known of a tensor; of any other, what ``.item()`` would assume stands for each element.
 
     An array shares its memory with the host tensor that it is of, as PyTorch's does.
     """
-    patches.set(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values, assumed))
-    patches.set(torch.Tensor, "tolist", _to_list(torch.Tensor.tolist, values, assumed))
-    patches.set(torch.Tensor, "__repr__", _repr(torch.Tensor.__repr__, values))
-    patches.set(torch.Tensor, "__format__", _format(torch.Tensor.__format__))
-    patches.set(torch.Tensor, "__reduce_ex__", _reduce(torch.Tensor.__reduce_ex__, values))
-    item = torch.Tensor.item
-    patches.set(torch.Tensor, "item", lambda self: assumed.followed(lambda: item(self)))
-    for name, how in (("__bool__", "bool"), ("__int__", "int"), ("__index__", "index")):
-        patches.set(torch.Tensor, name, _read_as(getattr(torch.Tensor, name), how, assumed))
+    reading = _Reading(values, assumed)
+    functions: dict[str, Callable[..., object]] = {
+        "numpy": reading.numpy,
+        "tolist": reading.to_list,
+        "item": reading.item,
+        "__repr__": reading.repr,
+        "__format__": _format,
+        "__reduce_ex__": reading.reduce,
+        "__bool__": reading.by("bool"),
+        "__int__": reading.by("int"),
+        "__index__": reading.by("index"),
+    }
+    patches.around(torch.Tensor, functions)
 
 
-def _numpy(original: Any, values: KnownValues, assumed: AssumedValues) -> Any:
-    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
-        if not isinstance(self, FakeTensor):
-            return original(self, force=force)
+class _Reading:
+    """Methods of tensors, each with PyTorch's own as its first argument, where ``values`` are known or ``assumed``."""
+
+    def __init__(self, values: KnownValues, assumed: AssumedValues) -> None:
+        self._values, self._assumed = values, assumed
+
+    def numpy(self, original: _Read, tensor: torch.Tensor, *, force: bool = False) -> NDArray[Any]:
+        """``Tensor.numpy``."""
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor, force=force)  # type: ignore[no-any-return]
         if force:
-            self = self.detach().cpu()
-        if self.is_cuda:
-            raise TypeError(f"can't convert a tensor on {self.device} to numpy; call .cpu() first")
-        if self.requires_grad:
+            tensor = tensor.detach().cpu()
+        if tensor.is_cuda:
+            raise TypeError(f"can't convert a tensor on {tensor.device} to numpy; call .cpu() first")
+        if tensor.requires_grad:
             raise RuntimeError("can't call numpy() on a tensor that requires a gradient; call .detach() first")
-        known = values.of(self)
+        known = self._values.of(tensor)
         if known is None:
-            array = _assumed(self)
-            if self.is_floating_point():
-                assumed.array(True, False)
+            array = _assumed(tensor)
+            if tensor.is_floating_point():
+                self._assumed.array(True, False)
             return array
-        if values.drawn([self]):
-            assumed.array(self.is_floating_point(), True)
+        if self._values.drawn([tensor]):
+            self._assumed.array(tensor.is_floating_point(), True)
+        return _without_modes(original, known)  # type: ignore[no-any-return]
+
+    def to_list(self, original: _Read, tensor: torch.Tensor) -> object:
+        """``Tensor.tolist``. Numbers that nobody knows, or that were drawn on the card: floating-point ones note
+        themselves what they decide, for the others their line does."""
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor)
+        known = self._values.of(tensor)
+        numbers = _assumed(tensor).tolist() if known is None else _without_modes(original, known)
+        if known is not None:
+            if not self._values.drawn([tensor]):
+                return numbers
+            self._assumed.drawn_list(known.is_floating_point())
+        return self._assumed.as_last(numbers) if tensor.is_floating_point() and tensor.numel() <= LIMIT else numbers
+
+    def item(self, original: _Read, tensor: torch.Tensor) -> object:
+        """``Tensor.item``."""
+        return self._assumed.followed(lambda: original(tensor))
+
+    def by(self, how: str) -> Callable[..., object]:
+        """``bool(tensor)`` and its like."""
+
+        def read(original: _Read, tensor: torch.Tensor) -> object:
+            with self._assumed.reading(how):
+                return original(tensor)
+
+        return read
+
+    def repr(self, original: _Read, tensor: torch.Tensor, *, tensor_contents: object = None) -> str:
+        """``repr(tensor)``. The arguments of an overload that is not the one that was meant are written out, inside a
+        meta kernel."""
+        is_shown = isinstance(tensor, FakeTensor) and tensor_contents is None
+        known = self._values.of(tensor) if is_shown and not _in_meta_kernel() else None
+        if known is None:
+            return str(original(tensor, tensor_contents=tensor_contents))
+        text = str(_without_modes(original, known))
+        return text if not tensor.is_cuda else f"{text[:-1]}, device='{tensor.device}')"
+
+    def reduce(self, original: _Read, tensor: torch.Tensor, protocol: int) -> object:
+        """Pickling."""
+        is_host = isinstance(tensor, FakeTensor) and not tensor.is_cuda
+        known = self._values.of(tensor) if is_host and not self._values.is_weight(tensor) else None
+        if known is None:
+            return original(tensor, protocol)
         with disable_current_modes():
-            return original(known)
+            data = bytearray(known.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return _rebuilt, (data, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
-    return numpy
+
+def _without_modes(read: _Read, known: torch.Tensor) -> Any:
+    """``read`` of a real tensor, which no mode sees."""
+    with disable_current_modes():
+        return read(known)
 
 
-def _assumed(tensor: torch.Tensor) -> Any:
+def _assumed(tensor: torch.Tensor) -> NDArray[Any]:
     """An array of what is assumed of each element."""
     import numpy
 
@@ -67,81 +135,13 @@ def _assumed(tensor: torch.Tensor) -> Any:
     return array.copy() if tensor.numel() <= LIMIT else array
 
 
-def _to_list(original: Any, values: KnownValues, assumed: AssumedValues) -> Any:
-    def tolist(self: torch.Tensor) -> Any:
-        if not isinstance(self, FakeTensor):
-            return original(self)
-        known = values.of(self)
-        if known is None or values.drawn([self]):
-            return _followed_list(self, known, original, assumed)
-        with disable_current_modes():
-            return original(known)
-
-    return tolist
-
-
-def _followed_list(tensor: torch.Tensor, known: torch.Tensor | None, original: Any, assumed: AssumedValues) -> Any:
-    """Numbers that nobody knows, or that were drawn on the card: floating-point ones tell themselves what they decide,
-    the others' line does."""
-    if known is None:
-        numbers = _assumed(tensor).tolist()
-    else:
-        with disable_current_modes():
-            numbers = original(known)
-        assumed.drawn_list(known.is_floating_point())
-    return assumed.as_last(numbers) if tensor.is_floating_point() and tensor.numel() <= LIMIT else numbers
-
-
-def _read_as(original: Any, how: str, assumed: AssumedValues) -> Any:
-    def read(self: torch.Tensor) -> Any:
-        with assumed.reading(how):
-            return original(self)
-
-    return read
-
-
-_in_meta_kernel: Any = private(
-    "torch._C._meta_in_tls_dispatch_include", "errors of operators may be worded otherwise", lambda: False
-)
-
-
-def _repr(original: Any, values: KnownValues) -> Any:
-    def repr_(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        # The arguments of an overload that is not the one that was meant are written out, inside a meta kernel.
-        is_shown = isinstance(self, FakeTensor) and tensor_contents is None
-        known = values.of(self) if is_shown and not _in_meta_kernel() else None
-        if known is None:
-            return str(original(self, tensor_contents=tensor_contents))
-        with disable_current_modes():
-            text = str(original(known))
-        return text if not self.is_cuda else f"{text[:-1]}, device='{self.device}')"
-
-    return repr_
-
-
-def _reduce(original: Any, values: KnownValues) -> Any:
-    def reduce(self: torch.Tensor, protocol: Any) -> Any:
-        is_host = isinstance(self, FakeTensor) and not self.is_cuda
-        known = values.of(self) if is_host and not values.is_weight(self) else None
-        if known is None:
-            return original(self, protocol)
-        with disable_current_modes():
-            data = bytearray(known.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return _rebuilt, (data, self.dtype, tuple(self.shape), self.requires_grad)
-
-    return reduce
-
-
 def _rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     """A host tensor of pickled bytes."""
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(shape).requires_grad_(requires_grad)
 
 
-def _format(original: Any) -> Any:
-    def format_(self: torch.Tensor, spec: str) -> str:
-        if isinstance(self, FakeTensor) and self.dim() == 0:
-            return format(self.detach().item(), spec)
-        return str(original(self, spec))
-
-    return format_
+def _format(original: _Read, tensor: torch.Tensor, spec: str) -> str:
+    if isinstance(tensor, FakeTensor) and tensor.dim() == 0:
+        return format(tensor.detach().item(), spec)
+    return str(original(tensor, spec))

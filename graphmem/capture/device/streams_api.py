@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.device.pretend_device import CUDA_MODULES, cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import PoolBook, StorageBook, StreamBook
 
@@ -24,24 +24,24 @@ class Event:
     device = property(lambda self: cards().own)
     cuda_event = event_id = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
 
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, _: Any) -> float:
+    def elapsed_time(self, _: object) -> float:
         return 1.0
 
     def synchronize(self) -> None: ...
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         self.capture = self.pools.captured(self._index(stream))
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         self.pools.join(self._index(stream), self.capture)
 
-    def _index(self, stream: Any) -> int:
+    def _index(self, stream: Stream | None) -> int:
         return self.streams.current if stream is None else int(stream.stream_id)
 
 
@@ -56,7 +56,7 @@ class Stream:
     device_index = property(lambda self: cards().own.index)
     device_type = 1
 
-    def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any) -> None:
+    def __init__(self, device: object = None, priority: int = 0, stream_id: int | None = None, **_: object) -> None:
         self.priority = priority
         self.stream_id = self.streams.next_of_pool(priority) if stream_id is None else stream_id
         self._before: list[int] = []
@@ -67,7 +67,7 @@ class Stream:
 
     native_handle = cuda_stream
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Stream:
         self._before.append(self.streams.current)
         self.streams.make_current(self.stream_id)
         return self
@@ -87,24 +87,24 @@ class Stream:
     def is_capturing(self) -> bool:
         return self.pools.captured(self.stream_id) is not None
 
-    def record_event(self, event: Any = None) -> Any:
+    def record_event(self, event: Event | None = None) -> Event:
         event = event or self.event_class()
         event.record(self)
         return event
 
     def synchronize(self) -> None: ...
 
-    def wait_stream(self, stream: Any) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         self.wait_event(stream.record_event())
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         event.wait(self)
 
 
 class StreamContext:
     """``torch.cuda.stream(s)``; None changes nothing."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
 
     def __enter__(self) -> None:
@@ -122,20 +122,20 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
     event_class: Any = type("Event", (Event,), dict(books))
     stream_class: Any = type("Stream", (Stream,), {**books, "event_class": event_class})
 
-    def current_stream(*_: Any, **__: Any) -> Stream:
+    def current_stream(*_: object, **__: object) -> Stream:
         return stream_class(stream_id=streams.current)  # type: ignore[no-any-return]
 
-    def default_stream(*_: Any, **__: Any) -> Stream:
+    def default_stream(*_: object, **__: object) -> Stream:
         return stream_class(stream_id=0)  # type: ignore[no-any-return]
 
-    def set_stream(stream: Any) -> None:
+    def set_stream(stream: Stream | None) -> None:
         if stream is not None:
             streams.make_current(stream.stream_id)
 
-    def record_stream(self: torch.Tensor, stream: Any) -> None:
+    def record_stream(self: torch.Tensor, stream: Stream) -> None:
         storages.record_stream(self, stream.stream_id)
 
-    for name, value in {
+    names = {
         "Stream": stream_class,
         "ExternalStream": stream_class,
         "StreamContext": StreamContext,
@@ -145,19 +145,20 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
         "default_stream": default_stream,
         "get_stream_from_external": default_stream,
         "set_stream": set_stream,
-    }.items():
-        for owner in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
-            if owner is torch.cuda or name in vars(owner):
-                patches.set(owner, name, value)
-    patches.set(torch, "Stream", stream_class)
-    patches.set(torch, "Event", event_class)
+    }
+    patches.where_found(CUDA_MODULES, names)
+    patches.table(torch, {"Stream": stream_class, "Event": event_class})
     patches.set(torch.Tensor, "record_stream", record_stream)
     if hasattr(torch, "accelerator"):
-        patches.set(torch.accelerator, "current_stream", current_stream)
-        patches.set(torch.accelerator, "set_stream", set_stream)
+        patches.table(torch.accelerator, {"current_stream": current_stream, "set_stream": set_stream})
+    _patch_parallel(patches, stream_class)
+
+
+def _patch_parallel(patches: Patches, stream_class: type[Stream]) -> None:
+    """``nn.parallel`` copies on a stream of its own for each device."""
     side_stream: list[Stream] = []
 
-    def get_stream(device: torch.device) -> Any:
+    def get_stream(device: torch.device) -> Stream | None:
         """``torch.nn.parallel._functions._get_stream``, which keeps the streams that it made in a global."""
         if device.type == "cpu":
             return None

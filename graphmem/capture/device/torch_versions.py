@@ -1,4 +1,4 @@
-"""What PyTorch 2.4 and later spell otherwise than the newest, in one place.
+"""Fake implementations of operators, in the spellings of PyTorch 2.4 and later.
 
 Each function does the same under every supported version; the comment says which version brought the new spelling.
 """
@@ -44,7 +44,7 @@ class ExistingFakes:
                 holder.kernel = kernel
 
     def restore(self) -> None:
-        """What was there before."""
+        """Put back those that were there before."""
         while self._replaced:
             holder, kernel = self._replaced[-1]
             if not hasattr(holder, "kernels"):
@@ -60,7 +60,7 @@ class _FakeKernel:
 
     source = "graphmem"
 
-    def __init__(self, func: Callable[..., Any], found: Any, threads: Threads) -> None:
+    def __init__(self, func: Callable[..., Any], found: Callable[..., object], threads: Threads) -> None:
         self.func = func
         self.found = found
         self._threads = threads
@@ -71,5 +71,5 @@ class _FakeKernel:
     def __bool__(self) -> bool:
         return self._is_here() or bool(self.found)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return (self.func if self._is_here() else self.found)(*args, **kwargs)

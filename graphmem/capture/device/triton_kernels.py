@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from graphmem.base.imports import watched_imports
 from graphmem.capture.device.pretend_device import cards
-from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import namespace_that_imports
 from graphmem.diagnostics import Code, Diagnostic
@@ -46,38 +46,33 @@ Remark = Callable[[Diagnostic], None]
 
 @contextlib.contextmanager
 def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> Iterator[None]:
-    """Until the end kernels have no effect; ``forget`` is told of every tensor that one is given, ``remark`` of every
-    launch by a program, and of imports that fail."""
-    patches = Patches()
+    """Until the end kernels have no effect; ``forget`` gets every tensor that one is given, ``remark`` every launch
+    by a program, and imports that fail."""
     is_installed = importlib.util.find_spec("triton") is not None
     launched = _Launched(forget, remark)
-    missing = _Missing(patches, launched, remark)
+    with Patches() as patches:
+        missing = _Missing(patches, launched, remark)
 
-    def follow(name: str) -> None:
-        if name not in sys.modules:
-            return
-        if name == _JIT:
-            interface = sys.modules[_JIT].KernelInterface
-            patches.set(interface, "__getitem__", lambda kernel, _: partial(launched, kernel))
-        else:
-            _launch_nothing(patches, sys.modules[name], _MODULES[name], forget)
+        def follow(module: ModuleType) -> None:
+            if module.__name__ == _JIT:
+                patches.set(module.KernelInterface, "__getitem__", lambda kernel, _: partial(launched, kernel))
+            else:
+                _launch_nothing(patches, module, _MODULES[module.__name__], forget)
 
-    def execute(name: str, import_it: Callable[[], None]) -> None:
-        import_it()
-        follow(name)
+        def execute(module: ModuleType, import_it: Callable[[], None]) -> None:
+            import_it()
+            follow(module)
 
-    watched = (_JIT,) if is_installed else tuple(_MODULES)
-    try:
-        for name in watched:
-            follow(name)
+        watched = (_JIT,) if is_installed else tuple(_MODULES)
+        for module in filter(None, map(sys.modules.get, watched)):
+            follow(module)
         sys.meta_path.append(missing)
-        with watched_imports(patches.threads, {name: partial(execute, name) for name in watched}):
-            yield
-    finally:
-        if missing in sys.meta_path:
+        try:
+            with watched_imports(dict.fromkeys(watched, execute), patches.threads.only(lambda: True)):
+                yield
+        finally:
             sys.meta_path.remove(missing)
-        missing.take_back()
-        patches.undo()
+            missing.take_back()
 
 
 _JIT = "triton.runtime.jit"
@@ -86,14 +81,14 @@ _EMPTIED_BYTES = 256 << 20
 
 
 class _Launched:
-    """What a launch by a program does."""
+    """A launch by a program: its tensors are forgotten, its autotuner's buffer is allocated."""
 
     def __init__(self, forget: Callable[[torch.Tensor], None], remark: Remark) -> None:
         self._forget, self._remark = forget, remark
         self._tuned: set[Any] = set()
 
-    def __call__(self, kernel: Any, *args: Any, **kwargs: Any) -> None:
-        layers = [kernel]  # what chooses its options, and the function last
+    def __call__(self, kernel: object, *args: object, **kwargs: object) -> None:
+        layers: list[Any] = [kernel]  # what chooses its options, and the function last
         while hasattr(layers[-1], "fn"):
             layers.append(layers[-1].fn)
         names = inspect.signature(layers[-1]).parameters
@@ -133,7 +128,7 @@ class _Missing(importlib.abc.MetaPathFinder):
         self._stand_in = _Triton(launched)
         self._remark = remark
         self._placed: list[str] = []
-        self._knows_importers = False
+        self._placed_before = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -146,31 +141,30 @@ class _Missing(importlib.abc.MetaPathFinder):
             return None
         if package == "triton" and _is_own(importer):
             return self._place(name)
-        who = str(importer.get("__name__", ""))
-        if name == package and who.partition(".")[0] not in _QUIET:
+        if name == package and _package(importer) not in _QUIET:
             self._remark(_missing(package, importer))
         return None
 
     def take_back(self) -> None:
-        """What the import that found it has by now, nobody else may find."""
+        """Nobody else may find the stand-ins that an import has found."""
         while self._placed:
             sys.modules.pop(self._placed.pop(), None)
 
     def _place(self, name: str) -> importlib.machinery.ModuleSpec:
-        if not self._knows_importers:
-            self._patches.set(builtins, "__import__", self._importing(builtins.__import__))
-            self._knows_importers = True
+        if not self._placed_before:
+            self._patches.around(builtins, {"__import__": self._import})
+            self._placed_before = True
         self._placed.append(name)
         return importlib.machinery.ModuleSpec(name, _Standing(self._stand_in.module(name)))
 
-    def _importing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-            self.take_back()
-            if level or name.partition(".")[0] != "triton" or not _is_own(globals or {}):
-                return original(name, globals, locals, fromlist, level)
-            return self._stand_in.module(name) if fromlist else self._stand_in
-
-        return import_
+    def _import(
+        self, original: Callable[..., ModuleType], name: str, globals: dict[str, Any] | None = None,
+        locals: object = None, fromlist: Sequence[str] | None = (), level: int = 0,
+    ) -> ModuleType:  # fmt: skip
+        self.take_back()
+        if level or name.partition(".")[0] != "triton" or not _is_own(globals or {}):
+            return original(name, globals, locals, fromlist, level)
+        return self._stand_in.module(name) if fromlist else self._stand_in
 
 
 class _Standing(importlib.abc.Loader):
@@ -200,8 +194,11 @@ def _is_own(namespace: dict[str, Any]) -> bool:
     """Whether the code that imports is the program's own: no installed package, and not PyTorch."""
     file = str(namespace.get("__file__") or "")
     parts = set(file.split(os.sep))
-    package = str(namespace.get("__name__", "")).partition(".")[0]
-    return package not in _QUIET and not {"site-packages", "dist-packages"} & parts
+    return _package(namespace) not in _QUIET and not {"site-packages", "dist-packages"} & parts
+
+
+def _package(namespace: dict[str, Any]) -> str:
+    return str(namespace.get("__name__", "")).partition(".")[0]
 
 
 class _Triton(ModuleType):
@@ -218,19 +215,19 @@ class _Triton(ModuleType):
     def module(self, name: str) -> ModuleType:
         return self.language if name == self.language.__name__ else self
 
-    def jit(self, function: Any = None, **_: Any) -> Any:
+    def jit(self, function: object = None, **_: object) -> object:
         return self.jit if function is None else _OwnKernel(function, self._launched)
 
-    def autotune(self, configs: Any, key: Any = (), **_: Any) -> Any:
+    def autotune(self, configs: Sequence[object], key: Sequence[str] = (), **_: object) -> Callable[..., _OwnKernel]:
         return lambda kernel: _OwnKernel(kernel, self._launched, configs, key)
 
-    def heuristics(self, *_: Any, **__: Any) -> Any:
+    def heuristics(self, *_: object, **__: object) -> Callable[[object], object]:
         return lambda kernel: kernel
 
-    def Config(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - Triton's name
+    def Config(self, *args: object, **kwargs: object) -> SimpleNamespace:  # noqa: N802 - Triton's name
         return SimpleNamespace(args=args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         raise CaptureError(f"triton.{name} is asked for, and Triton is not installed; install it (it needs no card)")
@@ -239,26 +236,28 @@ class _Triton(ModuleType):
 class _Language(ModuleType):
     """``triton.language``: only kernels use it, and they never run."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Language(f"{self.__name__}.{name}")
 
-    def __call__(self, *args: Any, **_: Any) -> Any:
+    def __call__(self, *args: object, **_: object) -> object:
         return args[0] if args else self
 
 
 class _OwnKernel:
     """A kernel of the program, or its autotuner: ``kernel[grid](arguments)``."""
 
-    def __init__(self, function: Any, launched: _Launched, configs: Any = (), keys: Any = ()) -> None:
+    def __init__(
+        self, function: object, launched: _Launched, configs: Sequence[object] = (), keys: Sequence[str] = ()
+    ) -> None:
         self.fn, self.configs, self.keys = function, configs, keys
         self._launched = launched
 
-    def __getitem__(self, _: Any) -> Callable[..., None]:
+    def __getitem__(self, _: object) -> Callable[..., None]:
         return partial(self._launched, self)
 
-    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
+    def run(self, *args: object, grid: object = None, warmup: bool = False, **kwargs: object) -> None:
         self[grid](*args, **kwargs)
 
 
@@ -295,13 +294,13 @@ class _Kernel:
         self._function = function
         self._forget = forget
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._function(*args, **kwargs)
 
-    def __getitem__(self, _: Any) -> Callable[..., None]:
+    def __getitem__(self, _: object) -> Callable[..., None]:
         return self._launch
 
-    def _launch(self, *args: Any, **kwargs: Any) -> None:
+    def _launch(self, *args: object, **kwargs: object) -> None:
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):
                 self._forget(value)

@@ -3,7 +3,7 @@
 Libraries ask whether a tensor is fake, and then take the path they keep for exporters: transformers builds a 4-D mask
 that no card makes (``is_tracing`` in ``transformers/utils/import_utils.py``, 5.x). PyTorch's own code has to know, so
 the class is hidden by who asks: outside ``torch``, ``torch._subclasses.FakeTensor`` is a class without instances, and
-``is_fake`` says no (DeepSpeed holds that function since its own import: it is changed from within).
+``is_fake`` is false (DeepSpeed holds that function since its own import: it is changed from within).
 
 Not hidden: ``type(t) is torch.Tensor``, which is the interpreter's answer (DeepSpeed's ZeRO-3 asks it of outputs).
 """
@@ -32,7 +32,7 @@ _ANSWER = "_graphmem_is_fake"
 
 
 class NoTensor:
-    """What a library finds in place of ``FakeTensor``: nothing is an instance of it."""
+    """Stands for ``FakeTensor`` in libraries: nothing is an instance of it."""
 
 
 class _Hiding(ModuleType):

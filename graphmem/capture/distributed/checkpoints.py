@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models, of which one process alone is here: what the others would have said of their parts.
+"""Checkpoints of sharded models, of which one process alone is here: what the others would have sent of their parts.
 
 ``torch.distributed.checkpoint`` checks that the parts of all processes cover every tensor; here those of one do not.
 FSDP1 gathers what each process's optimizer holds of a flat parameter: another one holds what lies in its part, with the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ import torch
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 
-_PLANNER, _OPTIMIZERS = "torch.distributed.checkpoint.default_planner", "torch.distributed.fsdp._optim_utils"
+#: What FSDP1 gathers of a process: by parameter, the state of its optimizer.
+_States = dict[str, Any]
 
 
 def checkpoints_of_one() -> contextlib.AbstractContextManager[None]:
@@ -25,14 +27,12 @@ def checkpoints_of_one() -> contextlib.AbstractContextManager[None]:
     return patched_imports(_FOLLOWED)
 
 
-def _follow_planner(patches: Patches, module: Any) -> None:
-    if hasattr(module, "_validate_global_plan"):  # it tells whether, or since 2.13 why not
-        was_told_why = "list" in str(module._validate_global_plan.__annotations__.get("return"))
-        patches.set(module, "_validate_global_plan", lambda *_: [] if was_told_why else True)
-
+def _follow_planner(patches: Patches, module: ModuleType) -> None:
+    if hasattr(module, "_validate_global_plan"):  # it returns whether, or since 2.13 why not
+        gives_reasons = "list" in str(module._validate_global_plan.__annotations__.get("return"))
+        patches.set(module, "_validate_global_plan", lambda *_: [] if gives_reasons else True)
     planner = getattr(module, "DefaultSavePlanner", None)
-    if hasattr(planner, "_dedup_save_plans"):
-        patches.set(planner, "_dedup_save_plans", lambda self, plans: _all_here(plans))
+    patches.where_found([planner], {"_dedup_save_plans": lambda self, plans: _all_here(plans)})
 
 
 def _all_here(plans: list[Any]) -> list[Any]:
@@ -40,11 +40,11 @@ def _all_here(plans: list[Any]) -> list[Any]:
     return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
 
 
-def _follow_optimizers(patches: Patches, module: Any) -> None:
-    known: list[Any] = []  # what is told of a state, of the first parameter that has one
+def _follow_optimizers(patches: Patches, module: ModuleType) -> None:
+    known: list[Any] = []  # what is known of a state, of the first parameter that has one
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
-        keys, of_keys = original_keys(*args, **kwargs)
+    def mapped(original: Callable[..., Any], *args: Any, **kwargs: object) -> object:
+        keys, of_keys = original(*args, **kwargs)
         if not kwargs.get("merge_keys") or not keys:
             return keys, of_keys
         others = {
@@ -54,41 +54,38 @@ def _follow_optimizers(patches: Patches, module: Any) -> None:
         }
         return sorted({*keys, *others}), of_keys
 
-    def gathered(fsdp_state: Any, states: dict[str, Any]) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = original_gathered(fsdp_state, states)
-        mine = told[fsdp_state.rank]
+    def gathered(original: Callable[..., list[_States]], fsdp_state: Any, states: _States) -> list[_States]:
+        of_ranks = original(fsdp_state, states)
+        mine = of_ranks[fsdp_state.rank]
         known.extend(state for state in mine.values() if state.tensors)
         if not known:
-            return told
-        return [mine if rank == fsdp_state.rank else _told_by(fsdp_state, rank, mine, known[0], module)
-                for rank in range(len(told))]  # fmt: skip
+            return of_ranks
+        return [mine if rank == fsdp_state.rank else _states_of(fsdp_state, rank, mine, known[0], module)
+                for rank in range(len(of_ranks))]  # fmt: skip
 
-    if not hasattr(module, "_map_param_key_to_optim_keys") or not hasattr(module, "_allgather_state_info"):
-        return
-    original_keys, original_gathered = module._map_param_key_to_optim_keys, module._allgather_state_info
-    patches.set(module, "_map_param_key_to_optim_keys", mapped)
-    patches.set(module, "_allgather_state_info", gathered)
+    if hasattr(module, "_map_param_key_to_optim_keys") and hasattr(module, "_allgather_state_info"):
+        patches.around(module, {"_map_param_key_to_optim_keys": mapped, "_allgather_state_info": gathered})
 
 
-def _told_by(fsdp_state: Any, rank: int, mine: dict[str, Any], like: Any, module: Any) -> dict[str, Any]:
-    """What the process of a rank says of the states of a flat parameter."""
+def _states_of(fsdp_state: Any, rank: int, mine: _States, like: Any, module: Any) -> _States:
+    """The states of a flat parameter that the process of a rank holds."""
     handle = fsdp_state._handle
     size = handle.flat_param._sharded_size.numel()
-    parts = dict(
-        zip(handle.flat_param._fqns, handle._get_shard_metadata(rank * size, (rank + 1) * size - 1), strict=True)
-    )
-    told = {}
+    shards = handle._get_shard_metadata(rank * size, (rank + 1) * size - 1)
+    parts = dict(zip(handle.flat_param._fqns, shards, strict=True))
+    states: _States = {}
     for name in mine:
         if name not in parts or not parts[name].in_shard:
-            told[name] = module.StateInfo({}, {}, {})
+            states[name] = module.StateInfo({}, {}, {})
             continue
         shape = torch.Size([parts[name].numel_in_shard])
         tensors = {state: info._replace(shape=shape) for state, info in like.tensors.items()}
-        told[name] = module.StateInfo(tensors, like.scalar_tensors, like.non_tensors)
-    return told
+        states[name] = module.StateInfo(tensors, like.scalar_tensors, like.non_tensors)
+    return states
 
 
-_FOLLOWED: dict[str, Callable[[Patches, Any], None]] = {
-    _PLANNER: _follow_planner,
-    _OPTIMIZERS: _follow_optimizers,
+#: By the full names of the modules.
+_FOLLOWED: dict[str, Callable[[Patches, ModuleType], None]] = {
+    "torch.distributed.checkpoint.default_planner": _follow_planner,
+    "torch.distributed.fsdp._optim_utils": _follow_optimizers,
 }

@@ -29,6 +29,7 @@ class ContextParallel(Strategy):
 
     def inputs(self, inputs: Any) -> dict[str, Any]:
         """The batch with positions and shifted labels. Raises :class:`CaptureError` for one that cannot be cut."""
+        assert self.step.cp is not None
         processes, parts = self.step.cp, self.step.tp or 1 if self.step.sp else 1  # parts: between layers
         if not isinstance(inputs, dict) or not {"input_ids", "labels"} <= set(inputs) or "attention_mask" in inputs:
             raise CaptureError(
@@ -63,17 +64,17 @@ class ContextParallel(Strategy):
         chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
         if chosen != "sdpa":
             raise CaptureError(f"context parallelism is of attention by sdpa, and {type(model).__name__} uses {chosen}")
-        set_rotate_method("allgather")  # what Accelerate takes where nothing is said
+        set_rotate_method("allgather")  # Accelerate's default
         try:
             _attach_context_parallel_hooks(model)
         except ValueError as error:
             raise CaptureError(f"--cp: {first_line(error)}") from None
 
-    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
         from torch.distributed.tensor.experimental import context_parallel
 
         buffers = [inputs[name] for name in _CUT]
-        made: contextlib.AbstractContextManager[Any] = context_parallel(
+        made: contextlib.AbstractContextManager[object] = context_parallel(
             self.mesh["cp"], buffers=buffers, buffer_seq_dims=[1] * len(buffers)
         )
         return made

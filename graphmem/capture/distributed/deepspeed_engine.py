@@ -24,7 +24,9 @@ _OF_TRAINER = {"lr": 5e-5, "betas": (0.9, 0.999), "eps": 1e-8, "warmup_max_lr": 
                "warmup_num_steps": 1, "total_num_steps": 1000}  # fmt: skip
 
 
-def deepspeed_engine(model: nn.Module, optimizer: torch.optim.Optimizer | None, training: Training, batch: int) -> Any:
+def deepspeed_engine(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, training: Training, batch: int
+) -> object:
     """The engine around ``model``, which is on the host; ``batch``: rows of a micro-batch. Without ``optimizer`` it is
     the one that the configuration names. Raises :class:`CaptureError`."""
     try:

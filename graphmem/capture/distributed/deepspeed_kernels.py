@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from graphmem.capture.device.watched_imports import patched_imports
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, constant
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
 from graphmem.units import format_bytes
@@ -25,22 +25,21 @@ _BUILDERS = "deepspeed.ops.op_builder.builder"
 
 @contextlib.contextmanager
 def deepspeed_kernels(book: RankBook) -> Iterator[None]:
-    """DeepSpeed finds its kernels compiled, for the duration. ``book`` is told what is kept on NVMe."""
+    """DeepSpeed finds its kernels compiled, for the duration. ``book`` notes what is kept on NVMe."""
     files: dict[str, int] = {}  # by path, in bytes
     disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))
-    kernels: dict[str, Callable[[], Any]] = {**_KERNELS, "async_io": lambda: disk}
+    kernels = {**_KERNELS, "async_io": disk}
 
-    def load(self: Any, verbose: bool = False) -> Any:
-        del verbose
+    def load(self: Any, verbose: bool = False) -> SimpleNamespace:
         if self.name not in kernels:
             known = ", ".join(sorted(kernels))
             raise CaptureError(
                 f"DeepSpeed's kernels {self.name!r} are not modelled; those that are: {known}. Choose an option that "
                 "does without them"
             )
-        return kernels[self.name]()
+        return kernels[self.name]
 
-    def follow(patches: Patches, module: Any) -> None:
+    def follow(patches: Patches, module: ModuleType) -> None:
         patches.set(module.OpBuilder, "load", load)
 
     with patched_imports({_BUILDERS: follow}):
@@ -49,11 +48,7 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
         book.note_once(f"{format_bytes(sum(files.values()))} of this process are on NVMe (DeepSpeed's offload)")
 
 
-def _nothing(*_: Any) -> None:
-    """In place, or on the host."""
-
-
-def _lamb(p: torch.Tensor, *_: Any) -> torch.Tensor:
+def _lamb(p: torch.Tensor, *_: object) -> torch.Tensor:
     """Two partial norms of 512 numbers and the coefficient, which is returned (``lamb/fused_lamb_cuda.cpp``)."""
     dtype = torch.float32 if p.dtype is torch.float16 else p.dtype
     norms = [torch.empty(512, dtype=dtype, device=p.device) for _ in range(2)]
@@ -100,23 +95,22 @@ def _quantized_reduction(
     return [torch.empty(shape, dtype=torch.int8, device=values.device), made]
 
 
-def _dequantize_half(values: torch.Tensor, scales: Any, least: Any, groups: int, size: int) -> torch.Tensor:
+def _dequantize_half(values: torch.Tensor, scales: torch.Tensor, least: object, groups: int, size: int) -> torch.Tensor:
     del scales, least
     return torch.empty(groups, size, dtype=torch.float16, device=values.device)
 
 
-def _quantizer() -> Any:
-    return SimpleNamespace(
-        Symmetric=_SYMMETRIC,
-        Asymmetric=_ASYMMETRIC,
-        quantize=_quantize,
-        dequantize=_dequantize_to(torch.float16),
-        dequantize_fp32=_dequantize_to(torch.float32),
-        dequantize_int4_to_half_experimental=_dequantize_half,
-        dequantize_int8_to_half_experimental=_dequantize_half,
-        swizzle_quant=_swizzle_quant,
-        quantized_reduction=_quantized_reduction,
-    )
+_QUANTIZER = SimpleNamespace(
+    Symmetric=_SYMMETRIC,
+    Asymmetric=_ASYMMETRIC,
+    quantize=_quantize,
+    dequantize=_dequantize_to(torch.float16),
+    dequantize_fp32=_dequantize_to(torch.float32),
+    dequantize_int4_to_half_experimental=_dequantize_half,
+    dequantize_int8_to_half_experimental=_dequantize_half,
+    swizzle_quant=_swizzle_quant,
+    quantized_reduction=_quantized_reduction,
+)
 
 
 # --- NVMe (aio/py_lib, pin_memory) ---
@@ -173,18 +167,19 @@ class _Disk(_Locked):
         return done
 
 
-def _functions(*names: str) -> Callable[[], Any]:
-    return lambda: SimpleNamespace(**dict.fromkeys(names, _nothing))
+def _functions(*names: str) -> SimpleNamespace:
+    """Functions that work in place, or on the host."""
+    return SimpleNamespace(**dict.fromkeys(names, constant(None)))
 
 
 #: By the name of the builder (``deepspeed/ops/op_builder``).
-_KERNELS: dict[str, Callable[[], Any]] = {
+_KERNELS = {
     "fused_adam": _functions("multi_tensor_adam"),
     "fused_lion": _functions("multi_tensor_lion"),
-    "fused_lamb": lambda: SimpleNamespace(lamb=_lamb),
+    "fused_lamb": SimpleNamespace(lamb=_lamb),
     "cpu_adam": _functions("create_adam", "destroy_adam", "adam_update", "adam_rollback"),
     "cpu_adagrad": _functions("create_adagrad", "destroy_adagrad", "adagrad_update"),
     "cpu_lion": _functions("create_lion", "destroy_lion", "lion_update"),
-    "quantizer": _quantizer,
-    "pin_memory": lambda: SimpleNamespace(pin_handle=_Locked),
+    "quantizer": _QUANTIZER,
+    "pin_memory": SimpleNamespace(pin_handle=_Locked),
 }

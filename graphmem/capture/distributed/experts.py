@@ -13,6 +13,7 @@ from graphmem.capture.ports import RankBook
 from graphmem.capture.torch_internals import unset_fake_temporarily
 
 _EVENLY = "tokens were taken to be routed evenly over the experts, those of the other processes too"
+_Function = Callable[..., object]
 
 
 def patch_experts(patches: Patches, book: RankBook) -> None:
@@ -26,24 +27,26 @@ def patch_experts(patches: Patches, book: RankBook) -> None:
         module = importlib.import_module("transformers.distributed.expert_parallel")
     except ImportError:
         return
-    experts = getattr(module, "AllToAllEP", None)
-    exchange: Callable[..., Any] | None = getattr(module, "all_to_all_single", None)
-    if experts is None or exchange is None:
+    if not hasattr(module, "AllToAllEP") or not hasattr(module, "all_to_all_single"):
         return
     rows: list[int] = []  # pairs of a token and an expert, of the layer that runs
 
-    def dispatch(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    def dispatch(
+        original: _Function, self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, weights: torch.Tensor
+    ) -> object:
         shared = -(-top_k_index.shape[0] // self.tp_mesh.size())  # what chunks of a batch hold that is shared
         first = min(shared * self.tp_mesh.get_local_rank(), top_k_index.shape[0])
         rows.append(min(shared, top_k_index.shape[0] - first) * top_k_index.shape[-1])
         try:
-            return original(self, hidden_states, top_k_index, top_k_weights)
+            return original(self, hidden_states, top_k_index, weights)
         finally:
             rows.pop()
 
-    def counted(received: Any, sent: Any, group: Any = None, **others: Any) -> Any:
+    def counted(
+        original: _Function, received: torch.Tensor, sent: torch.Tensor, group: Any = None, **others: object
+    ) -> object:
         is_known = not rows or book.values.of(sent) is not None
-        result = exchange(received, sent, group=group, **others)
+        result = original(received, sent, group=group, **others)
         if not is_known:
             book.note_once(_EVENLY)
             counts = _evenly(rows[-1], tuple(sent.shape))
@@ -51,9 +54,8 @@ def patch_experts(patches: Patches, book: RankBook) -> None:
             book.values.overwrite(received, _of_others(counts, group.rank()))
         return result
 
-    original = experts._dispatch_tokens
-    patches.set(experts, "_dispatch_tokens", dispatch)
-    patches.set(module, "all_to_all_single", counted)
+    patches.around(module.AllToAllEP, {"_dispatch_tokens": dispatch})
+    patches.around(module, {"all_to_all_single": counted})
 
 
 def _evenly(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -65,6 +67,6 @@ def _evenly(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _of_others(counts: torch.Tensor, rank: int) -> torch.Tensor:
-    """What comes from each of the others, who route as many tokens in the same way."""
+    """The counts from each of the others, who route as many tokens in the same way."""
     with unset_fake_temporarily():
         return counts[rank].expand_as(counts).contiguous()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from graphmem.capture.blocks import unsplit_blocks
 from graphmem.capture.distributed.mesh import shards_of
@@ -17,18 +19,21 @@ from graphmem.capture.ports import StorageBook
 from graphmem.capture.values.tensors import DTYPES
 from graphmem.errors import CaptureError
 from graphmem.trace import Category
+from graphmem.training import Training
 
 
 class FullySharded(Strategy):
     """``--fsdp``: every process has a part of each parameter, and gathers the others block by block. The model stays on
     the host until its shards are moved. Tensor parallelism by transformers' own plan shards it, too."""
 
-    def __init__(self, step: Any, mesh: Any) -> None:
+    def __init__(self, step: Training, mesh: DeviceMesh) -> None:
         super().__init__(step, mesh)
+        assert step.fsdp is not None
+        self._options = step.fsdp
         self._by_transformers = bool(step.tp or step.ep) and not step.tp_in_mesh
         self.moves = self.moves_late = not self._by_transformers
 
-    def shared(self, part: Any) -> Any:
+    def shared(self, part: nn.Module) -> nn.Module:
         """The model or stage and its blocks, sharded. Raises :class:`CaptureError`."""
         if self._by_transformers:
             return part
@@ -42,44 +47,40 @@ class FullySharded(Strategy):
         chosen: dict[str, Any] = {
             "mesh": shards_of(self.mesh),
             "mp_policy": precision or MixedPrecisionPolicy(),
-            "offload_policy": CPUOffloadPolicy() if self.step.fsdp.offload else OffloadPolicy(),
+            "offload_policy": CPUOffloadPolicy() if self._options.offload else OffloadPolicy(),
         }
-        if self.step.fsdp.shard == "grad-op":
+        if self._options.shard == "grad-op":
             chosen["reshard_after_forward"] = False
         for block in unsplit_blocks(part):
             fully_shard(block, **chosen)
         fully_shard(part, **chosen)
         return part
 
-    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch, unless each is to be."""
-        if self.step.pp is None and self.step.grad_accum > 1 and not self.step.fsdp.sync_each_batch:
+        if self.step.pp is None and self.step.grad_accum > 1 and not self._options.sync_each_batch:
             model.set_requires_gradient_sync(is_last)
         return contextlib.nullcontext()
 
 
-#: Where FSDP2 allocates what processes exchange: module and name, and what that is.
+#: Where FSDP2 allocates what processes exchange: module, class in it, and what its functions make.
 _BUFFERS = (
-    ("_fsdp_param_group", "foreach_all_gather", "gathered parameters"),
-    ("_fsdp_param", "FSDPParam.init_all_gather_outputs", "gathered parameters"),
-    ("_fsdp_param_group", "foreach_reduce", "reduced gradients"),
+    ("_fsdp_param_group", "", {"foreach_all_gather": "gathered parameters", "foreach_reduce": "reduced gradients"}),
+    ("_fsdp_param", "FSDPParam", {"init_all_gather_outputs": "gathered parameters"}),
 )
 
 
 def name_buffers(patches: Patches, storages: StorageBook) -> None:
     """Say of FSDP2's buffers what they are for."""
-    for module, path, label in _BUFFERS:
-        owner: Any = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module}")
-        *classes, name = path.split(".")
-        for part in classes:
-            owner = getattr(owner, part)
-        if hasattr(owner, name):
-            patches.set(owner, name, _in_births(getattr(owner, name), storages, label))
 
+    def named(label: str) -> Callable[..., object]:
+        def in_births(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+            with storages.births(Category.COMMUNICATION, label):
+                return original(*args, **kwargs)
 
-def _in_births(original: Callable[..., Any], storages: StorageBook, label: str) -> Callable[..., Any]:
-    def named(*args: Any, **kwargs: Any) -> Any:
-        with storages.births(Category.COMMUNICATION, label):
-            return original(*args, **kwargs)
+        return in_births
 
-    return named
+    for module, kind, labels in _BUFFERS:
+        owner: object = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module}")
+        owner = getattr(owner, kind) if kind else owner
+        patches.around(owner, {name: named(label) for name, label in labels.items()})

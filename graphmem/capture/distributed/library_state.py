@@ -1,4 +1,4 @@
-"""What libraries keep of process groups for as long as the process lives, which here is longer than a capture."""
+"""Globals of libraries about process groups, which live as long as the process: here longer than a capture."""
 
 from __future__ import annotations
 
@@ -28,33 +28,25 @@ _KEPT = {
 @contextlib.contextmanager
 def library_state_put_back() -> Iterator[None]:
     """Afterwards libraries know what they knew before; those that were imported meanwhile know nothing."""
-    before = {key: _copied(value) for key, value in _now()}
+    before = {key: dict(value) if isinstance(value, dict) else value for key, value in _now()}
     try:
         yield
     finally:
-        for key, value in _now():
-            owner, name = _owner(key[0]), key[1]
+        for (path, name), value in _now():
+            found = before.get((path, name))
             if isinstance(value, dict):
                 value.clear()
-                value.update(before.get(key) or {})
+                value.update(found or {})
             else:
-                setattr(owner, name, before.get(key))
+                setattr(_owner(path), name, found)
 
 
 def _now() -> list[tuple[tuple[str, str], Any]]:
-    return [
-        ((path, name), getattr(_owner(path), name))
-        for path, names in _KEPT.items()
-        for name in names
-        if hasattr(_owner(path), name)
-    ]
+    places = ((path, name) for path, names in _KEPT.items() for name in names if hasattr(_owner(path), name))
+    return [((path, name), getattr(_owner(path), name)) for path, name in places]
 
 
 def _owner(path: str) -> Any:
     """A module, or a class of one, if it has been imported."""
     module, _, last = path.rpartition(".")
     return sys.modules.get(path) or getattr(sys.modules.get(module), last, None)
-
-
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from graphmem.errors import CaptureError
 from graphmem.training import Training
 
 
-def process_mesh(training: Training) -> Any:
+def process_mesh(training: Training) -> DeviceMesh:
     """The process group of all processes, and the mesh over it with the dimensions of ``training.mesh``. Raises
     :class:`CaptureError`."""
     if not dist.is_available():
         raise CaptureError("this build of PyTorch has no torch.distributed; install one that has")
-    from torch.distributed.device_mesh import init_device_mesh
-
     sizes = training.mesh
     dist.init_process_group("nccl")
     return init_device_mesh("cuda", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def shards_of(mesh: Any) -> Any:
+def shards_of(mesh: DeviceMesh) -> DeviceMesh:
     """The part of ``mesh`` that FSDP2 shards over: one dimension, or replicas of one. Processes that share a sequence
     share the parameters too (torchtitan's ``dp_shard_cp``)."""
     with warnings.catch_warnings():
@@ -31,7 +29,7 @@ def shards_of(mesh: Any) -> Any:
         return _shards_of(mesh)
 
 
-def _shards_of(mesh: Any) -> Any:
+def _shards_of(mesh: DeviceMesh) -> DeviceMesh:
     names = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
     if "cp" in mesh.mesh_dim_names:
         joint = mesh["shard", "cp"]._flatten("shard_cp")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +22,11 @@ _UNHEARD = "an object that another process sends is None: what it sends is not k
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, torch.Tensor):
             return None
         self._tensors.append(obj)
@@ -35,7 +34,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors
 
@@ -45,12 +44,11 @@ class _Unpickler(pickle.Unpickler):
 
 def patch_objects(patches: Patches, book: RankBook) -> None:
     """Objects become tensors of bytes on the pretended device, and objects again where the bytes are known."""
-    module = dist.distributed_c10d
     values = book.values
     tensors: list[torch.Tensor] = []
     large: dict[int, bytes] = {}  # the last pickle of that many bytes, where it is too large to be followed
 
-    def object_to_tensor(obj: Any, device: Any, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def object_to_tensor(obj: object, device: object, _: object) -> tuple[torch.Tensor, torch.Tensor]:
         buffer = io.BytesIO()
         _Pickler(buffer, tensors).dump(obj)
         data = bytearray(buffer.getvalue())
@@ -61,7 +59,7 @@ def patch_objects(patches: Patches, book: RankBook) -> None:
             large[len(data)] = bytes(data)
         return on_device, torch.tensor([len(data)], dtype=torch.int64).to(device)
 
-    def tensor_to_object(tensor: torch.Tensor, tensor_size: Any, _: Any) -> Any:
+    def tensor_to_object(tensor: torch.Tensor, tensor_size: torch.Tensor, _: object) -> object:
         on_host, size = tensor.cpu(), int(tensor_size)
         known = values.of(on_host)
         if known is None:
@@ -74,5 +72,5 @@ def patch_objects(patches: Patches, book: RankBook) -> None:
             return None
         return _Unpickler(io.BytesIO(data), tensors).load()
 
-    patches.set(module, "_object_to_tensor", object_to_tensor)
-    patches.set(module, "_tensor_to_object", tensor_to_object)
+    functions = {"_object_to_tensor": object_to_tensor, "_tensor_to_object": tensor_to_object}
+    patches.table(dist.distributed_c10d, functions)

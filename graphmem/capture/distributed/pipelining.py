@@ -28,7 +28,7 @@ _SPLIT = ("embed_tokens", "layers", "norm")
 
 
 class _Stage(nn.Module):  # type: ignore[misc]
-    """What a stage calls: the base model, or with the last one the whole, on tokens or on hidden states."""
+    """A stage: the base model, or with the last one the whole, on tokens or on hidden states."""
 
     def __init__(self, model: nn.Module, is_first: bool, is_last: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Stage(nn.Module):  # type: ignore[misc]
         self._takes = "input_ids" if is_first else "inputs_embeds"
         self._gives = "logits" if is_last else "last_hidden_state"
 
-    def forward(self, given: torch.Tensor, **others: Any) -> Any:
+    def forward(self, given: torch.Tensor, **others: object) -> torch.Tensor:
         return getattr(self.model(**{self._takes: given}, use_cache=False, **others), self._gives)
 
 
@@ -112,7 +112,7 @@ def split(model: nn.Module, options: PipelineParallel, rank: int, is_shifted: bo
     return Stages(options, numbers, modules, loss, target, text.hidden_size, text.vocab_size, remarks)
 
 
-def _base_of(model: nn.Module) -> Any:
+def _base_of(model: nn.Module) -> nn.Module:
     """The part of a transformers model that has the layers. Raises :class:`CaptureError`."""
     whole: Any = model
     plan = getattr(getattr(whole, "config", None), "base_model_pp_plan", None) or {}
@@ -146,7 +146,7 @@ def _stage(whole: Any, base: Any, owned: range, is_first: bool, is_last: bool) -
     return _Stage(shell, is_first, is_last)
 
 
-def _shell(module: Any) -> Any:
+def _shell(module: nn.Module) -> nn.Module:
     """A copy of a module, whose children can be replaced."""
     shell = copy.copy(module)
     for name in ("_modules", "_parameters", "_buffers"):
@@ -163,7 +163,7 @@ def _loss_of(function: Any, vocabulary: int, is_shifted: bool) -> Callable[[torc
     return loss
 
 
-def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch.dtype, cut: Cut) -> Any:
+def schedule(stages: Stages, group: object, inputs: Mapping[str, Any], dtype: torch.dtype, cut: Cut) -> object:
     """PyTorch's schedule for the ``stages``, which are on the card, of micro-batches of ``inputs``; ``dtype`` is
     that of what stages return, ``cut`` how sequences are. Raises :class:`CaptureError` for what PyTorch does not
     accept."""
@@ -194,15 +194,15 @@ def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch
 
 
 def _pipeline_stage(
-    stages: Stages, module: nn.Module, number: int, group: Any, shape: _Shape, dtype: torch.dtype
-) -> Any:
+    stages: Stages, module: nn.Module, number: int, group: object, shape: _Shape, dtype: torch.dtype
+) -> object:
     from torch.distributed.pipelining import PipelineStage
 
     class Agreeing(PipelineStage):  # type: ignore[misc]
         """All stages are made alike, here, so the vote of those that are not run is known: every one has its shapes
         (``PipelineStage._warmup_backward_result``, torch/distributed/pipelining/stage.py of 2.13)."""
 
-        def _warmup_backward_result(self, received_result: Any = None) -> Any:
+        def _warmup_backward_result(self, received_result: torch.Tensor | None = None) -> torch.Tensor:
             return super()._warmup_backward_result(received_result).fill_(1)
 
     def shown(*sizes: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +32,7 @@ from graphmem.capture.distributed.library_state import library_state_put_back
 from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharded_model import sharded
 from graphmem.capture.distributed.sharding import forget_meshes, patch_resize, patch_sharding
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around, constant
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
@@ -53,35 +53,29 @@ def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
     if not dist.is_available():
         yield
         return
-    patches = Patches()
     had_group, hook = dist.is_initialized(), sys.excepthook
-    try:
-        with _launched(processes), library_state_put_back(), deepspeed_kernels(book), checkpoints_of_one():
-            _patch_process_groups(patches, book)
-            patch_data_parallel(patches, book)
-            patch_objects(patches, book)
-            patch_resize(patches, book.storages)
-            yield
-    finally:
-        if dist.is_initialized() and not had_group:
-            dist.destroy_process_group()
-            forget_meshes()
-        sys.excepthook = hook
-        patches.undo()
+    with Patches() as patches:
+        try:
+            with _launched(processes), library_state_put_back(), deepspeed_kernels(book), checkpoints_of_one():
+                _patch_process_groups(patches, book)
+                patch_data_parallel(patches, book)
+                patch_objects(patches, book)
+                patch_resize(patches, book.storages)
+                yield
+        finally:
+            if dist.is_initialized() and not had_group:
+                dist.destroy_process_group()
+                forget_meshes()
+            sys.excepthook = hook
 
 
 @contextlib.contextmanager
 def _launched(processes: Processes | None) -> Iterator[None]:
     """The environment variables of ``torchrun``."""
-    if processes is None:
+    with Patches() as patches:
+        if processes is not None:
+            patches.set(os, "environ", _Launched(processes.environment(), os.environ))
         yield
-        return
-    patches = Patches()
-    try:
-        patches.set(os, "environ", _Launched(processes.environment(), os.environ))
-        yield
-    finally:
-        patches.undo()
 
 
 class _Launched(ChainMap[str, str]):
@@ -95,78 +89,77 @@ class _Launched(ChainMap[str, str]):
 
 
 def _patch_process_groups(patches: Patches, book: RankBook) -> None:
-    fake_pg = private("torch.testing._internal.distributed.fake_pg", _LOST)
-
-    del fake_pg
-    module = dist.distributed_c10d
-    make = private("torch.distributed.distributed_c10d._new_process_group_helper", _LOST)
-    prepared: list[bool] = []  # the imports take time, which a step without process groups need not spend
-    object_device = private("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, lambda _: "cpu")
-    asked_for = _AskedFor()
-
-    def look(model: Any, inputs: Any) -> None:
-        book.on_forward = None
-        with book.paused():
-            book.sharded = sharded(model, inputs)
-
-    def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
-        if not prepared:
-            patch_sharding(patches, book)
-            if "transformers" in sys.modules:
-                patch_experts(patches, book)
-            forget_meshes()
-            prepared.append(True)
-        for name in ("backend_options", "pg_options", "device_id"):
-            if name in kwargs:
-                kwargs[name] = None
-        group, store = make(size, rank, ranks, dist.Backend.FAKE, store, *args, **kwargs)
-        if group in module._world.pg_map:
-            asked_for.note(group, str(backend), store)
-            if size == 1 and str(backend) != "gloo":
-                book.groups.alone.add(str(group.group_name))
-            elif str(backend) != "gloo":
-                book.on_forward = look
-                members = tuple(ranks) or tuple(range(size))
-                book.groups.ranks[str(group.group_name)] = members
-                book.groups.rank = members[rank]
-        return group, store
-
-    def device_of_objects(group: Any = None) -> str:
-        return asked_for.device(group or dist.group.WORLD) or object_device(group)
-
-    patches.replace("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, device_of_objects)
-    patches.replace("torch.distributed.distributed_c10d._new_process_group_helper", _LOST, helper)
-    patches.set(module, "rendezvous", _rendezvous)
-    patches.replace(  # NCCL's would ask a CUDA build
-        "torch.distributed.distributed_c10d._get_default_timeout", _LOST, lambda _: module.default_pg_timeout
-    )
-    for owner in (dist, module):
-        patches.set(owner, "is_nccl_available", lambda: True)
-    patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
+    private("torch.testing._internal.distributed.fake_pg", _LOST)
+    groups = _Groups(patches, book)
+    patches.wrap("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, around(groups.device_of_objects))
+    patches.wrap("torch.distributed.distributed_c10d._new_process_group_helper", _LOST, around(groups.make))
+    default_timeout = constant(dist.distributed_c10d.default_pg_timeout)  # NCCL's would ask a CUDA build
+    patches.replace("torch.distributed.distributed_c10d._get_default_timeout", _LOST, default_timeout)
+    patches.set(dist.distributed_c10d, "rendezvous", _rendezvous)
+    for owner in (dist, dist.distributed_c10d):
+        patches.set(owner, "is_nccl_available", constant(True))
+    patches.set(torch.cuda.nccl, "version", constant(NCCL_VERSION))
     patches.replace("torch._C._get_accelerator", _LOST, lambda *_: torch.device(DEVICE.type))
 
 
-class _AskedFor:
-    """The backends that the step asked for, which it is told that it has: libraries choose by their names."""
+class _Groups:
+    """Process groups that the step makes. Libraries choose by the names of backends, so a group shows the one that it
+    was asked for with."""
 
-    def __init__(self) -> None:
-        self._device: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+    def __init__(self, patches: Patches, book: RankBook) -> None:
+        self._patches, self._book = patches, book
+        self._is_prepared = False  # the imports take time, which a step without process groups need not spend
+        self._devices: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
 
-    def note(self, group: Any, backend: str, store: Any) -> None:
-        if backend == dist.Backend.FAKE:
-            return
+    def make(
+        self, original: Callable[..., Any], size: int, rank: int, ranks: Sequence[int], backend: object,
+        store: dist.Store, *args: object, **kwargs: object,
+    ) -> tuple[dist.ProcessGroup, dist.Store]:  # fmt: skip
+        """``_new_process_group_helper``."""
+        if not self._is_prepared:
+            self._prepare()
+        kwargs.update((name, None) for name in ("backend_options", "pg_options", "device_id") if name in kwargs)
+        group, store = original(size, rank, ranks, dist.Backend.FAKE, store, *args, **kwargs)
         world = private("torch.distributed.distributed_c10d._world", _LOST)
+        if group in world.pg_map:
+            if str(backend) != dist.Backend.FAKE:
+                self._note_backend(world, group, str(backend), store)
+            if str(backend) != "gloo":
+                self._note_members(str(group.group_name), tuple(ranks) or tuple(range(size)), rank)
+        return group, store
+
+    def device_of_objects(self, original: Callable[..., str], group: dist.ProcessGroup | None = None) -> str:
+        """``_get_object_coll_device``: objects travel on the host if the group has a backend for it."""
+        return self._devices.get(group or dist.group.WORLD) or original(group)
+
+    def _prepare(self) -> None:
+        patch_sharding(self._patches, self._book)
+        if "transformers" in sys.modules:
+            patch_experts(self._patches, self._book)
+        forget_meshes()
+        self._is_prepared = True
+
+    def _note_backend(self, world: Any, group: dist.ProcessGroup, backend: str, store: dist.Store) -> None:
         world.pg_map[group] = dist.Backend(backend), store
         world.pg_backend_config[group] = str(dist.BackendConfig(dist.Backend(backend)))
-        devices = {"nccl": "cuda", "cuda:nccl": "cuda", "gloo": "cpu"}
-        self._device[group] = devices.get(backend, "cpu")
+        self._devices[group] = "cuda" if backend in ("nccl", "cuda:nccl") else "cpu"
 
-    def device(self, group: Any) -> str | None:
-        """Where the group's objects travel (``_get_object_coll_device``): on the host, if it has a backend for it."""
-        return self._device.get(group)
+    def _note_members(self, name: str, members: tuple[int, ...], rank: int) -> None:
+        groups = self._book.groups
+        if len(members) == 1:
+            groups.alone.add(name)
+            return
+        self._book.on_forward = self._read_model
+        groups.ranks[name] = members
+        groups.rank = members[rank]
+
+    def _read_model(self, model: torch.nn.Module, inputs: object) -> None:
+        self._book.on_forward = None
+        with self._book.paused():
+            self._book.sharded = sharded(model, inputs)
 
 
-def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[dist.Store, int, int]]:
     """Nobody else is there to be met."""
     size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "0") or 0)
     if size < 1:

@@ -1,4 +1,4 @@
-"""What a framework's own objects say of how it shares a model out: read once, when the model is first called."""
+"""How a framework shares a model out, from its own objects: read once, when the model is first called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphmem.base.textbook import Sharded, Transformer
 from graphmem.capture.values.tensors import HALF_TYPES, tensors_in
 
 
-def sharded(model: torch.nn.Module, inputs: Any) -> Sharded | None:
+def sharded(model: torch.nn.Module, inputs: object) -> Sharded | None:
     """The model, which was called with ``inputs``; None where it has no parameters or its wrapper is not known."""
     for read in (_of_deepspeed, _of_fsdp1, _of_tensors):
         found = read(model, inputs)
@@ -21,7 +21,7 @@ def sharded(model: torch.nn.Module, inputs: Any) -> Sharded | None:
     return None
 
 
-def _of_deepspeed(model: Any, inputs: Any) -> Sharded | None:
+def _of_deepspeed(model: torch.nn.Module, inputs: object) -> Sharded | None:
     if not type(model).__module__.startswith("deepspeed.") or not hasattr(model, "zero_optimization_stage"):
         return None
     stage, parameters = int(model.zero_optimization_stage()), list(model.parameters())
@@ -38,7 +38,7 @@ def _of_deepspeed(model: Any, inputs: Any) -> Sharded | None:
     )
 
 
-def _of_fsdp1(model: torch.nn.Module, inputs: Any) -> Sharded | None:
+def _of_fsdp1(model: torch.nn.Module, inputs: object) -> Sharded | None:
     module = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     if module is None or not isinstance(model, module.FullyShardedDataParallel):
         return None
@@ -53,7 +53,7 @@ def _of_fsdp1(model: torch.nn.Module, inputs: Any) -> Sharded | None:
     return Sharded(f"FSDP1 {strategy}", count, ranks, stage, weight, False, _transformer(model, inputs))
 
 
-def _of_tensors(model: torch.nn.Module, inputs: Any) -> Sharded | None:
+def _of_tensors(model: torch.nn.Module, inputs: object) -> Sharded | None:
     """DTensors say of how many parts they are one; a model of others is whole."""
     parameters = list(model.parameters())
     if not parameters:
@@ -69,7 +69,7 @@ def _of_tensors(model: torch.nn.Module, inputs: Any) -> Sharded | None:
     return Sharded(name, count, ranks, 3 if ranks > 1 else 0, weight, False, _transformer(model, inputs))
 
 
-def _parts(parameter: Any) -> int:
+def _parts(parameter: torch.Tensor) -> int:
     mesh, parts = getattr(parameter, "device_mesh", None), 1
     if mesh is None:
         return 1
@@ -111,7 +111,7 @@ def configurations(model: torch.nn.Module) -> Iterator[Any]:
             yield config
 
 
-def first(config: Any, names: Iterable[str]) -> Any:
+def first(config: object, names: Iterable[str]) -> Any:
     """The first of these names that the configuration has; None for none."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 

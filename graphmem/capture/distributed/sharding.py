@@ -6,31 +6,33 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.fully_sharded import name_buffers
 from graphmem.capture.distributed.tensor_lists import patch_tensor_lists
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, around, constant
 from graphmem.capture.ports import RankBook, StorageBook
 from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, make_subclass
 from graphmem.torch_names import private
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _LOST = "sharded models and process groups cannot be followed"
 
 
 def patch_resize(patches: Patches, storages: StorageBook) -> None:
     """Sharded and low-precision parameters come and go by resizing their storage, which is no operator."""
-    original = torch.UntypedStorage.resize_
 
-    def resize(self: torch.UntypedStorage, size: int) -> Any:
+    def resize(original: Callable[..., object], self: torch.UntypedStorage, size: int) -> object:
         resized = original(self, size)
         storages.resized(self)
         return resized
 
-    patches.set(torch.UntypedStorage, "resize_", resize)
+    patches.around(torch.UntypedStorage, {"resize_": resize})
 
 
 def patch_sharding(patches: Patches, book: RankBook) -> None:
@@ -41,31 +43,32 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
         importlib.import_module("torch.distributed.fsdp")
         with contextlib.suppress(ImportError):  # before 2.6 it was elsewhere
             groups = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
-            patches.set(groups.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
+            patches.set(groups.FSDPParamGroup, "_validate_no_meta_params", constant(None))
             name_buffers(patches, book.storages)
     propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
-    propagate = getattr(propagator, "_propagate_tensor_meta_non_cached", None)  # since 2.5
 
-    def without_record(*args: Any, **kwargs: Any) -> Any:
+    def without_record(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         with book.paused():
-            return propagate(*args, **kwargs)  # type: ignore[misc]
+            return original(*args, **kwargs)
 
-    if propagate is not None:
-        patches.set(propagator, "_propagate_tensor_meta_non_cached", without_record)
+    patches.around(propagator, {"_propagate_tensor_meta_non_cached": without_record})  # since 2.5
     patch_tensor_lists(patches)
     book.wrappers.add(tensors.DTensor)
-    patches.set(tensors.DTensor, "__new__", staticmethod(_dtensor(tensors.DTensor.__new__)))
-    patches.set(tensors.DTensor, "device", property(_device_of_part))
-    patches.set(tensors.DTensor, "is_cuda", property(lambda self: self._local_tensor.is_cuda))
-    patches.set(tensors.DTensor, "is_meta", property(lambda self: self._local_tensor.is_meta))
+    attributes = {
+        "__new__": staticmethod(around(_new_dtensor)(tensors.DTensor.__new__)),
+        "device": property(_device_of_part),
+        "is_cuda": property(lambda self: self._local_tensor.is_cuda),
+        "is_meta": property(lambda self: self._local_tensor.is_meta),
+    }
+    patches.table(tensors.DTensor, attributes)
     dispatch = importlib.import_module("torch.distributed.tensor._dispatch")
-    if hasattr(dispatch, "run_dtensor_rng_op"):  # since 2.12: it moves the generator's offset around the operator
-        patches.set(dispatch, "run_dtensor_rng_op", lambda start, end, op, *args, **kwargs: op(*args, **kwargs))
+    # Since 2.12: it moves the generator's offset around the operator.
+    patches.where_found([dispatch], {"run_dtensor_rng_op": lambda start, end, op, *args, **kwargs: op(*args, **kwargs)})
 
 
 def forget_meshes() -> None:
-    """What DTensor remembers of operators it remembers with their meshes, which another one of the same shape is equal
-    to: the groups of a former capture would be looked for (``ShardingPropagator``, and its cache in C++ since 2.10)."""
+    """Empty DTensor's caches of operators. Their keys have meshes, and another mesh of the same shape is equal: the
+    groups of a former capture would be looked for (``ShardingPropagator``, and its cache in C++ since 2.10)."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return
@@ -78,24 +81,22 @@ def forget_meshes() -> None:
             forget()
 
 
-def _device_of_part(tensor: Any) -> torch.device:
+def _device_of_part(tensor: DTensor) -> torch.device:
     part = tensor._local_tensor
     return torch.device("meta") if part.is_meta else part.device
 
 
-def _dtensor(original: Callable[..., Any]) -> Callable[..., Any]:
+def _new_dtensor(
+    original: Callable[..., DTensor], cls: type, local_tensor: torch.Tensor, spec: Any, *, requires_grad: bool
+) -> DTensor:
     """``DTensor(local, spec, requires_grad=...)`` with the dispatch keys of its device, as ``Tensor._dtensor__new__``
     gives them (torch/csrc/autograd/python_variable.cpp, 2.13): of ``meta``, which C++ finds there, they would have
     norms and attention decomposed, and no autocast."""
-
-    def new(cls: Any, local_tensor: Any, spec: Any, *, requires_grad: bool) -> Any:
-        if not isinstance(local_tensor, FakeTensor) or not local_tensor.is_cuda:
-            return original(cls, local_tensor, spec, requires_grad=requires_grad)
-        like = spec.tensor_meta
-        with disable_current_modes():
-            shown = torch.empty_strided(like.shape, like.stride, dtype=local_tensor.dtype, device="meta")
-            made = make_subclass(cls, shown, requires_grad, device_for_backend_keys=DEVICE)
-        made._spec, made._local_tensor = spec, local_tensor
-        return made
-
-    return new
+    if not isinstance(local_tensor, FakeTensor) or not local_tensor.is_cuda:
+        return original(cls, local_tensor, spec, requires_grad=requires_grad)
+    like = spec.tensor_meta
+    with disable_current_modes():
+        shown = torch.empty_strided(like.shape, like.stride, dtype=local_tensor.dtype, device="meta")
+        made = make_subclass(cls, shown, requires_grad, device_for_backend_keys=DEVICE)
+    made._spec, made._local_tensor = spec, local_tensor
+    return made

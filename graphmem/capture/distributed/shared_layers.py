@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.distributed.strategy import Strategy
@@ -35,7 +36,7 @@ class SharedLayers(Strategy):
     def inputs(self, inputs: Any) -> Any:
         if not self.step.sp or self.step.cp is not None:
             return inputs
-        return _with_positions(inputs, self.step.tp, self.step.pp is not None)
+        return _with_positions(inputs, self.step.tp or 1, self.step.pp is not None)
 
     def prepare(self, model: nn.Module) -> None:
         self._prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -43,7 +44,7 @@ class SharedLayers(Strategy):
             _check_for_styles(model)
         self._plan: Mapping[str, str] = {} if self.step.sp else _plan_of(model, self.step)
 
-    def shared(self, part: Any) -> Any:
+    def shared(self, part: nn.Module) -> nn.Module:
         model = part if self.step.pp is None else part.model
         model.to("meta")
         if self.step.sp:
@@ -59,8 +60,8 @@ class SharedLayers(Strategy):
         materialize(part, torch.device("cpu") if offloads else None)
 
 
-def materialize(module: Any, parameters: torch.device | None = None) -> None:
-    """Give a module memory where it has none, each tensor once: on the card, its ``parameters`` elsewhere if told."""
+def materialize(module: torch.nn.Module, parameters: torch.device | None = None) -> None:
+    """Give a module memory where it has none, each tensor once: on the card, its ``parameters`` elsewhere if given."""
     made: dict[int, torch.Tensor] = {}
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,7 +95,7 @@ def _plan_of(model: Any, training: Training) -> Mapping[str, str]:
     return plan
 
 
-def _by_plan(part: nn.Module, mesh: Any, plan: Mapping[str, str], prefix: str) -> None:
+def _by_plan(part: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str], prefix: str) -> None:
     """The rules for what ``part`` has; a stage without the head is the base model, whose names have no prefix."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -111,7 +112,7 @@ def _by_plan(part: nn.Module, mesh: Any, plan: Mapping[str, str], prefix: str) -
 # --- by PyTorch's styles ----------------------------------------------------------------------------------------------
 
 
-def _check_for_styles(model: Any) -> None:
+def _check_for_styles(model: torch.nn.Module) -> None:
     plan = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
     if plan != _OF_LLAMA or not hasattr(model, "lm_head") or model.config.tie_word_embeddings:
         raise CaptureError(
@@ -120,7 +121,7 @@ def _check_for_styles(model: Any) -> None:
         )
 
 
-def _by_styles(part: Any, mesh: Any) -> None:
+def _by_styles(part: torch.nn.Module, mesh: DeviceMesh) -> None:
     """By PyTorch's styles, as torchtitan parallelizes a transformers model (its ``apply_non_moe_tp``): norms run on a
     part of the sequence, attention and feed-forward layer gather it and scatter what they sum. transformers' own plans
     do not (``enable_sequence_parallel`` is not wired up in 5.23). A stage has some of it."""

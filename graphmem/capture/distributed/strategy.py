@@ -1,5 +1,5 @@
-"""A way of sharing a step out among processes, a strategy a file. Each says what it does in which part of the step; the
-parts that it leaves out change nothing. :mod:`graphmem.capture.loop.strategies` composes them."""
+"""A way of sharing a step out among processes, a strategy a file. Its methods are the parts of the step that it
+changes; those that it leaves out change nothing. :mod:`graphmem.capture.loop.strategies` composes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import contextlib
 from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from graphmem.training import Training
 
 
 class Strategy:
@@ -15,7 +18,7 @@ class Strategy:
     #: Whether it brings the model to the card itself; and so late that the batch is there before.
     moves = moves_late = False
 
-    def __init__(self, step: Any, mesh: Any) -> None:
+    def __init__(self, step: Training, mesh: DeviceMesh) -> None:
         self.step, self.mesh = step, mesh
 
     def inputs(self, inputs: Any) -> Any:
@@ -25,7 +28,7 @@ class Strategy:
     def prepare(self, model: nn.Module) -> None:
         """Look at the model while it is whole. Raises :class:`CaptureError` for one that cannot be shared out so."""
 
-    def shared(self, part: Any) -> Any:
+    def shared(self, part: nn.Module) -> nn.Module:
         """The model, or a stage of it, with its parameters shared out."""
         return part
 
@@ -36,6 +39,6 @@ class Strategy:
         """The model, or a stage of it, which is on the card, in what calls it."""
         return part
 
-    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+    def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """The context of the passes of ``model`` on one micro-batch, the last one of its step or not."""
         return contextlib.nullcontext()

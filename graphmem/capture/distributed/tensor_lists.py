@@ -22,7 +22,7 @@ _LOST = "sharded models and process groups cannot be followed"
 
 
 def patch_tensor_lists(patches: Patches) -> None:
-    """What exists of these functions in this version of PyTorch, replaced by equal ones that take less time."""
+    """Replace those of these functions that this version of PyTorch has by equal ones that take less time."""
     propagation = importlib.import_module("torch.distributed.tensor._sharding_prop")
     replaced = {
         "_propagate_use_strided_shard_flag": _flag_propagated_once,
@@ -69,7 +69,7 @@ def _expanded_once(original: Callable[..., Any]) -> Callable[..., Any]:
             meta = None if output_tensor_meta is None else [output_tensor_meta[index]]
             return original(mesh, one, strategy_info, meta)(one.op, one.args_meta, one.kwargs_meta).children[0]
 
-        def expanded(*_: Any) -> Any:
+        def expanded(*_: object) -> object:
             known: dict[Any, Any] = {}
             children = []
             for index, key in enumerate(_keys(op_schema, output_tensor_meta, count, tuple_kind)):
@@ -100,13 +100,13 @@ def _length_of_lists(op_schema: Any, output_tensor_meta: Any, strategies: type) 
 
 
 def _element(argument: Any, index: int, count: int, strategies: type) -> Any:
-    """What one element of the lists is called with: of a list of as many its own, of all else the same."""
+    """The argument for one element of the lists: of a list of as many its own, of all else the same."""
     if isinstance(argument, strategies):
         return strategies([argument.children[index]])  # type: ignore[attr-defined]
     return [argument[index]] if _is_list(argument, count) else argument
 
 
-def _is_list(argument: Any, count: int) -> bool:
+def _is_list(argument: object, count: int) -> bool:
     return isinstance(argument, (list, tuple)) and len(argument) == count
 
 
@@ -140,7 +140,7 @@ class _Chunks:
 
     @classmethod
     def of(cls, original: Callable[..., Any]) -> Callable[..., Any]:
-        def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+        def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> object:
             if tensor.size(dim) == 0:
                 return original(tensor, num_chunks, dim)
             return cls(tensor, num_chunks, dim)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from graphmem.capture.distributed.shared_layers import materialize
 from graphmem.capture.distributed.strategy import Strategy
@@ -18,7 +19,10 @@ class TensorParallel(Strategy):
 
     moves = True
 
-    def shared(self, part: Any) -> Any:
+    def __init__(self, step: Training | Inference, mesh: DeviceMesh | None) -> None:
+        self.mesh, self._step = mesh, step
+
+    def shared(self, part: nn.Module) -> nn.Module:
         """This process's part of the model, on the card: distributed while it has no memory, as ``from_pretrained``
         does it (``prepare_distribute_model`` and ``maybe_distribute_model``, transformers/distributed/mixin.py of
         5.23), whose checkpoint's parts are then read one by one. Raises :class:`CaptureError`."""
@@ -30,15 +34,15 @@ class TensorParallel(Strategy):
                 "DistributedConfig; parallelize others in a program of your own"
             )
         try:
-            config, _, meshes = prepare(_configuration(self.step))
+            config, _, meshes = prepare(_configuration(self._step))
             model = type(part).maybe_distribute_model(_untied(part.to("meta")), config, meshes)
         except (ValueError, NotImplementedError) as error:
             raise CaptureError(f"{name} cannot be distributed so: {error}") from None
-        sharded = self.step.fsdp if isinstance(self.step, Training) else None
+        sharded = self._step.fsdp if isinstance(self._step, Training) else None
         return _on_card_and_tied(model, torch.device("cpu") if sharded is not None and sharded.offload else None)
 
 
-def _untied(model: Any) -> Any:
+def _untied(model: nn.Module) -> nn.Module:
     """The model with a weight of its own for each that is tied to another: ``from_pretrained`` builds it so
     (``no_tie_weights``, transformers/initialization.py of 5.23), and the rules of both modules are applied."""
     for name in model.all_tied_weights_keys:
@@ -50,7 +54,7 @@ def _untied(model: Any) -> Any:
     return model
 
 
-def _on_card_and_tied(model: Any, parameters: torch.device | None) -> Any:
+def _on_card_and_tied(model: torch.nn.Module, parameters: torch.device | None) -> nn.Module:
     """The part of the model with memory, its ``parameters`` elsewhere where FSDP2 offloads them, tied as it is when its
     weights are loaded (``_finalize_model_loading``, transformers/modeling_utils.py of 5.23): a tied weight is the
     other's part, and none of its own is ever made."""

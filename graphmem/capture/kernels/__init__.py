@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 from graphmem.capture.kernels import rules
+from graphmem.capture.kernels.parts.script import PROOFS as PROOFS
 from graphmem.capture.kernels.parts.script import RULES as RULES
 from graphmem.capture.kernels.parts.script import rule_of as rule_of
 from graphmem.capture.kernels.parts.script import run_rule as run_rule

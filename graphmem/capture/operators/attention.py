@@ -3,126 +3,90 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
+from graphmem.capture.kernels.parts.sdp_choice import AttentionCall, choose_sdp_backend
+from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.operators_by_version import mask_by_filling
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten
 
 
-def attention_composites(card: Card) -> dict[Any, Callable[..., Any]]:
+def attention_composites(card: Card) -> dict[OpOverload, Decomposition]:
     """The operators of attention -> their decompositions on CUDA."""
-    return {_aten.scaled_dot_product_attention.default: attention_on(card)}
+    return {_aten.scaled_dot_product_attention.default: partial(attention, card)}
 
 
-def fuses_attention_on(card: Card) -> Callable[..., bool]:
-    def fuses(query: Tensor, key: Tensor, value: Tensor) -> bool:
-        backend = choose_sdp_backend(
-            tuple(query.shape),
-            tuple(key.shape),
-            tuple(value.shape),
-            query.dtype,
-            card,
-            enabled=_enabled_backends(),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
-        return backend != "math"
-
-    return fuses
+def is_fused(card: Card, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether attention of these, without a mask or gradients, is not the math path."""
+    return _backend(AttentionCall(query.shape, key.shape, value.shape, query.dtype, card)) != "math"
 
 
-def attention_backend_of_nested(card: Card) -> Callable[[Sequence[int], torch.dtype], str]:
+def nested_attention_backend(card: Card, shape: Sequence[int], dtype: torch.dtype) -> str:
     """The backend for queries, keys and values of one padded shape (batch, heads, length, head) that are nested.
 
     cuDNN is not asked (seen: 2.13 with cuDNN 9.20 on 9.0), and flash attention takes head sizes that are multiples of 8
     (``check_head_dim_size_flash_nested``, sdp_utils.cpp).
     """
-
-    def backend(shape: Sequence[int], dtype: torch.dtype) -> str:
-        enabled = _enabled_backends() - ({"cudnn"} if shape[-1] % 8 == 0 else {"cudnn", "flash"})
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return choose_sdp_backend(shape, shape, shape, dtype, card, enabled=enabled, deterministic=deterministic)
-
-    return backend
+    left_out = {"cudnn"} if shape[-1] % 8 == 0 else {"cudnn", "flash"}
+    return _backend(AttentionCall(shape, shape, shape, dtype, card), left_out)
 
 
-def attention_on(card: Card) -> Callable[..., Tensor]:
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """``at::scaled_dot_product_attention`` (ATen/native/transformers/attention.cpp)."""
-        if versions.ATTENTION_UNSQUEEZES.holds(card.torch_version) and all(t.dim() == 3 for t in (query, key, value)):
-            batch = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-            mask = attn_mask.unsqueeze(0) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-            return attention(*batch, mask, dropout_p, is_causal, **options).squeeze(0)
-        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        backend = choose_sdp_backend(
-            tuple(query.shape),
-            tuple(key.shape),
-            tuple(value.shape),
-            query.dtype,
-            card,
-            mask_shape=None if attn_mask is None else tuple(attn_mask.shape),
-            mask_requires_grad=attn_mask is not None and attn_mask.requires_grad,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            enable_gqa=enable_gqa,
-            requires_grad=needs_grad,
-            enabled=_enabled_backends(),
-            last_stride_one=all(t.stride(-1) == 1 for t in (query, key, value)),
-            mask_last_stride_one=attn_mask is None or attn_mask.stride(-1) == 1,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
+def _backend(call: AttentionCall, left_out: set[str] | None = None) -> str:
+    call = replace(call, deterministic=torch.are_deterministic_algorithms_enabled())
+    return choose_sdp_backend(call, _enabled_backends() - (left_out or set()))
+
+
+def attention(
+    card: Card, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """``at::scaled_dot_product_attention`` (ATen/native/transformers/attention.cpp)."""
+    operands = query, key, value
+    if versions.ATTENTION_UNSQUEEZES.holds(card.torch_version) and all(t.dim() == 3 for t in operands):
+        q, k, v = (t.unsqueeze(0) for t in operands)
+        mask = attn_mask.unsqueeze(0) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        return attention(card, q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).squeeze(0)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    call = AttentionCall(
+        query.shape, key.shape, value.shape, query.dtype, card, None, False, dropout_p, is_causal, enable_gqa,
+        needs_grad, all(t.stride(-1) == 1 for t in operands),
+    )  # fmt: skip
+    if attn_mask is not None:
+        call = replace(
+            call,
+            mask=attn_mask.shape,
+            mask_requires_grad=attn_mask.requires_grad,
+            mask_last_stride_one=attn_mask.stride(-1) == 1,
         )
-        mask = _float_mask(attn_mask, query, card)  # the math path keeps it until the end
-        if backend == "math":
-            return _math_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, card)
-        if backend == "cudnn":
-            return _first(
-                _aten._scaled_dot_product_cudnn_attention.default(
-                    query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
-                )
-            )
-        if backend == "flash":
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        mask = _aligned_mask(mask, query, key)  # one that was converted goes back before the kernel runs
-        return _first(
-            _aten._scaled_dot_product_efficient_attention.default(
-                query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
-            )
-        )
-
-    return attention
+    backend = _backend(call)
+    mask = _float_mask(attn_mask, query, card)  # the math path keeps it until the end
+    if backend == "math":
+        return _math_attention(*operands, mask, dropout_p, is_causal, scale, enable_gqa, card)
+    if backend == "flash":
+        return _flash(*operands, dropout_p, is_causal, scale)
+    if backend == "cudnn":
+        cudnn = _aten._scaled_dot_product_cudnn_attention.default
+        return _first(cudnn(*operands, mask, needs_grad, dropout_p, is_causal, False, scale=scale))
+    mask = _aligned_mask(mask, query, key)  # one that was converted goes back before the kernel runs
+    efficient = _aten._scaled_dot_product_efficient_attention.default
+    return _first(efficient(*operands, mask, needs_grad, dropout_p, is_causal, scale=scale))
 
 
 def _math_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    card: Card,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, card: Card,
+) -> Tensor:  # fmt: skip
     """``_scaled_dot_product_attention_math``. Spelled out because C++ adds the mask out of place to anything that looks
     like a tensor subclass, and in place on a card. ``mask`` is not boolean any longer; a half one stays half beside
     queries that are raised to fp32."""
@@ -152,7 +116,7 @@ def _math_attention(
     return out
 
 
-def _first(results: Any) -> Tensor:
+def _first(results: tuple[Tensor, ...]) -> Tensor:
     """The first of several results; the others die from the first to the last, as members of a ``std::tuple`` do."""
     out, *others = results
     del results
@@ -165,18 +129,17 @@ def _first(results: Any) -> Tensor:
 _NOT_HEARD = "that a kernel of attention is switched off is not heard"
 
 
+#: Backend -> the getter of its switch.
+_SWITCHES = {
+    "flash": private("torch._C._get_flash_sdp_enabled", _NOT_HEARD, lambda: True),
+    "efficient": private("torch._C._get_mem_efficient_sdp_enabled", _NOT_HEARD, lambda: True),
+    "math": private("torch._C._get_math_sdp_enabled", _NOT_HEARD, lambda: True),
+    "cudnn": private("torch._C._get_cudnn_sdp_enabled", _NOT_HEARD, lambda: True),
+}
+
+
 def _enabled_backends() -> frozenset[str]:
-    flags = {
-        "flash": private("torch._C._get_flash_sdp_enabled", _NOT_HEARD, _yes),
-        "efficient": private("torch._C._get_mem_efficient_sdp_enabled", _NOT_HEARD, _yes),
-        "math": private("torch._C._get_math_sdp_enabled", _NOT_HEARD, _yes),
-        "cudnn": private("torch._C._get_cudnn_sdp_enabled", _NOT_HEARD, _yes),
-    }
-    return frozenset(name for name, is_enabled in flags.items() if is_enabled())
-
-
-def _yes() -> bool:
-    return True
+    return frozenset(name for name, is_enabled in _SWITCHES.items() if is_enabled())
 
 
 def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None:
@@ -189,7 +152,7 @@ def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None
     return torch.where(mask, torch.scalar_tensor(0.0, **options), torch.scalar_tensor(-math.inf, **options))
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: Any) -> Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
     """Head sizes are padded to a multiple of 8 and the output cut back (``pad_last_dim``)."""
     head = query.shape[-1]
     scale = scale if scale is not None else 1 / math.sqrt(head)

@@ -13,45 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
 from graphmem.base import versions
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.recurrent.cudnn import weights_in_half
 from graphmem.capture.patches import Kernels, Patches
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.torch_names import private
 
-_LOWER_PRECISION = (
-    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
-    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
-    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
-    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
-)  # fmt: skip
-_FP32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
-    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
-    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
-    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
-    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
-    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d",
-    "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_nearest3d",
-    "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
-    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
-)  # fmt: skip
-_FP32_DTYPE_ARGUMENT = (
-    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
-    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
-)  # fmt: skip
-_PROMOTE = (
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-    "scatter_add",
-)  # fmt: skip
-
+#: The lists, by what autocast does: PyTorch's, in ``autocast.json``.
+_LISTS: dict[str, list[str]] = json.loads(resources.files(__package__).joinpath("autocast.json").read_text("utf-8"))
+T = TypeVar("T")
 _LOST = "autocast cannot be followed"
 _excluded: Any = private("torch._C._ExcludeDispatchKeyGuard", _LOST)
 _key_set: Any = private("torch._C.DispatchKeySet", _LOST)
@@ -63,19 +44,18 @@ def _keys() -> Any:
     return _key_set(_key if _key else None)
 
 
-#: What ``autocast`` does to the operators of each list.
 _IN_WORDS = {
-    _LOWER_PRECISION: "arguments are cast to the lower precision",
-    _FP32: "arguments are cast to float32",
-    _FP32_DTYPE_ARGUMENT: "computes in float32, by its argument dtype",
-    _PROMOTE: "arguments are cast to the widest type among them",
+    "lower_precision": "arguments are cast to the lower precision",
+    "fp32": "arguments are cast to float32",
+    "fp32_dtype_argument": "computes in float32, by its argument dtype",
+    "promote": "arguments are cast to the widest type among them",
 }
 
 
-def autocast_of(func: Any) -> str | None:
+def autocast_of(func: OpOverload) -> str | None:
     """The casts of an overload's arguments under autocast, in words; None where it leaves them."""
     name = str(func).removeprefix("aten.").removesuffix(".default")
-    return next((words for names, words in _IN_WORDS.items() if name in names), None)
+    return next((words for kind, words in _IN_WORDS.items() if name in _LISTS[kind]), None)
 
 
 class _WeightCache:
@@ -105,17 +85,10 @@ class _WeightCache:
         self._casts.clear()
 
 
-class _NoCache(_WeightCache):
-    """For other threads, whose contexts nobody follows."""
-
-    def __init__(self) -> None:
-        super().__init__(versions.NEWEST)
-
-    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return tensor.to(dtype)
+_Arguments = Sequence[object]
 
 
-def _eligible(value: Any) -> bool:
+def _eligible(value: object) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(value, torch.Tensor)
         and value.device.type == "cuda"
@@ -124,7 +97,7 @@ def _eligible(value: Any) -> bool:
     )
 
 
-def _cast(value: Any, dtype: torch.dtype, cache: _WeightCache) -> Any:
+def _cast(value: T, dtype: torch.dtype, cache: _WeightCache | None) -> T:
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(item, dtype, cache) for item in value)
     if not _eligible(value) or value.dtype is dtype:
@@ -137,44 +110,53 @@ def _cast(value: Any, dtype: torch.dtype, cache: _WeightCache) -> Any:
         and not value._is_view()
         and torch.is_autocast_cache_enabled()
     )
-    return cache.cast(value, dtype) if cacheable else value.to(dtype)
+    cast: T = cache.cast(value, dtype) if cacheable and cache is not None else value.to(dtype)
+    return cast
 
 
-def _call_with_casts(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype, cache: _WeightCache) -> Any:
+#: The type that the arguments of a call are cast to.
+_Choice = Callable[[_Arguments], torch.dtype]
+
+
+def _lower(_: _Arguments) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
+
+
+def _single(_: _Arguments) -> torch.dtype:
+    return torch.float32
+
+
+def _widest(values: _Arguments) -> torch.dtype:
+    items = itertools.chain.from_iterable(value if isinstance(value, (list, tuple)) else (value,) for value in values)
+    has_single = any(_eligible(item) and item.dtype is torch.float32 for item in items)
+    return torch.float32 if has_single else torch.get_autocast_dtype("cuda")
+
+
+def _casting(choice: _Choice, op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     """Cast the last argument first: the C++ wrappers cast inside a call's argument list, and GCC, which builds the
     Linux wheels, evaluates that from right to left. Temporaries die the other way round (both seen in every recorded
     autocast run)."""
-    named = {name: _cast(value, dtype, cache) for name, value in reversed(kwargs.items())}
-    cast = [_cast(arg, dtype, cache) for arg in reversed(args)]
-    out = op(*reversed(cast), **named)
-    while cast:
-        cast.pop()
-    return out
 
-
-def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype("cuda")
+    def kernel(*args: object, **kwargs: object) -> object:
+        dtype = choice((*args, *kwargs.values()))
         with _excluded(_keys()):
-            return _call_with_casts(op, args, kwargs, dtype, cache)
+            named = {name: _cast(value, dtype, cache) for name, value in reversed(kwargs.items())}
+            cast = [_cast(arg, dtype, cache) for arg in reversed(args)]
+            out = op(*reversed(cast), **named)
+            while cast:
+                cast.pop()
+            return out
 
     return kernel
 
 
-def _fp32(op: Any, cache: _WeightCache) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _excluded(_keys()):
-            return _call_with_casts(op, args, kwargs, torch.float32, cache)
-
-    return kernel
-
-
-def _fp32_dtype_argument(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+def _with_dtype(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
+    """The operator computes in float32 if its own argument says nothing else."""
     del cache
     position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
     keyword = op._schema.arguments[position].kwarg_only
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         given = kwargs.get("dtype") is not None or (not keyword and len(args) > position and args[position] is not None)
         with _excluded(_keys()):
             if not given and _eligible(args[0]):
@@ -185,82 +167,80 @@ def _fp32_dtype_argument(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     return kernel
 
 
-def _norm(overload: str) -> Callable[..., Any]:
+def _norm(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
+    """``norm`` has overloads that compute in another type, and they are called."""
+    del cache
     norm = torch.ops.aten.norm
-    with_dtype = {"Scalar": norm.ScalarOpt_dtype, "ScalarOpt_dim": norm.ScalarOpt_dim_dtype}
+    with_dtype = norm.ScalarOpt_dtype if op is norm.Scalar else norm.ScalarOpt_dim_dtype
 
-    def kernel(self: torch.Tensor, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
+    def kernel(self: torch.Tensor, p: float | None = 2, *args: object, **kwargs: object) -> object:
         with _excluded(_keys()):
             if _eligible(self):
-                return with_dtype[overload](self, p, *args, **{**kwargs, "dtype": torch.float32})
-            return getattr(torch.ops.aten.norm, overload)(self, p, *args, **kwargs)
+                return with_dtype(self, p, *args, **{**kwargs, "dtype": torch.float32})
+            return op(self, p, *args, **kwargs)
 
     return kernel
 
 
-def _promote(op: Any, cache: _WeightCache) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        low = torch.get_autocast_dtype("cuda")
-        widest = low
-        for value in (*args, *kwargs.values()):
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                if _eligible(item) and item.dtype is torch.float32:
-                    widest = torch.float32
-        with _excluded(_keys()):
-            return _call_with_casts(op, args, kwargs, widest, cache)
-
-    return kernel
-
-
-def _recurrent(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+def _recurrent(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     """``_cudnn_rnn_cast_reflatten`` (``aten/src/ATen/cudnn/AutocastRNN.cpp``): cuDNN's networks run in float16,
     whatever autocast's type is, on weights that are cast and laid out anew for every call."""
     half = torch.float16
 
-    def kernel(
-        input: Any, weight: Any, weight_stride0: int, weight_buf: Any, hx: Any, cx: Any, mode: int, hidden_size: int,
-        proj_size: int, *rest: Any,
-    ) -> Any:  # fmt: skip
+    @named("aten._cudnn_rnn.default")
+    def kernel(call: Arguments) -> object:
         with _excluded(_keys()):
+            weight, weight_buf, mode, sizes = (
+                call.weight,
+                call.weight_buf,
+                call.mode,
+                (call.hidden_size, call.proj_size),
+            )
             held = weight[0] if weight_buf is None else weight_buf
             if _eligible(held) and held.dtype is not half:
-                weight_buf, weight = weights_in_half(
-                    weight, weight_stride0, mode, hidden_size, proj_size, int(hx.shape[0])
-                )
-            cx = _cast(cx, half, cache)
-            hx = _cast(hx, half, cache)
-            input = _cast(input, half, cache)
-            return op(input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, *rest)
+                layers = int(call.hx.shape[0])
+                weight_buf, weight = weights_in_half(weight, call.weight_stride0, mode, *sizes, layers)
+            cx = _cast(call.cx, half, cache)
+            hx = _cast(call.hx, half, cache)
+            input = _cast(call.input, half, cache)
+            rest = (
+                call.num_layers, call.batch_first, call.dropout, call.train, call.bidirectional, call.batch_sizes,
+                call.dropout_state,
+            )  # fmt: skip
+            return op(input, weight, call.weight_stride0, weight_buf, hx, cx, mode, *sizes, *rest)
 
     return kernel
 
 
-def _overload(name: str) -> Any | None:
+def _overload(name: str) -> OpOverload | None:
     packet, _, overload = name.partition(".")
     found = getattr(torch.ops.aten, packet, None)
     return getattr(found, overload or "default", None) if found is not None else None
+
+
+#: The operators of each list, and what makes their kernel.
+_TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache | None], Decomposition]], ...] = (
+    (_LISTS["lower_precision"], functools.partial(_casting, _lower)),
+    (_LISTS["fp32"], functools.partial(_casting, _single)),
+    (_LISTS["fp32_dtype_argument"], _with_dtype),
+    (_LISTS["promote"], functools.partial(_casting, _widest)),
+    (("norm.Scalar", "norm.ScalarOpt_dim"), _norm),
+    (("_cudnn_rnn",), _recurrent),
+)
 
 
 @contextlib.contextmanager
 def cuda_autocast(torch_version: versions.Version) -> Iterator[None]:
     """Autocast for fake device tensors works as in the CUDA build of that version for the duration."""
     with _excluded(_keys()):  # raises MissingName here, not in the middle of a step
-        cache, uncached = _WeightCache(torch_version), _NoCache()
+        cache = _WeightCache(torch_version)
     kernels, patches = Kernels(), Patches()
-    tables = (
-        (_LOWER_PRECISION, _lower_precision),
-        (_FP32, _fp32),
-        (_FP32_DTYPE_ARGUMENT, _fp32_dtype_argument),
-        (_PROMOTE, _promote),
-    )
     try:
-        for names, make in tables:
+        for names, make in _TABLES:
             for op in filter(None, map(_overload, names)):
-                kernels.set(op, make(op, cache), "AutocastCUDA", make(op, uncached))
-        for overload in ("Scalar", "ScalarOpt_dim"):
-            kernels.set(_overload(f"norm.{overload}"), _norm(overload), "AutocastCUDA", _norm(overload))
-        network = torch.ops.aten._cudnn_rnn.default
-        kernels.set(network, _recurrent(network, cache), "AutocastCUDA", _recurrent(network, uncached))
+                kernels.set(
+                    op, make(op, cache), "AutocastCUDA", make(op, None)
+                )  # nobody follows other threads' contexts
         patches.set(torch, "clear_autocast_cache", cache.clear)
         yield
     finally:

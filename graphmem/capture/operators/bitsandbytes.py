@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.operators import Decomposition
 from graphmem.capture.patches import Patches
-from graphmem.capture.torch_internals import disable_current_modes
+from graphmem.capture.torch_internals import OpOverload, disable_current_modes
 from graphmem.capture.values import device_values
 from graphmem.capture.values.selection import Selection
 from graphmem.diagnostics import Code
@@ -40,7 +41,7 @@ class _Backend:
     """The private copies: their kernels by qualified operator name."""
 
     def __init__(self) -> None:
-        self.kernels: dict[str, Callable[..., Any]] = {}
+        self.kernels: dict[str, Decomposition] = {}
         self.modules: list[ModuleType] = []
 
     def load(self) -> None:
@@ -78,14 +79,10 @@ class _Backend:
 class _NoLibrary:
     """The C library: every function is there, does nothing, and reports no error."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., int]:
         if name.startswith("__"):
             raise AttributeError(name)
-
-        def native(*_: Any) -> int:
-            return 0
-
-        return native
+        return lambda *_: 0
 
 
 class _NoContext:
@@ -95,7 +92,7 @@ class _NoContext:
     def get_instance(cls) -> _NoContext:
         return cls()
 
-    def get_context(self, _: Any) -> int:
+    def get_context(self, _: object) -> int:
         return 0
 
 
@@ -108,7 +105,7 @@ def follow_bitsandbytes() -> None:
     _backend.forget_card()
 
 
-def decomposition_of(func: Any) -> Callable[..., Any] | None:
+def decomposition_of(func: OpOverload) -> Callable[..., Any] | None:
     """The decomposition of an operator of bitsandbytes, instead of its fake kernel; None for any other operator."""
     if func.namespace != _PACKAGE:
         return None
@@ -116,12 +113,12 @@ def decomposition_of(func: Any) -> Callable[..., Any] | None:
     return None if kernel is None else partial(_run, kernel)
 
 
-def is_update(func: Any) -> bool:
+def is_update(func: OpOverload) -> bool:
     """Whether it is one of bitsandbytes' updates of parameters, which take nothing (the recorded optimizers)."""
     return bool(func._schema.name.startswith(_UPDATES))
 
 
-def _run(kernel: Callable[..., Any], _: Selection, *args: Any, **kwargs: Any) -> Any:
+def _run(kernel: Callable[..., Any], _: Selection, *args: object, **kwargs: object) -> Any:
     """Its operators have no kernel of autocast, which therefore still casts what the kernel calls: ``linear`` of
     dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
     with device_values.answering(False, NO_OUTLIERS), _as_outside():

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from graphmem.base import versions
 from graphmem.base.figures import Communicator
 from graphmem.base.versions import Version
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.callers import called_for_reducer
 from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
@@ -24,7 +25,7 @@ _INTEGERS = (torch.int32, torch.int64)
 MAKES_HOST_VALUES = {_aten.empty.memory_format, _aten.zeros.default}
 
 
-def _collectives() -> set[Any]:
+def _collectives() -> set[OpOverload]:
     names = (
         "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
         "allreduce_coalesced_", "alltoall_", "alltoall_base_", "barrier", "broadcast_", "gather_", "monitored_barrier_",
@@ -38,7 +39,7 @@ def _collectives() -> set[Any]:
 COLLECTIVES = _collectives() if dist.is_available() else set()
 
 
-def _waited_for(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+def _waited_for(_: object, tensor: torch.Tensor) -> torch.Tensor:
     """Waiting makes no tensor (``wait_tensor``, torch/csrc/distributed/c10d/Functional.cpp); its meta kernel does."""
     return tensor
 
@@ -51,7 +52,7 @@ DECOMPOSITIONS = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} i
 _MESSAGES = {getattr(torch.ops.c10d, name).default for name in ("send", "recv_", "recv_any_source_")} & COLLECTIVES
 
 
-def collective(func: Any, args: Sequence[Any]) -> Any:
+def collective(func: OpOverload, args: Sequence[object]) -> Any:
     """Answer a collective: its outputs are the tensors that were given, and its work is done.
 
     ``ProcessGroupNCCL`` keeps the tensors of a work until it is waited for (``TensorShelf``). Here the work of a
@@ -67,7 +68,7 @@ def collective(func: Any, args: Sequence[Any]) -> Any:
     return work if len(func._schema.returns) == 1 else (args[0], work)
 
 
-def group_of(args: Sequence[Any], known: dict[str, tuple[int, ...]]) -> Group:
+def group_of(args: Sequence[object], known: dict[str, tuple[int, ...]]) -> Group:
     """The process group of a collective, of those ``known`` by name, and the reduction that it makes."""
     rank, ranks, reduction, name = 0, 1, "", ""
     for value in args:
@@ -96,7 +97,9 @@ _WAITED_FOR_AT_ONCE = ("_allgather_base_", "_reduce_scatter_base_")
 _YES = ("1", "y", "yes", "t", "true")
 
 
-def records_use(func: Any, args: Sequence[Any], torch_version: Version, environment: Mapping[str, str]) -> bool:
+def records_use(
+    func: OpOverload, args: Sequence[object], torch_version: Version, environment: Mapping[str, str]
+) -> bool:
     """Whether ``ProcessGroupNCCL`` of this version has the allocator wait for NCCL's stream before it gives the tensors
     of a collective to others (``record_stream``), where newer ones keep them themselves."""
     if versions.STASHED_COLLECTIVES.holds(torch_version):
@@ -121,7 +124,7 @@ class ProcessGroups:
         self._used_alone: set[str] = set()
         self._used: dict[str, _Used] = {}
 
-    def note(self, func: Any, args: Sequence[Any], group: Group) -> None:
+    def note(self, func: OpOverload, args: Sequence[object], group: Group) -> None:
         """An operator of ``c10d`` goes through the group."""
         if group.name in self.alone and not _is_of_host(args):
             self._used_alone.add(group.name)
@@ -144,7 +147,7 @@ class ProcessGroups:
         else:
             used.gathers = True
 
-    def note_functional(self, func: Any, args: Sequence[Any]) -> bool:
+    def note_functional(self, func: OpOverload, args: Sequence[object]) -> bool:
         """An operator of ``_c10d_functional`` goes through the group that it names; whether it names one."""
         self._used_alone |= self.alone.intersection(name for name in args if isinstance(name, str))
         names = [name for name in args if isinstance(name, str) and name in self.ranks]
@@ -179,14 +182,14 @@ class ProcessGroups:
         return self.ranks[name].index(self.rank)
 
 
-def _is_of_host(args: Sequence[Any]) -> bool:
+def _is_of_host(args: Sequence[object]) -> bool:
     """Whether a collective's tensors are all on the host, where another backend than NCCL takes them. A barrier has
     none, or an empty one."""
     tensors = [tensor for tensor in tensors_in(args) if tensor.numel()]
     return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
 
 
-def _bytes_in(args: Sequence[Any]) -> int:
+def _bytes_in(args: Sequence[object]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(args))
 
 
@@ -197,7 +200,7 @@ def _name_of_reduction(op: torch.ScriptObject) -> str:
         return "?"
 
 
-def flat_copy_bytes(func: Any, args: Sequence[Any]) -> int:
+def flat_copy_bytes(func: OpOverload, args: Sequence[object]) -> int:
     """Bytes of the flat copy that ``ProcessGroupNCCL`` takes for a collective on a list of lists (``newLikeFlat``), and
     gives back: only tensors that are all alike are laid out flat."""
     if not str(func).startswith(("c10d.allgather_.", "c10d.reduce_scatter_.")):
@@ -210,7 +213,7 @@ def flat_copy_bytes(func: Any, args: Sequence[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def is_bookkeeping(kwargs: Any) -> bool:
+def is_bookkeeping(kwargs: Mapping[str, Any]) -> bool:
     """Whether one of :data:`MAKES_HOST_VALUES` makes a host tensor of indices or flags for the reducer, which reads and
     writes it itself."""
     if kwargs.get("dtype") not in _INTEGERS or kwargs.get("pin_memory"):

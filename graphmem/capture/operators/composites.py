@@ -9,27 +9,31 @@ arrive whole.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import NoReturn
 
 import torch
 
 from graphmem.capture.device.torch_versions import ExistingFakes
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.operators.attention import attention_composites, attention_on, fuses_attention_on
-from graphmem.capture.operators.convolutions import convolution_composites
-from graphmem.capture.operators.ctc import ctc_composites, ctc_shapes
-from graphmem.capture.operators.gradient_operators import gradient_composites
+from graphmem.capture.operators import Decomposition, Shapes
+from graphmem.capture.operators.attention import attention_composites
+from graphmem.capture.operators.convolutions import CONVOLUTIONS
+from graphmem.capture.operators.ctc import CTC, CTC_SHAPES
+from graphmem.capture.operators.gradient_operators import GRADIENT_OPERATORS
 from graphmem.capture.operators.gradients_by_version import formulas_of_version
-from graphmem.capture.operators.layers_and_losses import basic_composites, linear
-from graphmem.capture.operators.meta_kernels import meta_kernels
+from graphmem.capture.operators.layers_and_losses import LAYERS_AND_LOSSES
+from graphmem.capture.operators.meta_kernels import META_KERNELS
 from graphmem.capture.operators.normalization import normalization_composites
 from graphmem.capture.operators.operators_by_version import older_composites, patch_indexing
-from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
+from graphmem.capture.operators.output_layouts import patch_views
+from graphmem.capture.operators.recurrent.cells import CELL_SHAPES
+from graphmem.capture.operators.recurrent.cudnn import CUDNN_SHAPES
+from graphmem.capture.operators.recurrent.operators import recurrent_composites
 from graphmem.capture.operators.transformer_layers import transformer_layers
-from graphmem.capture.operators.views import patch_views
 from graphmem.capture.patches import Kernels, Patches
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.devices import DEFAULT_DEVICE, device_named
 
@@ -44,7 +48,7 @@ FUSED_ON_CUDA = tuple(
 
 
 @contextlib.contextmanager
-def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[dict[Any, Callable[..., Any]]]:
+def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[dict[OpOverload, Decomposition]]:
     """Install CUDA's versions of composites for the duration; yields them by operator. ``values``: what is known of
     host tensors, which some decide by."""
     table = composites_on(card, values or KnownValues())
@@ -56,7 +60,7 @@ def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[d
             kernels.set(op, function, "AutogradCUDA")
         for op in FUSED_ON_CUDA:
             kernels.set(op, _never_called, "CUDA")
-        fakes.replace(shapes())
+        fakes.replace(SHAPES)
         yield table
     finally:
         patches.undo()
@@ -64,32 +68,31 @@ def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[d
         kernels.undo()
 
 
-def _never_called(*_: Any, **__: Any) -> Any:
+def _never_called(*_: object, **__: object) -> NoReturn:
     """A CUDA kernel's place: its presence makes the dispatcher take the operator's own gradient formula. Fake tensors
     are intercepted before they would arrive here."""
     raise AssertionError("a kernel ran on a fake tensor")
 
 
-def shapes() -> dict[str, Callable[..., Any]]:
-    """By operator name (``aten::...``): fake implementations in place of those that PyTorch lacks."""
-    return {**meta_kernels(), **ctc_shapes(), **recurrent_fakes()}
+#: By operator name (``aten::...``): fake implementations in place of those that PyTorch lacks.
+SHAPES: dict[str, Shapes] = {**META_KERNELS, **CTC_SHAPES, **CELL_SHAPES, **CUDNN_SHAPES}
 
 
 @cache
-def composite_operators() -> frozenset[Any]:
+def composite_operators() -> frozenset[OpOverload]:
     """The operators that have a version of CUDA's here, on whatever card."""
     return frozenset(composites_on(Card(device_named(DEFAULT_DEVICE)), KnownValues()))
 
 
-def composites_on(card: Card, values: KnownValues) -> dict[Any, Callable[..., Any]]:
+def composites_on(card: Card, values: KnownValues) -> dict[OpOverload, Decomposition]:
     """Composite operators -> their decompositions in a build for ``card``."""
     return {
-        **gradient_composites(),
+        **GRADIENT_OPERATORS,
         **recurrent_composites(card, values),
-        **transformer_layers(attention_on(card), linear, fuses_attention_on(card)),
-        **basic_composites(),
-        **convolution_composites(),
-        **ctc_composites(),
+        **transformer_layers(card),
+        **LAYERS_AND_LOSSES,
+        **CONVOLUTIONS,
+        **CTC,
         **normalization_composites(card),
         **attention_composites(card),
         **older_composites(card.torch_version),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -21,9 +21,11 @@ def patch_convolution_layout(patches: Patches) -> None:
             patches.replace(name, lost, function)
 
 
-def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:
-    call = (arguments[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups"))
-    params = ConvParams.of(input.dim() - 2, *call)
+def _convolution_backend(
+    input: torch.Tensor, weight: torch.Tensor, *, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, **_: object,
+) -> Backend:  # fmt: skip
+    params = ConvParams.of(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
     return select_backend(View.of(input), View.of(weight), params, torch.backends.cudnn.enabled)
 
 

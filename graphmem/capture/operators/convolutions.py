@@ -7,21 +7,18 @@ copies until it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphmem.capture.kernels.parts.conv_backend import ConvParams
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 
 _aten = torch.ops.aten
-
-
-def convolution_composites() -> dict[Any, Callable[..., Any]]:
-    """The operator of double backward passes, by CUDA's rules."""
-    return {_aten._convolution_double_backward.default: _double_backward}
 
 
 def _run(call: ConvParams, input: Tensor, weight: Tensor) -> Tensor:
@@ -31,37 +28,34 @@ def _run(call: ConvParams, input: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-def _double_backward(
-    input_gg: Tensor | None, weight_gg: Tensor | None, bias_gg: Tensor | None, output_g: Tensor, weight: Tensor,
-    self: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+@named("aten._convolution_double_backward.default")
+def _double_backward(given: Arguments) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the output's gradient, the input and the weight; ``gg``: the gradient of a gradient."""
-    expanded = (_expand(values, weight.dim() - 2) for values in (stride, padding, dilation, output_padding))
-    strides, paddings, dilations, extra = expanded
-    if not transposed and self.dim() > 4:
-        groups = self.shape[1] // weight.shape[1] if weight.shape[1] else -1
-    call = ConvParams(strides, paddings, dilations, transposed, extra, groups)
-    output = None
-    if self.numel():
+    input_gg, weight_gg, weight, input, groups = given.ggI, given.ggW, given.weight, given.self, given.groups
+    options = (given.stride, given.padding, given.dilation, given.output_padding)
+    strides, paddings, dilations, extra = (_expand(values, weight.dim() - 2) for values in options)
+    if not given.transposed and input.dim() > 4:
+        groups = input.shape[1] // weight.shape[1] if weight.shape[1] else -1
+    call = ConvParams(strides, paddings, dilations, given.transposed, extra, groups)
+    output = weight_gradient = input_gradient = None
+    if input.numel():
         if input_gg is not None:
             weight = weight.contiguous()
             output = _run(call, input_gg, weight)
         if weight_gg is not None:
             weight_gg = weight_gg.contiguous()
-            term = _run(call, self, weight_gg)
+            term = _run(call, input, weight_gg)
             output = term if output is None else output + term
             del term
-    if bias_gg is not None:
-        expanded_bias = bias_gg.contiguous().view(1, -1, *(1 for _ in strides)).expand(output_g.shape)
+    if given.ggb is not None:
+        expanded_bias = given.ggb.contiguous().view(1, -1, *(1 for _ in strides)).expand(given.gO.shape)
         output = expanded_bias if output is None else output + expanded_bias
         del expanded_bias
-    weight_gradient = (
-        None if input_gg is None or not self.numel() else _weight_gradient(call, input_gg, output_g, weight)
-    )
-    input_gradient = (
-        None if weight_gg is None or not self.numel() else _input_gradient(call, weight_gg, output_g, weight, self)
-    )
+    if input.numel():
+        if input_gg is not None:
+            weight_gradient = _weight_gradient(call, input_gg, given.gO, weight)
+        if weight_gg is not None:
+            input_gradient = _input_gradient(call, weight_gg, given.gO, weight, input)
     return output, input_gradient, weight_gradient
 
 
@@ -112,3 +106,7 @@ def _input_gradient(call: ConvParams, weight_gg: Tensor, output_g: Tensor, weigh
         for taps, side, out, step, pad, dil, given in every
     ]
     return _run(replace(other, output_padding=tuple(extra)), output_g.contiguous(), weight_gg)
+
+
+#: The operator of double backward passes, by CUDA's rules.
+CONVOLUTIONS: dict[OpOverload, Decomposition] = {_aten._convolution_double_backward.default: _double_backward}

@@ -5,18 +5,21 @@ with ``minlength``), nothing is assumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
 
 
-def outputs_of(func: Any, selection: Selection, args: Any, kwargs: Any) -> Any:
+def outputs_of(func: OpOverload, selection: Selection, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """The outputs of an operator of :data:`SELECTING`, by its rules of shape."""
     return SELECTING[func](selection, *args, **kwargs)
 
@@ -26,57 +29,24 @@ def _nonzero(selection: Selection, self: Tensor) -> Tensor:
     return self.new_empty((self.dim(), rows), dtype=torch.int64).t()
 
 
-def _unique(
-    selection: Selection,
-    self: Tensor,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> Any:
-    del sorted
-    rows = selection.rows(self.numel(), "unique")
-    inverse = self.new_empty(self.shape if return_inverse else (0,), dtype=torch.int64)
-    return self.new_empty(rows), inverse, self.new_empty(rows if return_counts else 0, dtype=torch.int64)
+def _unique_of(operator: str, outputs: int = 3) -> Decomposition:
+    """The distinct values, of all elements or of the slices along ``dim``, the place of each, and how often."""
 
+    @named(operator)
+    def unique(selection: Selection, call: Arguments) -> tuple[Tensor, ...]:
+        tensor, dim = call.self, call.get("dim")
+        count = tensor.numel() if dim is None else tensor.shape[dim]
+        rows = selection.rows(count, "unique")
+        shape = [rows]
+        if dim is not None:
+            shape = list(tensor.shape)
+            shape[dim] = rows
+        places = (tensor.shape if dim is None else count) if call.return_inverse else (0,)
+        inverse = tensor.new_empty(places, dtype=torch.int64)
+        counts = tensor.new_empty(rows if call.get("return_counts") else 0, dtype=torch.int64)
+        return (tensor.new_empty(shape), inverse, counts)[:outputs]
 
-def _unique_in_two(
-    selection: Selection, self: Tensor, sorted: bool = True, return_inverse: bool = False
-) -> tuple[Tensor, Tensor] | None:
-    """``_unique``, the older operator, which the gradient of ``index_fill`` calls."""
-    found = _unique(selection, self, sorted, return_inverse)
-    return None if found is None else found[:2]
-
-
-def _unique_consecutive(
-    selection: Selection, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: Any = None
-) -> Any:
-    if dim is not None:
-        return _unique_dim(selection, self, dim, True, return_inverse, return_counts)
-    return _unique(selection, self, True, return_inverse, return_counts)
-
-
-def _unique_dim(
-    selection: Selection,
-    self: Tensor,
-    dim: int,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> Any:
-    del sorted
-    length = self.shape[dim]
-    rows = selection.rows(length, "unique")
-    shape = list(self.shape)
-    shape[dim] = rows
-    counts = self.new_empty(rows if return_counts else 0, dtype=torch.int64)
-    inverse = self.new_empty(length if return_inverse else 0, dtype=torch.int64)
-    return self.new_empty(shape), inverse, counts
-
-
-def _unique_dim_consecutive(
-    selection: Selection, self: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
-    return _unique_dim(selection, self, dim, True, return_inverse, return_counts)
+    return unique
 
 
 def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -88,20 +58,19 @@ def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None,
 
 
 def _repeat_interleave(selection: Selection, repeats: Tensor, output_size: int | None = None) -> Tensor:
-    rows = (
-        output_size if output_size is not None else selection.rows(repeats.numel(), "repeat_interleave, of each once,")
-    )
-    return repeats.new_empty(rows)
+    if output_size is None:
+        output_size = selection.rows(repeats.numel(), "repeat_interleave, of each once,")
+    return repeats.new_empty(output_size)
 
 
 #: Operators of PyTorch whose outputs' size is data -> their outputs for a given selection.
-SELECTING: dict[Any, Callable[..., Any]] = {
+SELECTING: dict[OpOverload, Decomposition] = {
     _aten.nonzero.default: _nonzero,
-    _aten._unique.default: _unique_in_two,
-    _aten._unique2.default: _unique,
-    _aten.unique_consecutive.default: _unique_consecutive,
-    _aten.unique_dim.default: _unique_dim,
-    _aten.unique_dim_consecutive.default: _unique_dim_consecutive,
+    _aten._unique.default: _unique_of("aten._unique.default", outputs=2),  # the gradient of index_fill calls it
+    _aten._unique2.default: _unique_of("aten._unique2.default"),
+    _aten.unique_consecutive.default: _unique_of("aten.unique_consecutive.default"),
+    _aten.unique_dim.default: _unique_of("aten.unique_dim.default"),
+    _aten.unique_dim_consecutive.default: _unique_of("aten.unique_dim_consecutive.default"),
     _aten.bincount.default: _bincount,
     _aten.repeat_interleave.Tensor: _repeat_interleave,
 }

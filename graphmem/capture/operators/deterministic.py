@@ -8,24 +8,25 @@ and ``scatter_add`` with ``_scatter_via_index_put`` (TensorAdvancedIndexing.cpp,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.base.versions import Since
+from graphmem.capture.operators import Decomposition, Perhaps
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
-Decomposition = Callable[..., Any]
 
 
 def _where_asked(decomposition: Callable[..., Tensor], in_place: bool) -> Decomposition:
     """``decomposition(written, ...)`` in deterministic mode; other calls are one kernel. A call out of place writes a
     copy."""
 
-    def run(_: Selection, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run(_: Selection, self: Tensor, *args: object, **kwargs: object) -> Perhaps:
         if not torch.are_deterministic_algorithms_enabled():
             return NotImplemented
         written = self if in_place else self.clone()
@@ -34,7 +35,7 @@ def _where_asked(decomposition: Callable[..., Tensor], in_place: bool) -> Decomp
     return run
 
 
-def _index_add(written: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+def _index_add(written: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     return _put(written, dim, index, source * alpha, accumulate=True)
 
 
@@ -46,14 +47,6 @@ def _put(written: Tensor, dim: int, index: Tensor, values: Tensor, *, accumulate
     indices = [*[None] * (dim % max(1, written.dim())), index]
     _aten._index_put_impl_.default(written, indices, values, accumulate, False)
     return written
-
-
-def _scatter(via_index_put: Decomposition) -> Decomposition:
-    return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=False)
-
-
-def _scatter_add(via_index_put: Decomposition) -> Decomposition:
-    return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=True)
 
 
 def _via_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
@@ -101,25 +94,27 @@ def _via_flat_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *
     return written
 
 
-def _scattering(via_index_put: Decomposition) -> dict[Any, Decomposition]:
+def _pair(name: str, overload: str, decomposition: Decomposition) -> dict[OpOverload, Decomposition]:
+    """The operator of this name, and its twin in place."""
+    both = ((name, False), (f"{name}_", True))
+    return {getattr(getattr(_aten, each), overload): _where_asked(decomposition, done) for each, done in both}
+
+
+def _scattering(via_index_put: Decomposition) -> dict[OpOverload, Decomposition]:
     return {
-        _aten.scatter.src: _where_asked(_scatter(via_index_put), False),
-        _aten.scatter_.src: _where_asked(_scatter(via_index_put), True),
-        _aten.scatter_add.default: _where_asked(_scatter_add(via_index_put), False),
-        _aten.scatter_add_.default: _where_asked(_scatter_add(via_index_put), True),
+        **_pair("scatter", "src", partial(via_index_put, accumulate=False)),
+        **_pair("scatter_add", "default", partial(via_index_put, accumulate=True)),
     }
 
 
 #: Operator -> its decomposition, which answers ``NotImplemented`` where the mode is off.
-DETERMINISTIC: dict[Any, Decomposition] = {
-    _aten.index_add.default: _where_asked(_index_add, False),
-    _aten.index_add_.default: _where_asked(_index_add, True),
-    _aten.index_copy.default: _where_asked(_index_copy, False),
-    _aten.index_copy_.default: _where_asked(_index_copy, True),
+DETERMINISTIC: dict[OpOverload, Decomposition] = {
+    **_pair("index_add", "default", _index_add),
+    **_pair("index_copy", "default", _index_copy),
     **_scattering(_via_index_put),
 }
 #: Operator -> the change of versions, and its decomposition before it.
-DETERMINISTIC_BEFORE: dict[Any, tuple[Since, Decomposition]] = {
+DETERMINISTIC_BEFORE: dict[OpOverload, tuple[Since, Decomposition]] = {
     op: (versions.SCATTERS_BY_COORDINATES, decomposition)
     for op, decomposition in _scattering(_via_flat_index_put).items()
 }

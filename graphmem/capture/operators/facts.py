@@ -5,17 +5,17 @@ The tables it is built from stand in the files of this room and of ``kernels``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 
-from graphmem.capture.kernels import rule_of
+from graphmem.capture.kernels import PROOFS, rule_of
 from graphmem.capture.kernels.parts.known import ASSUMED, LAYOUTS, is_bounded, proven, proven_layouts, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
 from graphmem.capture.operators import (
+    Decomposition,
+    Shapes,
     bitsandbytes,
     collectives,
     kernel_decompositions,
@@ -26,13 +26,19 @@ from graphmem.capture.operators import (
 )
 from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
-from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
+from graphmem.capture.operators.composites import FUSED_ON_CUDA, SHAPES, composite_operators
 from graphmem.capture.operators.data_dependent_sizes import SELECTING
-from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
 from graphmem.capture.operators.gradient_formulas import GRADIENT_FORMULAS, IN_PLACE_IN_BACKWARD, GradientFormula
 from graphmem.capture.operators.output_layouts import Relaid, relaid
-from graphmem.capture.operators.side_effects import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
-from graphmem.capture.torch_internals import has_kernel
+from graphmem.capture.operators.side_effects import (
+    CALLS_CUBLAS,
+    DECISIONS,
+    FUSED_STEPS,
+    RESIZES,
+    SIZED_BY_DATA,
+    SUBSCRIPTS,
+)
+from graphmem.capture.torch_internals import OpOverload, has_kernel
 from graphmem.capture.values.device_values import TRACKED
 from graphmem.diagnostics import Code, Diagnostic
 
@@ -41,7 +47,6 @@ _MODELLED = (
     kernel_decompositions.DECOMPOSITIONS, kernel_decompositions.COMPARISONS, SELECTING, FUSED_STEPS,
     COLLECTIVES, sparse.DECOMPOSITIONS, sparse.PARTS,
 )  # fmt: skip
-_OVERLOAD = type(torch.ops.aten.add.Tensor)
 _COMPOSITE = "CompositeImplicitAutograd"
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -51,8 +56,8 @@ class OperatorFacts:
     """One overload.
 
     ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
-    ``is_modelled``: a rule, a decomposition or another table here has its memory. ``is_checked``: it is modelled, or
-    recordings prove that it takes nothing but its outputs.
+    ``is_modelled``: a rule, a decomposition or another table here has its memory. ``is_checked``: recordings prove its
+    rule, or that it takes nothing but its outputs, or another table models it.
     ``decomposition``: the operators that CUDA's kernel is made of, which run in place of its fake kernel;
     ``sparse_decomposition``, ``nested_decomposition``: those where an argument is sparse or nested. ``in_place``: what
     a formula of gradients calls instead on a card, and the autograd nodes that do so; ``gradient_formula``: the same
@@ -61,17 +66,17 @@ class OperatorFacts:
     and is not called.
     """
 
-    func: Any
+    func: OpOverload
     name: str
     rule: BoundRule | None
     unmodelled: str | None
     is_modelled: bool
     is_checked: bool
-    decomposition: Callable[..., Any] | None
-    sparse_decomposition: Callable[..., Any] | None
-    nested_decomposition: Callable[..., Any] | None
+    decomposition: Decomposition | None
+    sparse_decomposition: Decomposition | None
+    nested_decomposition: Decomposition | None
     makes_nested: bool
-    in_place: tuple[Any, frozenset[str]] | None
+    in_place: tuple[OpOverload, frozenset[str]] | None
     gradient_formula: GradientFormula | None
     selects: bool
     is_step: bool
@@ -93,7 +98,7 @@ class OperatorFacts:
         What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
         """
-        if self.is_fused_on_cuda or not isinstance(self.func, _OVERLOAD):
+        if self.is_fused_on_cuda or not isinstance(self.func, OpOverload):
             return False
         return bool(has_kernel(self.func.name(), _COMPOSITE))
 
@@ -138,10 +143,10 @@ class OperatorFacts:
         return autocast_of(self.func)
 
     @cached_property
-    def shape(self) -> Callable[..., Any] | None:
+    def shape(self) -> Shapes | None:
         """The meta kernel that replaces PyTorch's own; None where that is used."""
         namespace, name, overload = self.name.split(".")
-        return shapes().get(f"{namespace}::{name}") if overload == "default" else None
+        return SHAPES.get(f"{namespace}::{name}") if overload == "default" else None
 
     @cached_property
     def sized_by_data(self) -> bool:
@@ -157,7 +162,7 @@ class OperatorFacts:
 
 
 @cache
-def facts_of(func: Any) -> OperatorFacts:
+def facts_of(func: OpOverload) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
     name = str(func)
     rule = rule_of(name)
@@ -168,14 +173,16 @@ def facts_of(func: Any) -> OperatorFacts:
         or quanto.DECOMPOSITIONS.get(name)
         or bitsandbytes.decomposition_of(func)
     )
-    modelled = rule is not None or decomposition is not None or any(func in table for table in _MODELLED)
+    tabled = decomposition is not None or any(func in table for table in _MODELLED)
+    modelled = rule is not None or tabled
+    has_proof = name in PROOFS if rule is not None else proven(name) or bitsandbytes.is_update(func)
     return OperatorFacts(
         func=func,
         name=name,
         rule=rule,
         unmodelled=unmodelled(name, modelled),
         is_modelled=modelled,
-        is_checked=modelled or getattr(func, "is_view", False) or proven(name) or bitsandbytes.is_update(func),
+        is_checked=has_proof or tabled or getattr(func, "is_view", False),
         decomposition=decomposition,
         sparse_decomposition=sparse.DECOMPOSITIONS.get(func),
         nested_decomposition=nested.MAKING.get(func) or nested.DECOMPOSITIONS.get(func),

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.base.versions import Since
-from graphmem.capture.torch_internals import suggest_memory_format
+from graphmem.capture.operators import Perhaps
+from graphmem.capture.torch_internals import OpOverload, suggest_memory_format
 from graphmem.capture.values.selection import Selection
 from graphmem.diagnostics import Code, Diagnostic
 
@@ -26,7 +27,7 @@ _aten = torch.ops.aten
 _EVENLY_DISTRIBUTED = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
 _CLAMPED = frozenset({"ClampBackward0"})
 #: Out-of-place operator -> (what a card runs, names of the autograd nodes that call it so).
-IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
+IN_PLACE_IN_BACKWARD: dict[OpOverload, tuple[Any, frozenset[str]]] = {
     _aten.index_put.default: (_aten.index_put_.default, frozenset({"IndexBackward0"})),
     _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
     _aten.logical_and.default: (_aten.logical_and_.default, _EVENLY_DISTRIBUTED | _CLAMPED),
@@ -61,17 +62,17 @@ class GradientFormula:
     since: Since | None = None
 
 
-def _selected_of_mask(selection: Selection, mask: Tensor, grad: Tensor, zero: Tensor) -> Any:
+def _selected_of_mask(selection: Selection, mask: Tensor, grad: Tensor, zero: Tensor) -> Perhaps:
     """``masked_fill_backward``: the gradient of the fill value is the sum of what the mask selects."""
     return NotImplemented if selection.share is None else _aten.masked_select.default(grad, mask)
 
 
-def _host_zero(selection: Selection, value: Any, **_: Any) -> Any:
+def _host_zero(selection: Selection, value: object, **_: object) -> Perhaps:
     """The other argument of ``where``, which a card does not call."""
     return NotImplemented if selection.share is None else torch.zeros((), device="cpu")
 
 
-def _in_its_format(_: Selection, tensor: Tensor, *, memory_format: torch.memory_format | None = None) -> Any:
+def _in_its_format(_: Selection, tensor: Tensor, *, memory_format: torch.memory_format | None = None) -> Perhaps:
     """``tensor.contiguous()`` of what the kernel reads in channels_last; the rule copies what is in another format."""
     kept = suggest_memory_format(tensor)
     if memory_format is not torch.contiguous_format or kept is torch.contiguous_format:
@@ -79,10 +80,10 @@ def _in_its_format(_: Selection, tensor: Tensor, *, memory_format: torch.memory_
     return tensor if tensor.is_contiguous(memory_format=kept) else tensor.clone(memory_format=kept)
 
 
-def _in_single(func: Any) -> Callable[..., Any]:
+def _in_single(func: OpOverload) -> Callable[..., Any]:
     """``renorm_backward`` accumulates in ``toAccumulateType`` of the device, which is single on CUDA."""
 
-    def accumulate(_: Selection, self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    def accumulate(_: Selection, self: Tensor, *args: object, dtype: torch.dtype | None = None) -> Perhaps:
         if dtype is not torch.float64 or self.dtype is torch.float64:
             return NotImplemented
         return func(self, *args, dtype=torch.float32)
@@ -91,7 +92,7 @@ def _in_single(func: Any) -> Callable[..., Any]:
 
 
 #: Operator -> what a card runs instead of it in one formula.
-GRADIENT_FORMULAS: dict[Any, GradientFormula] = {
+GRADIENT_FORMULAS: dict[OpOverload, GradientFormula] = {
     _aten.where.self: GradientFormula("MaskedFillBackward1", _selected_of_mask, Code.GRADIENT_OF_FILL.about()),
     _aten.scalar_tensor.default: GradientFormula("MaskedFillBackward1", _host_zero),
     _aten.clone.default: GradientFormula(

@@ -5,28 +5,16 @@ C++ asks whether a tensor "is like a subclass" (``areAnyTensorSubclassLike``), a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.callers import is_transformed
 
 _aten = torch.ops.aten
-
-
-def gradient_composites() -> dict[Any, Callable[..., Any]]:
-    """The operators of gradients -> their decompositions on CUDA."""
-    return {
-        _aten.gather_backward.default: _gather_backward,
-        _aten.value_selecting_reduction_backward.default: _value_selecting_reduction_backward,
-        _aten.index_select_backward.default: _index_select_backward,
-        _aten.cummaxmin_backward.default: _cummaxmin_backward,
-        _aten.trace_backward.default: _trace_backward,
-        _aten.cumprod_backward.default: _cumprod_backward,
-        _aten.masked_select_backward.default: _masked_select_backward,
-    }
 
 
 def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
@@ -36,7 +24,9 @@ def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse
     return zeros.scatter_add(dim, index, grad) if is_transformed() else zeros.scatter_add_(dim, index, grad)
 
 
-def _value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, sizes: Any, keepdim: bool) -> Tensor:
+def _value_selecting_reduction_backward(
+    grad: Tensor, dim: int, indices: Tensor, sizes: Sequence[int], keepdim: bool
+) -> Tensor:
     """The values that ``max(dim)``, ``topk``, ``sort`` and the like selected get the gradient."""
     if not keepdim and len(sizes):
         grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
@@ -45,7 +35,7 @@ def _value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor,
     return torch.zeros(sizes, dtype=grad.dtype, device=grad.device).scatter_(dim, indices, grad)
 
 
-def _index_select_backward(grad: Tensor, self_sizes: Any, dim: int, index: Tensor) -> Tensor:
+def _index_select_backward(grad: Tensor, self_sizes: Sequence[int], dim: int, index: Tensor) -> Tensor:
     zeros = grad.new_zeros(self_sizes)
     return zeros.index_add(dim, index, grad) if is_transformed() else zeros.index_add_(dim, index, grad)
 
@@ -74,7 +64,7 @@ def _cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> 
     return reversed_sum.div(input.conj())
 
 
-def _trace_backward(grad: Tensor, sizes: Any) -> Tensor:
+def _trace_backward(grad: Tensor, sizes: Sequence[int]) -> Tensor:
     """As many indices as the diagonal is long (``trace_backward_symint``, ATen/native/TriangularOps.cpp, 2.13)."""
     result = torch.zeros(sizes[0] * sizes[1], dtype=grad.dtype, device=grad.device)
     step = sizes[1] + 1
@@ -86,3 +76,15 @@ def _masked_select_backward(grad: Tensor, input: Tensor, mask: Tensor) -> Tensor
     """Zeros of the shape of both, the gradient scattered into them (ATen/native/TensorAdvancedIndexing.cpp)."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     return torch.zeros(shape, dtype=grad.dtype, device=grad.device).masked_scatter_(mask, grad)
+
+
+#: The operators of gradients -> their decompositions on CUDA.
+GRADIENT_OPERATORS: dict[OpOverload, Decomposition] = {
+    _aten.gather_backward.default: _gather_backward,
+    _aten.value_selecting_reduction_backward.default: _value_selecting_reduction_backward,
+    _aten.index_select_backward.default: _index_select_backward,
+    _aten.cummaxmin_backward.default: _cummaxmin_backward,
+    _aten.trace_backward.default: _trace_backward,
+    _aten.cumprod_backward.default: _cumprod_backward,
+    _aten.masked_select_backward.default: _masked_select_backward,
+}

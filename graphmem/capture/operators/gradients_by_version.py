@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from graphmem.base import versions
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten
@@ -24,13 +27,14 @@ _below_autograd: Any = private("torch._C._AutoDispatchBelowAutograd", _LOST)
 _node: Any = private("torch.autograd.function._SingleLevelFunction", _LOST)
 _single_level: Any = private("torch._functorch.utils.enable_single_level_autograd_function", _LOST)
 #: Which inputs want a gradient, the gradient of the output, and the inputs -> the inputs' gradients.
-Formula = Callable[..., "tuple[Tensor | None, ...]"]
+Gradients = tuple[Tensor | None, ...]
+Formula = Callable[..., Gradients]
 
 
-def formulas_of_version(torch_version: versions.Version) -> dict[Any, Callable[..., Any]]:
+def formulas_of_version(torch_version: versions.Version) -> dict[OpOverload, Decomposition]:
     """By operator: itself with the gradient that this version computes, where the installed one computes another."""
     installed = versions.version_of(torch.__version__)
-    table: dict[Any, Callable[..., Any]] = {}
+    table: dict[OpOverload, Decomposition] = {}
     for change, before, now in (
         (versions.ATAN2_OF_ZEROS, _ATAN2_BEFORE, _ATAN2),
         (versions.EQUAL_VALUES_SHARE_GRADIENTS, _ONE_TAKES_ALL, _SHARED),
@@ -41,25 +45,25 @@ def formulas_of_version(torch_version: versions.Version) -> dict[Any, Callable[.
     return table
 
 
-def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
+def _with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
     """The operator below autograd, with this formula as its node of the graph."""
 
-    def forward(*inputs: Any) -> Any:
+    def forward(*inputs: object) -> Tensor:
         with _below_autograd():
             return op(*inputs)
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
         ctx.save_for_backward(*inputs)
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Gradients:
         return formula(ctx.needs_input_grad, grad, *ctx.saved_tensors)
 
     name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    members = {key: staticmethod(method) for key, method in methods.items()}
+    members = {key: staticmethod(method) for key, method in methods.items()}  # type: ignore[arg-type, var-annotated]
     node: Any = types.new_class(name, (_node,), exec_body=lambda namespace: namespace.update(members))
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: object) -> Tensor:
         wants = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
         if not wants:
             return forward(*inputs)
@@ -72,38 +76,32 @@ def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
 # --- atan2 (``atan2_backward``, torch/csrc/autograd/FunctionsManual.cpp) ----------------------------------------------
 
 
-def _atan2_before(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
-    others, own = other * other, self * self
-    squares = own + others
-    inverse = squares.reciprocal()
-    del squares, own, others
-    return _of_atan2(wanted, grad, self, other, inverse)
+def _atan2(keeps_squares: bool) -> Formula:
+    """Since 2.10 the gradient is zero where both are: the sum of squares is kept to look at. One expression makes both
+    gradients, and what it took goes with its end."""
+
+    def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> Gradients:
+        others, own = other * other, self * self
+        squares = own + others
+        if keeps_squares:
+            del own, others
+            inverse = squares.reciprocal()
+            inverse.masked_fill_(squares == 0, 0)
+        else:
+            inverse = squares.reciprocal()
+            del squares, own, others
+        product = grad * other if wanted[0] else None
+        of_self = product * inverse if product is not None else None
+        negative = -self if wanted[1] else None
+        turned = grad * negative if negative is not None else None
+        of_other = turned * inverse if turned is not None else None
+        return of_self, of_other
+
+    return formula
 
 
-def _atan2_now(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
-    """Where both are zero the gradient is: the sum of squares is kept to look at."""
-    others, own = other * other, self * self
-    squares = own + others
-    del own, others
-    inverse = squares.reciprocal()
-    inverse.masked_fill_(squares == 0, 0)
-    return _of_atan2(wanted, grad, self, other, inverse)
-
-
-def _of_atan2(
-    wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor, inverse: Tensor
-) -> tuple[Tensor | None, ...]:
-    """One expression makes both: what it took goes with its end."""
-    product = grad * other if wanted[0] else None
-    of_self = product * inverse if product is not None else None
-    negative = -self if wanted[1] else None
-    turned = grad * negative if negative is not None else None
-    of_other = turned * inverse if turned is not None else None
-    return of_self, of_other
-
-
-_ATAN2_BEFORE = {_aten.atan2.default: _atan2_before}
-_ATAN2 = {_aten.atan2.default: _atan2_now}
+_ATAN2_BEFORE = {_aten.atan2.default: _atan2(keeps_squares=False)}
+_ATAN2 = {_aten.atan2.default: _atan2(keeps_squares=True)}
 
 
 # --- the larger and the smaller of two, and limits (tools/autograd/derivatives.yaml, FunctionsManual.cpp) -------------
@@ -121,17 +119,23 @@ def _share(grad: Tensor, others: Tensor, equal: Callable[[], list[Tensor]]) -> T
     return shared.masked_fill_(others, 0)
 
 
-def _between(self_loses: Callable[..., Tensor], other_loses: Callable[..., Tensor]) -> Formula:
-    """Of two: each with what says where it is not the one that was taken. The other's gradient is computed first."""
+#: Of the gradient and both values: the gradient of the one that ``loses`` where the last argument says.
+_Loses = Callable[[Tensor, Tensor], Tensor]
+_Gradient = Callable[[Tensor, Tensor, Tensor, _Loses], Tensor]
 
-    def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
-        def of(loses: Callable[..., Tensor]) -> Tensor:
-            return _share(grad, loses(self, other), lambda: [self == other])
 
-        of_other = of(other_loses) if wanted[1] else None
-        return (of(self_loses) if wanted[0] else None), of_other
+def _of_each(of: _Gradient, self_loses: _Loses, other_loses: _Loses) -> Formula:
+    """Of two values, each with what says where it is not the one that was taken. The other's gradient comes first."""
+
+    def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> Gradients:
+        of_other = of(grad, self, other, other_loses) if wanted[1] else None
+        return (of(grad, self, other, self_loses) if wanted[0] else None), of_other
 
     return formula
+
+
+def _shared(grad: Tensor, self: Tensor, other: Tensor, loses: _Loses) -> Tensor:
+    return _share(grad, loses(self, other), lambda: [self == other])
 
 
 def _without_nan(compare: Callable[..., Tensor], negated: bool) -> Callable[..., Tensor]:
@@ -146,30 +150,28 @@ def _without_nan(compare: Callable[..., Tensor], negated: bool) -> Callable[...,
 
 def _clamp(
     wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor | None = None, high: Tensor | None = None
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """``clamp_backward``: between two limits, which may be the wrong way round, masks say who is taken."""
     if low is None or high is None:
         return _one_limit(wanted, grad, self, low, high, _MAXIMUM, _MINIMUM)
-    of_low, of_high = _of_limits(wanted, grad, self, low, high) if wanted[1] or wanted[2] else (None, None)
+    of_low = of_high = None
+    if wanted[1] or wanted[2]:
+        apart, together = low < high, low == high
+        of_low = _of_low(grad, self, low, apart, together) if wanted[1] else None
+        of_high = _of_high(grad, self, low, high, apart, together) if wanted[2] else None
+        del apart, together
     return (_of_clamped(grad, self, low, high) if wanted[0] else None), of_low, of_high
 
 
 def _one_limit(
-    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Any, high: Any, above: Formula, below: Formula
-) -> tuple[Tensor | None, ...]:
+    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor | None, high: Tensor | None,
+    above: Formula, below: Formula,
+) -> Gradients:  # fmt: skip
     """``clamp`` with the lower or the upper limit alone."""
     if low is not None:
         return (*above((wanted[0], wanted[1]), grad, self, low), None)
     of_self, of_high = below((wanted[0], wanted[2]), grad, self, high)
     return of_self, None, of_high
-
-
-def _of_limits(
-    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor, high: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    apart, together = low < high, low == high
-    of_low = _of_low(grad, self, low, apart, together) if wanted[1] else None
-    return of_low, (_of_high(grad, self, low, high, apart, together) if wanted[2] else None)
 
 
 def _of_low(grad: Tensor, self: Tensor, low: Tensor, apart: Tensor, together: Tensor) -> Tensor:
@@ -214,13 +216,13 @@ def _of_clamped(grad: Tensor, self: Tensor, low: Tensor, high: Tensor) -> Tensor
     return shared
 
 
-_MAXIMUM = _between(torch.lt, torch.gt)
-_MINIMUM = _between(torch.gt, torch.lt)
+_MAXIMUM = _of_each(_shared, torch.lt, torch.gt)
+_MINIMUM = _of_each(_shared, torch.gt, torch.lt)
 _SHARED = {
     _aten.maximum.default: _MAXIMUM,
     _aten.minimum.default: _MINIMUM,
-    _aten.fmax.default: _between(_without_nan(torch.ge, True), _without_nan(torch.gt, False)),
-    _aten.fmin.default: _between(_without_nan(torch.le, True), _without_nan(torch.lt, False)),
+    _aten.fmax.default: _of_each(_shared, _without_nan(torch.ge, True), _without_nan(torch.gt, False)),
+    _aten.fmin.default: _of_each(_shared, _without_nan(torch.le, True), _without_nan(torch.lt, False)),
     _aten.clamp_min.Tensor: _MAXIMUM,
     _aten.clamp_max.Tensor: _MINIMUM,
     _aten.clamp.Tensor: _clamp,
@@ -230,30 +232,18 @@ _SHARED = {
 # --- the same before 2.15 ---------------------------------------------------------------------------------------------
 
 
-def _between_before(self_loses: Callable[..., Tensor], other_loses: Callable[..., Tensor]) -> Formula:
+def _halved(grad: Tensor, self: Tensor, other: Tensor, loses: _Loses) -> Tensor:
     """``maximum`` and ``minimum``: arguments from right to left, and the mask that is written last."""
-
-    def of(grad: Tensor, self: Tensor, other: Tensor, loses: Callable[..., Tensor]) -> Tensor:
-        half = grad / 2
-        same = self == other
-        shared = torch.where(same, half, grad)
-        others = loses(self, other)
-        shared.masked_fill_(others, 0)
-        del others, same, half
-        return shared
-
-    return _of_each(of, self_loses, other_loses)
+    half = grad / 2
+    same = self == other
+    shared = torch.where(same, half, grad)
+    others = loses(self, other)
+    shared.masked_fill_(others, 0)
+    del others, same, half
+    return shared
 
 
-def _of_each(of: Callable[..., Tensor], self_loses: Any, other_loses: Any) -> Formula:
-    def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
-        of_other = of(grad, self, other, other_loses) if wanted[1] else None
-        return (of(grad, self, other, self_loses) if wanted[0] else None), of_other
-
-    return formula
-
-
-def _filled(grad: Tensor, self: Tensor, other: Tensor, loses: Callable[..., Tensor]) -> Tensor:
+def _filled(grad: Tensor, self: Tensor, other: Tensor, loses: _Loses) -> Tensor:
     """``fmax`` and ``fmin``."""
     return grad.masked_fill(loses(self, other), 0)
 
@@ -263,7 +253,7 @@ def _zero(grad: Tensor) -> Tensor:
     return torch.scalar_tensor(0.0, dtype=grad.dtype, device=grad.device)
 
 
-def _where(grad: Tensor, self: Tensor, other: Tensor, takes: Callable[..., Tensor]) -> Tensor:
+def _where(grad: Tensor, self: Tensor, other: Tensor, takes: _Loses) -> Tensor:
     """``clamp`` with one limit."""
     zero = _zero(grad)
     return torch.where(takes(self, other), grad, zero)
@@ -271,7 +261,7 @@ def _where(grad: Tensor, self: Tensor, other: Tensor, takes: Callable[..., Tenso
 
 def _clamp_before(
     wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor | None = None, high: Tensor | None = None
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     if low is None or high is None:
         return _one_limit(wanted, grad, self, low, high, _MIN_BEFORE, _MAX_BEFORE)
     of_low = of_high = None
@@ -287,7 +277,9 @@ def _clamp_before(
     return of_self, of_low, of_high
 
 
-def _where_both(grad: Tensor, first: Any, second: Any, joined: Callable[..., Tensor], zero: Any) -> Tensor:
+def _where_both(
+    grad: Tensor, first: Callable[[], Tensor], second: Callable[[], Tensor], joined: _Loses, zero: Tensor
+) -> Tensor:
     mask, other = first(), second()
     joined(mask, other)
     kept = torch.where(mask, grad, zero)
@@ -297,8 +289,8 @@ def _where_both(grad: Tensor, first: Any, second: Any, joined: Callable[..., Ten
 
 _MIN_BEFORE, _MAX_BEFORE = _of_each(_where, torch.ge, torch.lt), _of_each(_where, torch.le, torch.gt)
 _ONE_TAKES_ALL = {
-    _aten.maximum.default: _between_before(torch.lt, torch.gt),
-    _aten.minimum.default: _between_before(torch.gt, torch.lt),
+    _aten.maximum.default: _of_each(_halved, torch.lt, torch.gt),
+    _aten.minimum.default: _of_each(_halved, torch.gt, torch.lt),
     _aten.fmax.default: _of_each(_filled, _without_nan(torch.ge, True), _without_nan(torch.ge, False)),
     _aten.fmin.default: _of_each(_filled, _without_nan(torch.le, True), _without_nan(torch.le, False)),
     _aten.clamp_min.Tensor: _MIN_BEFORE,

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.operators.deterministic import DETERMINISTIC
 from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.selection import Selection
 from graphmem.torch_names import private
 
@@ -25,36 +28,28 @@ _MASKS = (torch.bool, torch.uint8)
 # --- bilinear forms (_trilinear and sumproduct_pair of ATen/native/Linear.cpp, 2.13) ----------------------------------
 
 
-def _trilinear(
-    _: Selection,
-    i1: Tensor,
-    i2: Tensor,
-    i3: Tensor,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> Tensor:
+@named("aten._trilinear.default")
+def _trilinear(_: Selection, call: Arguments) -> Tensor:
     """The sum over ``sumdim`` of a product of three, one position of ``unroll_dim`` after the other."""
-    dims = i1.dim() + len(expand1)
-    operands = []
-    for tensor, expanded in ((i1, expand1), (i2, expand2), (i3, expand3)):
-        for dim in sorted(expanded):
-            tensor = tensor.unsqueeze(dim)
-        operands.append(tensor)
+    expanded, unroll = (call.expand1, call.expand2, call.expand3), call.unroll_dim
+    operands = [call.i1, call.i2, call.i3]
+    dims = call.i1.dim() + len(call.expand1)
+    for place, missing in enumerate(expanded):
+        for dim in sorted(missing):
+            operands[place] = operands[place].unsqueeze(dim)
     sizes = [max(tensor.shape[dim] for tensor in operands) for dim in range(dims)]
-    output = torch.zeros([1 if dim in sumdim else sizes[dim] for dim in range(dims)], dtype=i1.dtype, device=i1.device)
-    first = [dim for dim in sumdim if dim in expand3]
-    second = [dim for dim in sumdim if dim not in expand3]
-    unrolled = [unroll_dim not in expanded for expanded in (expand1, expand2, expand3)]
-    for k in range(sizes[unroll_dim] if all(tensor.numel() for tensor in operands) else 0):
-        parts = [t.narrow(unroll_dim, k if moves else 0, 1) for t, moves in zip(operands, unrolled, strict=True)]
+    shape = [1 if dim in call.sumdim else sizes[dim] for dim in range(dims)]
+    output = torch.zeros(shape, dtype=call.i1.dtype, device=call.i1.device)
+    first = [dim for dim in call.sumdim if dim in call.expand3]
+    second = [dim for dim in call.sumdim if dim not in call.expand3]
+    for k in range(sizes[unroll] if all(tensor.numel() for tensor in operands) else 0):
+        places = [0 if unroll in missing else k for missing in expanded]
+        parts = [tensor.narrow(unroll, place, 1) for tensor, place in zip(operands, places, strict=True)]
         product = _sum_of_products(parts[0], parts[1], first)
         product = _sum_of_products(product, parts[2], second)
-        (output if unroll_dim in sumdim else output.narrow(unroll_dim, k, 1)).add_(product)
+        (output if unroll in call.sumdim else output.narrow(unroll, k, 1)).add_(product)
         del product
-    for dim in sorted(sumdim, reverse=True):
+    for dim in sorted(call.sumdim, reverse=True):
         output.squeeze_(dim)
     return output
 
@@ -63,22 +58,17 @@ def _sum_of_products(left: Tensor, right: Tensor, sum_dims: Sequence[int]) -> Te
     """One batched matrix product; summed dimensions are kept with size 1."""
     if not sum_dims:
         return left * right
-    both: list[int] = []
-    only_left: list[int] = []
-    only_right: list[int] = []
-    summed: list[int] = []
-    for dim in range(left.dim()):
-        in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
-        if dim in sum_dims:
-            summed.append(dim)
-            if in_left and not in_right:
+    for dim in sorted(sum_dims):
+        if (left.shape[dim] != 1) != (right.shape[dim] != 1):
+            if left.shape[dim] != 1:
                 left = left.sum(dim, keepdim=True)
-            elif in_right and not in_left:
+            else:
                 right = right.sum(dim, keepdim=True)
-        elif in_left and in_right:
-            both.append(dim)
-        else:
-            (only_left if in_left else only_right).append(dim)
+    summed = [dim for dim in range(left.dim()) if dim in sum_dims]
+    kept = [dim for dim in range(left.dim()) if dim not in sum_dims]
+    both = [dim for dim in kept if left.shape[dim] != 1 and right.shape[dim] != 1]
+    only_left = [dim for dim in kept if left.shape[dim] != 1 and right.shape[dim] == 1]
+    only_right = [dim for dim in kept if left.shape[dim] == 1]
 
     def size(tensor: Tensor, dims: list[int]) -> int:
         return math.prod(tensor.shape[dim] for dim in dims)
@@ -96,11 +86,14 @@ def _sum_of_products(left: Tensor, right: Tensor, sum_dims: Sequence[int]) -> Te
 # --- masks (expandTensors of ATen/native/IndexingUtils.h) -------------------------------------------------------------
 
 
-def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+_Indices = Sequence["Tensor | None"]
+
+
+def _has_mask(indices: _Indices) -> bool:
     return any(index is not None and index.dtype in _MASKS for index in indices)
 
 
-def _positions(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _positions(indices: _Indices) -> list[Tensor | None]:
     """Every mask becomes the positions that it selects, one tensor a dimension."""
     expanded: list[Tensor | None] = []
     for index in indices:
@@ -111,13 +104,13 @@ def _positions(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     return expanded
 
 
-def _index(_: Selection, self: Tensor, indices: Sequence[Tensor | None]) -> Any:
+def _index(_: Selection, self: Tensor, indices: _Indices) -> Perhaps:
     if not _has_mask(indices):
         return NotImplemented
     return _aten.index.Tensor(self, _positions(indices))
 
 
-def _rows_told(self: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int | None:
+def _rows_told(self: Tensor, indices: _Indices, values: Tensor) -> int | None:
     """How many positions the masks select, where the shape of ``values`` tells. They are one dimension of what is
     written, the last of the indices' own; where indices are not neighbours, theirs come first."""
     taken: list[int] = []
@@ -135,10 +128,15 @@ def _rows_told(self: Tensor, indices: Sequence[Tensor | None], values: Tensor) -
     return values.shape[place] if place >= 0 and values.shape[place] != 1 else None
 
 
-def _index_put(func: Any) -> Callable[..., Any]:
+def _index_put(func: OpOverload) -> Callable[..., Any]:
     def index_put(
-        selection: Selection, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *rest: Any, **kwargs: Any
-    ) -> Any:
+        selection: Selection,
+        self: Tensor,
+        indices: _Indices,
+        values: Tensor,
+        *rest: object,
+        **kwargs: object,
+    ) -> Perhaps:
         """One host number under one mask is a fill; other values may tell how many are selected."""
         if not _has_mask(indices):
             return NotImplemented
@@ -176,27 +174,24 @@ def _masked_scatter_backward(selection: Selection, grad: Tensor, mask: Tensor, s
 _MEAN = 1
 
 
-def _embedding_bag_backward(
-    _: Selection, grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor,
-    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
-    per_sample_weights: Tensor | None, padding_idx: int = -1,
-) -> Any:  # fmt: skip
+@named("aten._embedding_bag_backward.default")
+def _embedding_bag_backward(_: Selection, call: Arguments) -> Perhaps:
     """``_embedding_bag_sparse_backward`` and ``embedding_sparse_backward``: a row for every index but the padding."""
-    if not sparse:
+    if not call.sparse:
         return NotImplemented
-    rows = grad.index_select(0, offset2bag)
-    if mode == _MEAN:
-        counts = bag_size.to(rows.dtype)
+    rows = call.grad.index_select(0, call.offset2bag)
+    if call.mode == _MEAN:
+        counts = call.bag_size.to(rows.dtype)
         share = torch.reciprocal(counts)
-        shares = share.unsqueeze(1).index_select(0, offset2bag)
+        shares = share.unsqueeze(1).index_select(0, call.offset2bag)
         del share, counts
         rows.mul_(shares)
         del shares
-    if per_sample_weights is not None:
-        rows.mul_(per_sample_weights.unsqueeze(1))
-    values, shape = rows, (num_weights, rows.shape[-1])
-    if padding_idx != -1:  # all rows are held by the caller to the end
-        kept = indices != padding_idx
+    if call.per_sample_weights is not None:
+        rows.mul_(call.per_sample_weights.unsqueeze(1))
+    indices, values, shape = call.indices, rows, (call.num_weights, rows.shape[-1])
+    if call.padding_idx != -1:  # all rows are held by the caller to the end
+        kept = indices != call.padding_idx
         indices, values = indices[kept], rows[kept]
         del kept
     return _aten._sparse_coo_tensor_unsafe.default(indices.reshape(1, -1), values.reshape(-1, shape[1]), shape)
@@ -249,17 +244,6 @@ def _isclose(
     return close
 
 
-def _isfinite(_: Selection, self: Tensor) -> Tensor:
-    if not (self.is_floating_point() or self.is_complex()):
-        return torch.ones_like(self, dtype=torch.bool)
-    absolute = self.abs()
-    bounded = absolute.ne(math.inf)
-    itself = self.eq(self)
-    finite = itself * bounded
-    del itself, bounded, absolute
-    return finite
-
-
 def _allclose(self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> None:
     close = torch.isclose(self, other, rtol, atol, equal_nan)
     close.all()
@@ -276,13 +260,13 @@ def _equal(self: Tensor, other: Tensor) -> None:
 
 
 #: Comparison that answers with one Python value -> what it computes on the device before that is read.
-COMPARISONS: dict[Any, Callable[..., None]] = {
+COMPARISONS: dict[OpOverload, Callable[..., None]] = {
     _aten.allclose.default: _allclose,
     _aten.equal.default: _equal,
 }
 
 #: Operator -> its decomposition, which may answer ``NotImplemented`` for calls that are one kernel after all.
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten._trilinear.default: _trilinear,
     _aten.index.Tensor: _index,
     _aten.index_put.default: _index_put(_aten.index_put.default),
@@ -294,7 +278,6 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten.ldexp.Tensor: _ldexp,
     _aten.mvlgamma.default: _mvlgamma,
     _aten.isclose.default: _isclose,
-    _aten.isfinite.default: _isfinite,
     **DETERMINISTIC,
     **LINEAR_ALGEBRA,
 }

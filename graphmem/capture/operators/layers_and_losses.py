@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
+
 _aten = torch.ops.aten
-
-
-def basic_composites() -> dict[Any, Callable[..., Any]]:
-    """Composite layers and losses -> their decompositions on CUDA."""
-    return {
-        _aten.linear.default: linear,
-        _aten.dropout.default: _dropout,
-        _aten.softmax.int: _softmax_like(_aten._softmax.default),
-        _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
-        _aten.one_hot.default: _one_hot,
-    }
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,7 +40,7 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
 
 
-def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
+def _softmax_like(kernel: OpOverload) -> Callable[..., Tensor]:
     """``at::softmax(x, dim, dtype)``: half to float is fused into the kernel (ATen/native/SoftMax.cpp)."""
 
     def softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -67,3 +58,13 @@ def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(self.max().item()) + 1
     result = torch.zeros((*self.shape, num_classes), dtype=torch.int64, device=self.device)
     return result.scatter_(-1, self.unsqueeze(-1), 1)
+
+
+#: Composite layers and losses -> their decompositions on CUDA.
+LAYERS_AND_LOSSES: dict[OpOverload, Decomposition] = {
+    _aten.linear.default: linear,
+    _aten.dropout.default: _dropout,
+    _aten.softmax.int: _softmax_like(_aten._softmax.default),
+    _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
+    _aten.one_hot.default: _one_hot,
+}

@@ -6,12 +6,11 @@ statement ends, a variable until its block does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
@@ -106,7 +105,7 @@ def _check_errors(_: Selection, infos: Tensor, api_name: str, *, is_matrix: bool
 
 
 #: Operator -> its decomposition.
-LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = {
+LINEAR_ALGEBRA: dict[OpOverload, Decomposition] = {
     _aten.linalg_matrix_exp.default: _matrix_exp,
     _aten._linalg_check_errors.default: _check_errors,
 }

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from graphmem.capture.torch_internals import disabled_torch_function
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.operators.transformer_layers import encoder_layer
+from graphmem.capture.torch_internals import OpOverload, disabled_torch_function
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.diagnostics import Code, Diagnostic
@@ -52,11 +55,11 @@ class PackedSequences(torch.Tensor):  # type: ignore[misc]
         return made
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         return self.buffer.device
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: OpOverload, *_: object) -> NoReturn:
         raise CaptureError(
             f"{func} of a nested tensor is not followed; graphmem knows those that nn.TransformerEncoder makes of a "
             "padding mask. Pad the sequences, or build the encoder with enable_nested_tensor=False"
@@ -74,7 +77,7 @@ class NestedRun:
     selection: Selection
 
 
-def has_nested(args: Any) -> bool:
+def has_nested(args: object) -> bool:
     """Whether one of the arguments is a nested tensor."""
     return any(isinstance(tensor, PackedSequences) for tensor in tensors_in(args))
 
@@ -254,56 +257,31 @@ def _by_products(
     return result
 
 
-def _encoder_layer(
-    run: NestedRun,
-    src: PackedSequences,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
-) -> PackedSequences:
-    """``transformer_encoder_layer_forward`` of a nested tensor, which has no mask; nor does the encoder pack for layers
-    that normalize first."""
-    del use_gelu, norm_first, mask, mask_type
+@named("aten._transformer_encoder_layer_fwd.default")
+def _encoder_layer(run: NestedRun, call: Arguments) -> PackedSequences:
+    """Of a nested tensor, which has no mask; nor does the encoder pack for layers that normalize first."""
+    src: PackedSequences = call.src
     if not src.buffer.numel():
         return src
 
+    def attend(_: Tensor) -> Tensor:
+        qkv, projection = (call.qkv_weight, call.qkv_bias), (call.proj_weight, call.proj_bias)
+        return _self_attention(run, src, call.num_heads, qkv, projection)
+
     def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        normalized: Tensor = _aten.native_layer_norm.default(x, (embed_dim,), weight, bias, eps)[0]
+        normalized: Tensor = _aten.native_layer_norm.default(x, (call.embed_dim,), weight, bias, call.eps)[0]
         return normalized
 
-    x = _self_attention(run, src, num_heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias))
-    x.add_(src.buffer)
-    before = x = norm(x, norm_weight_1, norm_bias_1)
-    hidden = torch.addmm(ffn_bias_1, x, ffn_weight_1.t())  # the activation is fused into it
-    x = torch.addmm(ffn_bias_2, hidden, ffn_weight_2.t())
-    del hidden
-    x.add_(before)
-    return PackedSequences(norm(x, norm_weight_2, norm_bias_2), src.lengths)
+    return PackedSequences(encoder_layer(call, src.buffer, attend, norm), src.lengths)
 
 
 #: Operators that make a nested tensor, or ask whether one can be made.
-MAKING: dict[Any, Callable[..., Any]] = {
+MAKING: dict[OpOverload, Decomposition] = {
     _aten._nested_tensor_from_mask_left_aligned.default: _left_aligned,
     _aten._nested_tensor_from_mask.default: _from_mask,
 }
 #: Operators of nested tensors.
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.to_padded_tensor.default: _padded,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from graphmem.base import versions
-from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.kernels.parts.script import Arguments, Card, named
+from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.operators_by_version import composed_rms_norm
-from graphmem.capture.torch_internals import suggest_memory_format
+from graphmem.capture.torch_internals import OpOverload, suggest_memory_format
 
 _aten = torch.ops.aten
 
 
-def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
+def normalization_composites(card: Card) -> dict[OpOverload, Decomposition]:
     """Composite normalizations -> their decompositions on CUDA."""
-    table: dict[Any, Callable[..., Any]] = {
+    table: dict[OpOverload, Decomposition] = {
         _aten.rms_norm.default: _rms_norm_of(card),
         _aten.batch_norm.default: _batch_norm,
     }
@@ -27,31 +25,26 @@ def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def _rms_norm_of(card: Card) -> Callable[..., Tensor]:
+def _rms_norm_of(card: Card) -> Decomposition:
     if not versions.FUSED_RMS_NORM.holds(card.torch_version) or not hasattr(_aten, "_fused_rms_norm"):
         return composed_rms_norm(card.torch_version)
     return _rms_norm
 
 
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+@named("aten.rms_norm.default")
+def _rms_norm(call: Arguments) -> Tensor:
     """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later)."""
-    return _aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+    return _aten._fused_rms_norm.default(call.input, call.normalized_shape, call.weight, call.eps)[0]
 
 
-def _group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
+@named("aten.group_norm.default")
+def _group_norm(call: Arguments) -> Tensor:
     """``at::group_norm`` since 2.14 on CUDA: the kernel is given the input as it lies (ATen/native/group_norm.cpp)."""
+    input, groups, affine = call.input, call.num_groups, (call.weight, call.bias)
     if input.is_contiguous() and suggest_memory_format(input) is torch.contiguous_format:
-        return _aten.group_norm.default.decompose(input, num_groups, weight, bias, eps, cudnn_enabled)
-    batch, channels = input.shape[:2]
-    spatial = input.shape[2:].numel()
-    return _aten.native_group_norm.default(input, weight, bias, batch, channels, spatial, num_groups, eps)[0]
+        return _aten.group_norm.default.decompose(input, groups, *affine, call.eps, call.cudnn_enabled)
+    sizes = (*input.shape[:2], input.shape[2:].numel())
+    return _aten.native_group_norm.default(input, *affine, *sizes, groups, call.eps)[0]
 
 
 #: ``CUDNN_BN_MIN_EPSILON``, and the largest batches cuDNN takes (ATen/native/Normalization.cpp).
@@ -59,38 +52,30 @@ _CUDNN_MIN_EPSILON = 1e-5
 _CUDNN_MAX_BATCH = {True: 880801, False: 65535}
 
 
-def _batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
+@named("aten.batch_norm.default")
+def _batch_norm(call: Arguments) -> Tensor:
     """``at::_batch_norm_impl_index``: cuDNN where its conditions hold, the native kernel elsewhere."""
-    if cudnn_enabled and _cudnn_takes(input, weight, bias, running_mean, running_var, training, eps):
-        input = input.contiguous(memory_format=_suggested_format(input))
-        return _aten.cudnn_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[
-            0
-        ]
-    return _aten.native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    input, kernel = call.input, _aten.native_batch_norm.default
+    if call.cudnn_enabled and _cudnn_takes(call):
+        kernel, input = _aten.cudnn_batch_norm.default, input.contiguous(memory_format=_suggested_format(input))
+    statistics = call.running_mean, call.running_var
+    return kernel(input, call.weight, call.bias, *statistics, call.training, call.momentum, call.eps)[0]
 
 
-def _cudnn_takes(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float) -> bool:
+def _cudnn_takes(call: Arguments) -> bool:
+    x, weight = call.input, call.weight
+    given = [statistics is not None for statistics in (call.running_mean, call.running_var)]
     return (
         torch.backends.cudnn.enabled
         and x.dtype is not torch.bfloat16
         and weight is not None
-        and bias is not None
+        and call.bias is not None
         and weight.dtype is not torch.bfloat16
         and (x.dtype is not torch.float16 or weight.dtype is torch.float32)
-        and ((mean is not None and var is not None) or (mean is None and var is None and training))
+        and (all(given) or (not any(given) and call.training))
         and x.dim() >= 3
-        and x.shape[0] <= _CUDNN_MAX_BATCH[training]
-        and eps >= _CUDNN_MIN_EPSILON
+        and x.shape[0] <= _CUDNN_MAX_BATCH[call.training]
+        and call.eps >= _CUDNN_MIN_EPSILON
         and x.numel() < 2**31
     )
 

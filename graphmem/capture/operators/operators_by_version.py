@@ -7,14 +7,15 @@ versions and their sources are in :mod:`graphmem.base.versions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from graphmem.base import versions
+from graphmem.capture.operators import Decomposition
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.tensors import HALF_TYPES
 
 _aten = torch.ops.aten
@@ -27,7 +28,7 @@ def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
     weighs_in_fp32 = versions.RMS_NORM_WEIGHS_IN_FP32.holds(torch_version)
 
     def rms_norm(
-        input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
         wide = input.float() if upcasts and input.dtype in HALF_TYPES else input
         dims = list(range(input.dim() - len(normalized_shape), input.dim()))
@@ -45,7 +46,7 @@ def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
     return rms_norm
 
 
-def older_composites(torch_version: tuple[int, int]) -> dict[Any, Callable[..., Any]]:
+def older_composites(torch_version: tuple[int, int]) -> dict[OpOverload, Decomposition]:
     """Operators -> their decompositions in a PyTorch before the installed one."""
     copies = versions.TAKE_ALONG_DIM_COPIES.holds(torch_version)
     return {} if copies else {_aten.take_along_dim.default: _take_along_dim}
@@ -78,7 +79,7 @@ def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
         return
     plain = torch.Tensor.__getitem__
 
-    def get_item(self: Tensor, index: Any) -> Any:
+    def get_item(self: Tensor, index: object) -> Tensor:
         if not (type(index) is tuple and torch.is_grad_enabled() and self.requires_grad):
             return plain(self, index)
         if not all(_is_followed(item) for item in index) or not any(isinstance(item, slice) for item in index):
@@ -88,22 +89,22 @@ def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
     patches.set(torch.Tensor, "__getitem__", get_item)
 
 
-def _is_followed(item: Any) -> bool:
+def _is_followed(item: object) -> bool:
     if isinstance(item, Tensor):
         return bool(item.dim() > 0)
     return item is None or item is Ellipsis or isinstance(item, slice) or type(item) is int or _is_list(item)
 
 
-def _is_list(item: Any) -> bool:
+def _is_list(item: object) -> bool:
     """A list of positions, of which C++ makes an index tensor."""
     return type(item) is list and all(type(position) is int for position in item)
 
 
-def _index_one_by_one(tensor: Tensor, index: tuple[Any, ...], plain: Callable[..., Any]) -> Tensor:
+def _index_one_by_one(tensor: Tensor, index: tuple[object, ...], plain: Callable[..., Tensor]) -> Tensor:
     """``applySlicing``: from left to right, each on the result of the one before, index tensors at the end."""
     named = sum(_dimensions(item) for item in index)
     result, dim = tensor, 0
-    left: list[Any] = []
+    left: list[object] = []
     for item in index:
         if type(item) is int:
             result = result.select(dim, item)
@@ -118,14 +119,14 @@ def _index_one_by_one(tensor: Tensor, index: tuple[Any, ...], plain: Callable[..
     return plain(result, tuple(left)) if any(isinstance(item, (Tensor, list)) for item in left) else result
 
 
-def _dimensions(item: Any) -> int:
+def _dimensions(item: object) -> int:
     """Dimensions of the indexed tensor that an index stands for."""
     if item is None or item is Ellipsis:
         return 0
     return item.dim() if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
 
 
-def _sliced(tensor: Tensor, dim: int, item: slice, plain: Callable[..., Any]) -> Tensor:
+def _sliced(tensor: Tensor, dim: int, item: slice, plain: Callable[..., Tensor]) -> Tensor:
     length = tensor.shape[dim]
     if item.start in (None, 0) and item.step in (None, 1) and (item.stop is None or item.stop > length):
         return _aten.slice.Tensor(tensor, dim, 0, _END, 1)

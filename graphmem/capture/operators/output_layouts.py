@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from graphmem.base import versions
-from graphmem.capture.kernels.parts.layout import is_dense
-from graphmem.capture.torch_internals import compute_elementwise_output_strides, suggest_memory_format
-from graphmem.torch_names import private
+from graphmem.capture.kernels.parts.layout import channels_last_order, contiguous_strides, is_dense, iteration_order
+from graphmem.capture.operators import Perhaps
+from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import OpOverload, compute_elementwise_output_strides, suggest_memory_format
 
 _aten = torch.ops.aten
-_LOST = "the order in memory of what some operators give"
-make_channels_last_strides_for: Any = private("torch._prims_common.make_channels_last_strides_for", _LOST)
-make_contiguous_strides_for: Any = private("torch._prims_common.make_contiguous_strides_for", _LOST)
-_OVERLOAD = type(_aten.add.Tensor)
 
+#: A tensor, or a tuple or list of them.
+Outputs: TypeAlias = "Tensor | tuple[Tensor, ...]"
 #: Of an operator's positional arguments, named arguments, outputs and the version: the outputs, laid out anew.
-Relaid = Callable[[Sequence[Any], Mapping[str, Any], Any, versions.Version], Any]
+Relaid = Callable[[Sequence[Any], Mapping[str, Any], "Outputs", versions.Version], "Outputs"]
 
 #: Contiguous, whatever the inputs are: ``dX = empty_like(X, contiguous)`` in layer_norm_kernel.cu, for both norms;
 #: outputs without strides (``set_output_raw_strided``) in SoftMax.cpp and of a number's power in Pow.cpp;
@@ -43,7 +43,7 @@ _CONTIGUOUS = {
 #: Laid out by ``TensorIterator`` for these arguments in this order (Activation.cpp, BinaryOps.cpp), or by
 #: ``empty_like`` of one (Loss.cu).
 #: The decompositions have other operands first, and the first one with distinct strides decides.
-_ITERATED: dict[Any, tuple[int, ...]] = {
+_ITERATED: dict[OpOverload, tuple[int, ...]] = {
     _aten.softplus_backward.default: (0, 1),
     _aten.elu_backward.default: (0, 5),
     _aten.hardtanh_backward.default: (0, 1),
@@ -84,7 +84,7 @@ _NUMBERS_ARE_OPERANDS = {
 }  # fmt: skip
 
 
-def relaid(func: Any) -> Relaid | None:
+def relaid(func: OpOverload) -> Relaid | None:
     """The function that gives the outputs of ``func`` a CUDA build's strides; None where they have them."""
     if func in _CONTIGUOUS:
         return lambda args, kwargs, outputs, _: _made_contiguous(outputs)
@@ -99,24 +99,26 @@ def relaid(func: Any) -> Relaid | None:
     return partial(_elementwise, func) if _is_elementwise(func) else None
 
 
-def _is_elementwise(func: Any) -> bool:
-    if not isinstance(func, _OVERLOAD) or func.namespace != "aten" or func in _NOT_ITERATED:
+def _is_elementwise(func: OpOverload) -> bool:
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or func in _NOT_ITERATED:
         return False
     schema = func._schema
     is_tagged = torch.Tag.pointwise in func.tags
     return is_tagged and not schema.is_mutable and [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
-def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, _: versions.Version) -> Any:
+def _elementwise(
+    func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], output: Tensor, _: versions.Version
+) -> Tensor:
     if 1 not in output.shape or output.layout != torch.strided or output.device.type != "cuda":
         return output
     return _iterated(func, args, args, output)
 
 
-def _as_operands(func: Any, args: Sequence[Any], positions: Sequence[int], outputs: Any) -> Any:
+def _as_operands(func: OpOverload, args: Sequence[object], positions: Sequence[int], outputs: Outputs) -> Outputs:
     operands = [args[position] for position in positions if position < len(args)]
-    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if not isinstance(outputs, torch.Tensor) or any(tensor.dim() != outputs.dim() for tensor in tensors):
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if not isinstance(outputs, Tensor) or any(tensor.dim() != outputs.dim() for tensor in tensors):
         return outputs  # a mean or a sum; a number
     if 1 in outputs.shape:
         return _iterated(func, args, operands, outputs)
@@ -125,13 +127,13 @@ def _as_operands(func: Any, args: Sequence[Any], positions: Sequence[int], outpu
     )
 
 
-def _with_strides(output: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def _with_strides(output: Tensor, strides: tuple[int, ...]) -> Tensor:
     if strides == output.stride():
         return output
     return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device)
 
 
-def _made_like(tensor: torch.Tensor, memory_format: torch.memory_format | None, outputs: Any) -> Any:
+def _made_like(tensor: Tensor, memory_format: torch.memory_format | None, outputs: Outputs) -> Outputs:
     if 1 not in tensor.shape or tensor.layout != torch.strided or tensor.device.type != "cuda":
         return outputs
     if memory_format not in (None, torch.preserve_format) or not is_dense(tensor):
@@ -141,9 +143,9 @@ def _made_like(tensor: torch.Tensor, memory_format: torch.memory_format | None, 
     return _with_strides(outputs, tensor.stride())
 
 
-def _iterated(func: Any, args: Sequence[Any], operands: Sequence[Any], output: torch.Tensor) -> torch.Tensor:
+def _iterated(func: OpOverload, args: Sequence[object], operands: Sequence[object], output: Tensor) -> Tensor:
     """The output of an elementwise operator in which a dimension has one element."""
-    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if not tensors or output.numel() == 0 or output.dim() < 2:
         return output
     has_number = func in _NUMBERS_ARE_OPERANDS and any(isinstance(arg, (int, float, complex)) for arg in args[:3])
@@ -152,63 +154,34 @@ def _iterated(func: Any, args: Sequence[Any], operands: Sequence[Any], output: t
     return _with_strides(output, strides or _strides_by_order(output.shape, tensors))
 
 
-def _fast_strides(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+def _fast_strides(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
     """Operands of one shape that agree on their layout (``compute_fast_setup_type`` in TensorIterator.cpp)."""
     shape, first = tensors[0].shape, tensors[0].stride()
     if all(tensor.is_contiguous() for tensor in tensors):
-        return tuple(make_contiguous_strides_for(shape))
+        return contiguous_strides(shape)
     if len(shape) == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
-        return tuple(make_channels_last_strides_for(shape))
+        return contiguous_strides(shape, channels_last_order(4))
     if is_dense(tensors[0]) and all(tensor.stride() == first for tensor in tensors):
         return tuple(first)
     return None
 
 
-def _strides_by_order(shape: Sequence[int], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+def _strides_by_order(shape: Sequence[int], tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """Dense, the dimensions in the order of the operands' strides (``reorder_dimensions`` in TensorIterator.cpp)."""
-    strides = [_broadcast_strides(shape, tensor) for tensor in tensors]
-
-    def comes_after(one: int, other: int) -> bool | None:
-        for of_operand in strides:
-            first, second = of_operand[one], of_operand[other]
-            if first == 0 or second == 0:
-                continue
-            if first != second:
-                return first > second
-            if shape[one] > shape[other]:
-                return True
-        return None
-
-    order = list(range(len(shape)))[::-1]  # from the innermost outwards
-    for place in range(1, len(order)):
-        for inner in range(place - 1, -1, -1):
-            answer = comes_after(order[inner], order[place])
-            if answer is False:
-                break
-            if answer:
-                order[inner], order[place] = order[place], order[inner]
-                place = inner
-    return _dense_strides(shape, order)
+    order = iteration_order(shape, [_broadcast_strides(shape, tensor) for tensor in tensors])
+    return contiguous_strides(shape, order[::-1])
 
 
-def _broadcast_strides(shape: Sequence[int], tensor: torch.Tensor) -> list[int]:
+def _broadcast_strides(shape: Sequence[int], tensor: Tensor) -> list[int]:
     """Of an operand as the iterator sees it: 0 where it is repeated."""
     missing = len(shape) - tensor.dim()
     own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
 
 
-def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [0] * len(shape), 1
-    if list(order) == list(range(len(shape)))[::-1]:
-        return tuple(make_contiguous_strides_for(shape))
-    for dimension in order:
-        strides[dimension] = step
-        step *= shape[dimension]
-    return tuple(strides)
-
-
-def _group_normed(tensor: torch.Tensor, outputs: Any, version: versions.Version) -> Any:
+def _group_normed(
+    tensor: Tensor, outputs: tuple[Tensor | None, ...], version: versions.Version
+) -> tuple[Tensor | None, ...]:
     keeps = versions.GROUP_NORM_KEEPS_CHANNELS_LAST.holds(version)
     kept = suggest_memory_format(tensor) if keeps else torch.contiguous_format
     normed, *others = outputs
@@ -217,11 +190,34 @@ def _group_normed(tensor: torch.Tensor, outputs: Any, version: versions.Version)
     return type(outputs)((torch.empty_like(normed, memory_format=kept), *others))
 
 
-def _made_contiguous(outputs: Any) -> Any:
+def _made_contiguous(outputs: Outputs) -> Outputs:
     """The outputs of an operator, new ones in place of those that are not contiguous."""
-    if isinstance(outputs, torch.Tensor):
+    if isinstance(outputs, Tensor):
         is_laid_out = outputs.is_contiguous()
         return outputs if is_laid_out else torch.empty_like(outputs, memory_format=torch.contiguous_format)
     if isinstance(outputs, (list, tuple)):
         return type(outputs)(_made_contiguous(output) for output in outputs)
     return outputs
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
+
+
+def patch_views(patches: Patches) -> None:
+    """Let fake views go to the C++ kernel.
+
+    Newer versions compute them in Python, to follow sizes that are symbols. That gives dimensions of one element other
+    strides than ``computeStride`` (ATen/TensorUtils.cpp) does, and kernels read a memory format off those too: of a
+    batch of one image a card may see a contiguous tensor where Python sees a channels_last one.
+    """
+    patches.wrap(
+        "torch._subclasses.fake_impls.op_implementations_dict",
+        "views of tensors with dimensions of one element may have other strides than on a card",
+        lambda table: {**table, **{view: _left_to_the_kernel for view in _VIEWS if view in table}},
+    )
+
+
+def _left_to_the_kernel(*_: object, **__: object) -> Perhaps:
+    return NotImplemented

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from graphmem.capture.operators import Decomposition
 from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.selection import Selection
 
@@ -51,7 +51,7 @@ def _pack_fake_tensors() -> None:
     packed = sys.modules["optimum.quanto.tensor.packed"].PackedTensor
     original = weights.__init__
 
-    def init(self: Any, qtype: Any, axis: Any, group: Any, size: Any, stride: Any, data: Any, *rest: Any) -> None:
+    def init(self: Any, qtype: Any, axis: Any, group: Any, size: Any, stride: Any, data: Any, *rest: object) -> None:
         if type(data) is FakeTensor:
             data = packed.pack(data, qtype.bits)
         original(self, qtype, axis, group, size, stride, data, *rest)
@@ -60,7 +60,7 @@ def _pack_fake_tensors() -> None:
 
 
 #: Operator by full name -> its decomposition. The package is not imported by this.
-DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[str, Decomposition] = {
     "quanto.unpack.default": _unpack,
     "quanto.quantize_affine.default": _quantize_affine,
 }

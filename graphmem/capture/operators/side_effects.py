@@ -32,3 +32,11 @@ DECISIONS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.allcl
 
 #: Operators that read lengths on the host, though PyTorch does not tag them so.
 SIZED_BY_DATA = {_aten._pack_padded_sequence.default}
+
+#: Fused steps of optimizers, which need not be called at all: one kernel a group of tensors that writes in place and
+#: allocates nothing. PyTorch lacks the meta kernels of some (``aten/src/ATen/native/cuda/FusedSgdKernel.cu``, …).
+FUSED_STEPS = {
+    getattr(packet, overload)
+    for packet in (_aten._fused_sgd_, _aten._fused_adagrad_, _aten._fused_adam_, _aten._fused_adamw_)
+    for overload in packet.overloads()
+}

@@ -9,15 +9,15 @@ Order and sizes were recorded on the CUDA build.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from graphmem.capture.kernels.parts.cub import counted_positions_bytes, sorted_pairs_bytes
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.torch_internals import current_autograd_node
+from graphmem.capture.operators import Decomposition, Perhaps
+from graphmem.capture.torch_internals import OpOverload, current_autograd_node
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.diagnostics import Code
@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 _DISTINCT = "_graphmem_distinct"
 
 
-def has_sparse(args: Any) -> bool:
+def has_sparse(args: object) -> bool:
     """Whether one of the arguments is sparse."""
     return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(args))
 
@@ -51,7 +51,7 @@ def _made_of(like: Tensor, shape: list[int], indices: Tensor, values: Tensor, co
     return made
 
 
-def _clone(_: Selection, self: Tensor, **__: Any) -> Tensor:
+def _clone(_: Selection, self: Tensor, **__: object) -> Tensor:
     """``clone_sparse``: the values are copied before the indices, C++ arguments being evaluated from the last.
 
     A gradient with contiguous parts becomes the parameter's without a copy (``accumulateGrad``,
@@ -109,7 +109,7 @@ def coalesce(selection: Selection, self: Tensor, *, card: Card) -> Tensor:
     return _made(self, indices, summed, True)
 
 
-def _add(_: Selection, self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor:
+def _add(_: Selection, self: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """Both sparse: one list after the other. A dense tensor is copied, and the sparse one added to the copy."""
     if self.layout is not other.layout:
         dense = self if self.layout is torch.strided else other
@@ -119,14 +119,14 @@ def _add(_: Selection, self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor
     return _made(self, indices, torch.cat([self._values(), added]), False)
 
 
-def _add_(selection: Selection, self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor:
+def _add_(selection: Selection, self: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """A dense tensor takes the sparse one's values where they belong, without a buffer."""
     if self.layout is torch.strided:
         return self
     return _became(self, _add(selection, self, other, alpha=alpha))
 
 
-def _mul(_: Selection, self: Tensor, other: Any) -> Any:
+def _mul(_: Selection, self: Tensor, other: Tensor | float) -> Perhaps:
     """By a number: new indices, then new values."""
     if not isinstance(self, Tensor) or self.layout is not torch.sparse_coo or not _is_number(other):
         return NotImplemented
@@ -134,12 +134,12 @@ def _mul(_: Selection, self: Tensor, other: Any) -> Any:
     return _made(self, indices, self._values() * other, self.is_coalesced())
 
 
-def _mul_(selection: Selection, self: Tensor, other: Any) -> Any:
+def _mul_(selection: Selection, self: Tensor, other: Tensor | float) -> Perhaps:
     product = _mul(selection, self, other)
     return product if product is NotImplemented else _became(self, product)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
@@ -151,7 +151,7 @@ def _became(tensor: Tensor, result: Tensor) -> Tensor:
     return tensor
 
 
-def _sparse_mask(selection: Selection, self: Tensor, mask: Tensor) -> Any:
+def _sparse_mask(selection: Selection, self: Tensor, mask: Tensor) -> Perhaps:
     """A dense tensor's rows, multiplied by a one that is expanded to the mask's shape."""
     if self.layout is not torch.strided:
         return NotImplemented
@@ -166,10 +166,10 @@ def _sparse_mask(selection: Selection, self: Tensor, mask: Tensor) -> Any:
     return masked
 
 
-def _one_by_one(func: Any) -> Callable[..., None]:
+def _one_by_one(func: OpOverload) -> Callable[..., None]:
     """Lists with a sparse tensor take the slow path: one operator a tensor (``can_use_fast_route``, ForeachUtils.h)."""
 
-    def run(_: Selection, tensors: Any, others: Any, **options: Any) -> None:
+    def run(_: Selection, tensors: Sequence[Tensor], others: Sequence[Tensor] | float, **options: float) -> None:
         each = others if isinstance(others, (list, tuple)) else [others] * len(tensors)
         for tensor, other in zip(tensors, each, strict=True):
             func(tensor, other, **options)
@@ -177,7 +177,7 @@ def _one_by_one(func: Any) -> Callable[..., None]:
     return run
 
 
-def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1) -> Any:
+def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1) -> Perhaps:
     """``sparse_transpose_`` of a copy: two rows of its indices change places by way of a third."""
     dims = [dim % self.dim() for dim in (dim0, dim1)]
     if max(dims) >= self.sparse_dim():
@@ -193,7 +193,7 @@ def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1)
     return out
 
 
-def _to_copy(_: Selection, self: Tensor, **options: Any) -> Any:
+def _to_copy(_: Selection, self: Tensor, **options: object) -> Perhaps:
     """To another device: indices, then values (``copy_sparse_to_sparse_``); a new dtype is that of the values alone."""
     dtype, device = options.get("dtype"), options.get("device")
     moved = device is not None and torch.device(device).type != self.device.type
@@ -202,7 +202,7 @@ def _to_copy(_: Selection, self: Tensor, **options: Any) -> Any:
     return _made(self, indices, values, self.is_coalesced())
 
 
-def _mm(selection: Selection, self: Tensor, mat2: Tensor) -> Any:
+def _mm(selection: Selection, self: Tensor, mat2: Tensor) -> Perhaps:
     """``_sparse_mm``: added to zeros, of which nothing is left."""
     if self.layout is not torch.sparse_coo or mat2.layout is not torch.strided:
         return NotImplemented
@@ -210,12 +210,12 @@ def _mm(selection: Selection, self: Tensor, mat2: Tensor) -> Any:
     return _addmm(selection, zeros, self, mat2)
 
 
-def _mv(selection: Selection, self: Tensor, vec: Tensor) -> Any:
+def _mv(selection: Selection, self: Tensor, vec: Tensor) -> Perhaps:
     product = _mm(selection, self, vec.unsqueeze(-1))
-    return product if product is NotImplemented else product.squeeze(-1)
+    return product.squeeze(-1) if isinstance(product, Tensor) else product
 
 
-def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> Any:
+def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: object) -> Perhaps:
     """``s_addmm_out_sparse_dense_cuda`` (``sparse/cuda/SparseCUDATensorMath.cu``, ``SparseCUDABlas.cpp``): cuSPARSE
     multiplies compressed rows of 32-bit indices into a result that lies by columns."""
     if mat1.layout is not torch.sparse_coo or mat2.layout is not torch.strided:
@@ -237,7 +237,7 @@ def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: 
 
 
 #: Operators on sparse tensors -> what they are made of.
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.clone.default: _clone,
     _aten.detach.default: _detach,
     _aten._coalesce.default: coalesce,

@@ -8,12 +8,15 @@ The pooling of regions needs no more than copies: ``kernels/rules/regions.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.values.selection import Selection
 
 #: Boxes that one thread block compares (``threadsPerBlock`` of nms_kernel.cu).
@@ -25,7 +28,7 @@ _MOST_BLOCKS_DOWN, _BOXES_DOWN = 65535, 16
 _MOST_IMAGES = 32
 
 
-def _nms(_: Selection, dets: Tensor, scores: Tensor, iou_threshold: float) -> Any:
+def _nms(_: Selection, dets: Tensor, scores: Tensor, iou_threshold: float) -> Perhaps:
     """Every pair of boxes is compared into a mask of bits; what is kept is selected in the order of the scores."""
     del iou_threshold
     if dets.device.type != "cuda":
@@ -42,7 +45,7 @@ def _nms(_: Selection, dets: Tensor, scores: Tensor, iou_threshold: float) -> An
     return kept
 
 
-def _box_iou_rotated(_: Selection, boxes1: Tensor, boxes2: Tensor) -> Any:
+def _box_iou_rotated(_: Selection, boxes1: Tensor, boxes2: Tensor) -> Perhaps:
     """A number for every pair, in single precision whatever the boxes are, and nothing beside."""
     if boxes1.device.type != "cuda":
         return NotImplemented
@@ -54,127 +57,90 @@ def _box_iou_rotated(_: Selection, boxes1: Tensor, boxes2: Tensor) -> Any:
 
 
 class _Blocks:
-    """A deformable convolution in blocks of images: as many at once as divide the batch."""
+    """A deformable convolution in blocks of images: as many at once as divide the batch. Iterates over the numbers of
+    blocks and groups. ``columns``: the shape of unfolded patches, by group."""
 
-    def __init__(self, input: Tensor, weight: Tensor, output: Tensor | tuple[int, int], groups: int) -> None:
+    def __init__(self, call: Arguments, input: Tensor, weight: Tensor, output: Sequence[int]) -> None:
         self.images = next(count for count in range(_MOST_IMAGES, 0, -1) if input.shape[0] % count == 0)
         self.count = input.shape[0] // self.images
-        self.groups = groups
-        self.height, self.width = output if isinstance(output, tuple) else output.shape[-2:]
-        self.columns = (
-            input.shape[1] * weight.shape[2] * weight.shape[3], self.images * self.height * self.width
-        )  # fmt: skip
+        self.groups, self.output = call.groups, tuple(output)
+        taps = input.shape[1] * weight.shape[2] * weight.shape[3]
+        self.columns = (self.groups, taps // self.groups, self.images * math.prod(output))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return itertools.product(range(self.count), range(self.groups))
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Weights, or their gradient, as (group, channel, the rest)."""
+        return weight.view(self.groups, weight.shape[0] // self.groups, -1)
 
     def of_gradient(self, gradient: Tensor) -> Tensor:
         """The output's gradient as (block, group, channel, image, height, width)."""
         channels = gradient.shape[1] // self.groups
-        split = gradient.view(self.count, self.images, self.groups, channels, self.height, self.width)
+        split = gradient.view(self.count, self.images, self.groups, channels, *self.output)
         return split.permute(0, 2, 3, 1, 4, 5)
 
 
-def _deform_conv2d(
-    _: Selection,
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    groups: int,
-    offset_groups: int,
-    use_mask: bool,
-) -> Any:
-    del stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, offset_groups, use_mask
-    if input.device.type != "cuda":
+@named("torchvision.deform_conv2d.default")
+def _deform_conv2d(_: Selection, call: Arguments) -> Perhaps:
+    if call.input.device.type != "cuda":
         return NotImplemented
-    copies = [tensor.contiguous() for tensor in (input, offset, weight, mask, bias)]
-    input, offset, weight, mask, bias = copies
-    blocks = _Blocks(input, weight, (offset.shape[2], offset.shape[3]), groups)
-    shape = (input.shape[0], weight.shape[0], blocks.height, blocks.width)
-    out = input.new_zeros(shape)
-    buffer = input.new_zeros((blocks.count, shape[1], blocks.images * blocks.height, blocks.width))
+    copies = [tensor.contiguous() for tensor in (call.input, call.offset, call.weight, call.mask, call.bias)]
+    input, offset, weight, _mask, bias = copies
+    blocks = _Blocks(call, input, weight, offset.shape[-2:])
+    height, width = blocks.output
+    out = input.new_zeros((input.shape[0], weight.shape[0], height, width))
+    buffer = input.new_zeros((blocks.count, weight.shape[0], blocks.images * height, width))
     columns = input.new_zeros(blocks.columns)
-    _products(blocks, columns, buffer.view(blocks.count, groups, shape[1] // groups, -1), weight)
-    split = buffer.view(blocks.count, shape[1], blocks.images, blocks.height, blocks.width)
-    out.view(blocks.count, blocks.images, *shape[1:]).copy_(split.transpose(1, 2))
+    rows = blocks.rows(weight)
+    by_group = buffer.view(blocks.count, blocks.groups, weight.shape[0] // blocks.groups, -1)
+    for block, group in blocks:
+        by_group[block][group].addmm_(rows[group], columns[group])
+    split = buffer.view(blocks.count, weight.shape[0], blocks.images, height, width)
+    out.view(blocks.count, blocks.images, weight.shape[0], height, width).copy_(split.transpose(1, 2))
     result = out + bias.view(1, -1, 1, 1)
-    del columns, split, buffer, out
+    del columns, split, by_group, buffer, out
     return result
 
 
-def _products(blocks: _Blocks, columns: Tensor, buffer: Tensor, weight: Tensor) -> None:
-    rows = weight.view(blocks.groups, weight.shape[0] // blocks.groups, -1)
-    by_group = columns.view(blocks.groups, -1, columns.shape[1])
-    for block in range(blocks.count):
-        for group in range(blocks.groups):
-            buffer[block][group].addmm_(rows[group], by_group[group])
-
-
-def _deform_conv2d_backward(
-    _: Selection,
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    groups: int,
-    offset_groups: int,
-    use_mask: bool,
-) -> Any:
-    del stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, offset_groups, use_mask
-    if input.device.type != "cuda":
+@named("torchvision._deform_conv2d_backward.default")
+def _deform_conv2d_backward(_: Selection, call: Arguments) -> Perhaps:
+    if call.input.device.type != "cuda":
         return NotImplemented
-    copies = [tensor.contiguous() for tensor in (grad, input, weight, offset, mask, bias)]
+    given = (call.grad, call.input, call.weight, call.offset, call.mask, call.bias)
+    copies = [tensor.contiguous() for tensor in given]
     grad, input, weight, offset, mask, bias = copies
-    blocks = _Blocks(input, weight, grad, groups)
-    of_inputs = [torch.zeros_like(tensor) for tensor in (input, offset, mask)]
+    blocks = _Blocks(call, input, weight, grad.shape[-2:])
+    of_input, of_offset, of_mask = [torch.zeros_like(tensor) for tensor in (input, offset, mask)]
     _input_gradients(blocks, input, weight, grad)
     of_weight = _weight_gradient(blocks, input, weight, grad)
     total = grad.sum((0, 2, 3))
     ones = torch.ones_like(bias)
     of_bias = ones * total
     del ones, total
-    return of_inputs[0], of_weight, of_inputs[1], of_inputs[2], of_bias
+    return of_input, of_weight, of_offset, of_mask, of_bias
 
 
 def _input_gradients(blocks: _Blocks, input: Tensor, weight: Tensor, grad: Tensor) -> None:
     """Columns from the output's gradient, of which every group of every block is copied where images lie between."""
-    columns = input.new_empty(blocks.columns)
-    by_group = columns.view(blocks.groups, -1, columns.shape[1])
-    rows = weight.view(blocks.groups, weight.shape[0] // blocks.groups, -1)
-    split = blocks.of_gradient(grad)
-    for block in range(blocks.count):
-        for group in range(blocks.groups):
-            torch.mm(rows[group].t(), split[block][group].flatten(1), out=by_group[group])
+    columns, rows, split = input.new_empty(blocks.columns), blocks.rows(weight), blocks.of_gradient(grad)
+    for block, group in blocks:
+        torch.mm(rows[group].t(), split[block][group].flatten(1), out=columns[group])
 
 
 def _weight_gradient(blocks: _Blocks, input: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
     of_weight = torch.zeros_like(weight)
-    by_rows = of_weight.view(blocks.groups, weight.shape[0] // blocks.groups, -1)
+    rows = blocks.rows(of_weight)
     split = blocks.of_gradient(grad).contiguous()
     columns = input.new_empty(blocks.columns)
-    by_group = columns.view(blocks.groups, -1, columns.shape[1])
-    for block in range(blocks.count):
-        for group in range(blocks.groups):
-            by_rows[group].addmm_(split[block][group].flatten(1), by_group[group].t())
-    del by_group, columns, split
+    for block, group in blocks:
+        rows[group].addmm_(split[block][group].flatten(1), columns[group].t())
+    del columns, split
     return of_weight
 
 
 #: Operator by full name -> its decomposition. torchvision is not imported by this, so there are no objects to name.
-DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[str, Decomposition] = {
     "torchvision.nms.default": _nms,
     "torchvision.box_iou_rotated.default": _box_iou_rotated,
     "torchvision.deform_conv2d.default": _deform_conv2d,

@@ -8,114 +8,70 @@ modules take them without gradients, in eval mode.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.kernels.parts.script import Arguments, Card, named
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.operators.attention import attention, is_fused
+from graphmem.capture.operators.layers_and_losses import linear
+from graphmem.capture.torch_internals import OpOverload
+
 _aten = torch.ops.aten
 
 
-def transformer_layers(
-    attention: Callable[..., Tensor], linear: Callable[..., Tensor], is_fused: Callable[..., bool]
-) -> dict[Any, Callable[..., Any]]:
-    """``attention`` and ``linear``: CUDA's; ``is_fused(query, key, value)``: attention is not the math path."""
-
-    def multi_head_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim: int,
-        num_head: int,
-        qkv_weight: Tensor,
-        qkv_bias: Tensor,
-        proj_weight: Tensor,
-        proj_bias: Tensor,
-        mask: Tensor | None = None,
-        need_weights: bool = True,
-        average_attn_weights: bool = True,
-        mask_type: int | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        del mask_type
-        batch, tokens, _ = query.shape
-        head = embed_dim // num_head
-        if query is key and key is value and mask is None and not need_weights:
-            heads = query.view(batch, -1, num_head, head).transpose(1, 2)
-            if is_fused(heads, heads, heads):
-                packed = linear(query, qkv_weight, qkv_bias)
-                q, k, v = (part.view(batch, -1, num_head, head).transpose(1, 2) for part in packed.chunk(3, -1))
-                attended = attention(q, k, v).transpose(1, 2).reshape(batch, -1, embed_dim)
-                out = linear(attended, proj_weight, proj_bias)
-                del attended
-                return out, None
-        packed = _projected(query, key, value, embed_dim, qkv_weight)
-        split = packed.new_empty((3, batch, num_head, tokens, head))
-        del packed
-        scores = torch.bmm(split[0].view(-1, tokens, head), split[1].view(-1, tokens, head).transpose(1, 2))
-        scores = scores.view(batch, num_head, tokens, tokens)
-        if mask is not None:
-            mask = mask.bool()
-            scores = torch.empty_like(scores)
-            del mask
-        context = split[0]  # the attended values overwrite the query
-        torch.bmm(scores.view(-1, tokens, tokens), split[2].view(-1, tokens, head), out=context.view(-1, tokens, head))
-        if not need_weights:
-            del scores
-        flat = context.permute(0, 2, 1, 3).contiguous().view(batch * tokens, embed_dim)
-        out = torch.addmm(proj_bias, flat, proj_weight.t()).view(batch, tokens, embed_dim)
-        del flat
-        if not need_weights:
-            return out, None
-        if average_attn_weights:
-            scores = scores.sum(1)
-            scores.div_(num_head)
-        return out, scores
-
-    def encoder_layer(
-        src: Tensor,
-        embed_dim: int,
-        num_heads: int,
-        qkv_weight: Tensor,
-        qkv_bias: Tensor,
-        proj_weight: Tensor,
-        proj_bias: Tensor,
-        use_gelu: bool,
-        norm_first: bool,
-        eps: float,
-        norm_weight_1: Tensor,
-        norm_bias_1: Tensor,
-        norm_weight_2: Tensor,
-        norm_bias_2: Tensor,
-        ffn_weight_1: Tensor,
-        ffn_bias_1: Tensor,
-        ffn_weight_2: Tensor,
-        ffn_bias_2: Tensor,
-        mask: Tensor | None = None,
-        mask_type: int | None = None,
-    ) -> Tensor:
-        del use_gelu
-
-        def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return torch.layer_norm(x, (embed_dim,), weight, bias, eps)
-
-        x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
-        x = multi_head_attention(
-            x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
-        )[0]
-        x.add_(src)
-        if not norm_first:
-            x = norm(x, norm_weight_1, norm_bias_1)
-        before = x
-        if norm_first:
-            x = norm(x, norm_weight_2, norm_bias_2)
-        x = _feed_forward(x, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2)
-        x.add_(before)
-        return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
-
+def transformer_layers(card: Card) -> dict[OpOverload, Decomposition]:
+    """The two operators -> their decompositions on that card."""
     return {
-        _aten._native_multi_head_attention.default: multi_head_attention,
-        _aten._transformer_encoder_layer_fwd.default: encoder_layer,
+        _aten._native_multi_head_attention.default: partial(_multi_head_attention, card),
+        _aten._transformer_encoder_layer_fwd.default: partial(_encoder_layer, card),
     }
+
+
+@named("aten._native_multi_head_attention.default")
+def _multi_head_attention(card: Card, call: Arguments) -> tuple[Tensor, Tensor | None]:
+    """By the fused kernel where nothing but the result of self-attention is wanted, else by products."""
+    query = call.query
+    plain = query is call.key is call.value and call.mask is None and not call.need_weights
+    if plain:
+        shape = (query.shape[0], -1, call.num_head, call.embed_dim // call.num_head)
+        heads = query.view(shape).transpose(1, 2)
+        if is_fused(card, heads, heads, heads):
+            packed = linear(query, call.qkv_weight, call.qkv_bias)
+            q, k, v = (part.view(shape).transpose(1, 2) for part in packed.chunk(3, -1))
+            attended = attention(card, q, k, v).transpose(1, 2).reshape(query.shape[0], -1, call.embed_dim)
+            out = linear(attended, call.proj_weight, call.proj_bias)
+            del attended
+            return out, None
+    return _by_products(call)
+
+
+def _by_products(call: Arguments) -> tuple[Tensor, Tensor | None]:
+    """``native_multi_head_attention_cuda``: heads split, two batched products, a softmax over the scores in place."""
+    batch, tokens, _ = call.query.shape
+    heads, head = call.num_head, call.embed_dim // call.num_head
+    packed = _projected(call.query, call.key, call.value, call.embed_dim, call.qkv_weight)
+    split = packed.new_empty((3, batch, heads, tokens, head))
+    del packed
+    scores = torch.bmm(split[0].view(-1, tokens, head), split[1].view(-1, tokens, head).transpose(1, 2))
+    scores = scores.view(batch, heads, tokens, tokens)
+    if call.mask is not None:
+        mask = call.mask.bool()
+        scores = torch.empty_like(scores)
+        del mask
+    context = split[0]  # the attended values overwrite the query
+    torch.bmm(scores.view(-1, tokens, tokens), split[2].view(-1, tokens, head), out=context.view(-1, tokens, head))
+    weights = scores if call.need_weights else None
+    del scores
+    flat = context.permute(0, 2, 1, 3).contiguous().view(batch * tokens, call.embed_dim)
+    out = torch.addmm(call.proj_bias, flat, call.proj_weight.t()).view(batch, tokens, call.embed_dim)
+    del flat
+    if weights is not None and call.average_attn_weights:
+        weights = weights.sum(1)
+        weights.div_(heads)
+    return out, weights
 
 
 def _projected(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, weight: Tensor) -> Tensor:
@@ -129,7 +85,38 @@ def _projected(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, weight
     return torch.cat([torch.matmul(tensor, part.t()) for tensor, part in parts], 2)
 
 
-def _feed_forward(x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
+@named("aten._transformer_encoder_layer_fwd.default")
+def _encoder_layer(card: Card, call: Arguments) -> Tensor:
+    def attend(x: Tensor) -> Tensor:
+        projections = call.qkv_weight, call.qkv_bias, call.proj_weight, call.proj_bias
+        sizes, options = (call.embed_dim, call.num_heads), (False, True, call.mask_type)
+        return _multi_head_attention(card, x, x, x, *sizes, *projections, call.mask, *options)[0]
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.layer_norm(x, (call.embed_dim,), weight, bias, call.eps)
+
+    return encoder_layer(call, call.src, attend, norm)
+
+
+def encoder_layer(
+    call: Arguments, src: Tensor, attend: Callable[[Tensor], Tensor], norm: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """``transformer_encoder_layer_forward`` of values that are attended and normalized by the functions given."""
+    weights_1, weights_2 = (call.norm_weight_1, call.norm_bias_1), (call.norm_weight_2, call.norm_bias_2)
+    x = norm(src, *weights_1) if call.norm_first else src
+    x = attend(x)
+    x.add_(src)
+    if not call.norm_first:
+        x = norm(x, *weights_1)
+    before = x
+    if call.norm_first:
+        x = norm(x, *weights_2)
+    x = _feed_forward(x, call)
+    x.add_(before)
+    return x if call.norm_first else norm(x, *weights_2)
+
+
+def _feed_forward(x: Tensor, call: Arguments) -> Tensor:
     """The activation is fused into the first product (``_addmm_activation``)."""
-    flat = torch.addmm(bias_1, x.reshape(-1, x.shape[-1]), weight_1.t())
-    return torch.addmm(bias_2, flat, weight_2.t()).view(*x.shape[:-1], weight_2.shape[0])
+    flat = torch.addmm(call.ffn_bias_1, x.reshape(-1, x.shape[-1]), call.ffn_weight_1.t())
+    return torch.addmm(call.ffn_bias_2, flat, call.ffn_weight_2.t()).view(*x.shape[:-1], call.ffn_weight_2.shape[0])

@@ -415,7 +415,7 @@ def patch_decoding(patches: Patches, recorder: Recorder) -> None:
 
     original = module.MaxLengthCriteria.__call__
 
-    def call(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, input_ids: Any, *args: object, **kwargs: object) -> object:
         if recorder.is_probing and self not in running:
             return original(self, input_ids, *args, **kwargs)
         if not called_to_sample():  # a beam search counts its tokens itself, and could not be put forward

@@ -52,7 +52,7 @@ def tensors_over(storages: Storages, wanted: set[int]) -> dict[int, list[Any]]:
     return found
 
 
-def kept(tensors: list[Any], growth: int, length: int) -> Kept | None:
+def kept(tensors: list[torch.Tensor], growth: int, length: int) -> Kept | None:
     """The shape of tensors over one storage that grows by ``growth`` bytes a token; None where it cannot be told."""
     for whole in _whole(tensors):
         bytes_ = whole.numel() * whole.element_size()
@@ -63,7 +63,7 @@ def kept(tensors: list[Any], growth: int, length: int) -> Kept | None:
     return None
 
 
-def sized(tensors: list[Any], shapes: set[Kept], length: int) -> tuple[Any, int, Kept] | None:
+def sized(tensors: list[torch.Tensor], shapes: set[Kept], length: int) -> tuple[Any, int, Kept] | None:
     """Which of ``shapes`` the tensors over one storage have after ``length`` tokens: the tensor that shows it, its size
     in the dimension that grows, the shape. One that is smaller has come to its end: a window, say."""
     found = None
@@ -79,7 +79,7 @@ def sized(tensors: list[Any], shapes: set[Kept], length: int) -> tuple[Any, int,
     return found
 
 
-def resize(tensors: list[Any], whole: Any, dim: int, size: int) -> Any:
+def resize(tensors: list[torch.Tensor], whole: torch.Tensor, dim: int, size: int) -> object:
     """Give the tensors over one storage, of which ``whole`` shows all, another ``size``, on a new storage; returns a
     tensor that shows all of it. What shows a part shows as much of the new one."""
     by = size - whole.shape[dim]
@@ -112,19 +112,19 @@ def _shown_again(other: torch.Tensor, tensor: torch.Tensor, whole: torch.Tensor)
     return other.as_strided(tensor.shape, [0] * tensor.dim(), 0)
 
 
-def shows_all(tensors: list[Any]) -> bool:
+def shows_all(tensors: list[torch.Tensor]) -> bool:
     """Whether one of the tensors over a storage shows all of it. Of which a part is left, that part has served."""
     return any(True for _ in _whole(tensors))
 
 
-def _whole(tensors: list[Any]) -> Iterator[Any]:
+def _whole(tensors: list[torch.Tensor]) -> Iterator[Any]:
     """The tensors that show all of their storage."""
     for tensor in tensors:
         if tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
             yield tensor
 
 
-def _without(tensor: Any, dim: int) -> tuple[int, ...]:
+def _without(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
     return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 

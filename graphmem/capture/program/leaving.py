@@ -71,18 +71,18 @@ class Leaving:
         """The steps of the optimizer that made the most."""
         return max(self.made.values(), default=0)
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises :class:`Left` at a step beyond the last. Where loops were ended there may be one more, of what is left
         over of micro-batches."""
         if self.made[self._number(optimizer)] >= self.wanted + self.is_ending:
             raise Left
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._number(optimizer)
         self.log.append(number)
         self.made[number] += 1
 
-    def _number(self, optimizer: Any) -> int:
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
         return self._numbers.setdefault(optimizer, len(self._numbers))
 
     def begin_anew(self) -> None:
@@ -126,7 +126,7 @@ class Loop:
             recorder.phases.forward_passes,
         )
 
-    def fetch(self, items: Iterator[Any]) -> Any:
+    def fetch(self, items: Iterator[Any]) -> object:
         """The next of the loop's items; data loaders that are asked for it know this loop."""
         leaving = self._leaving
         outer, leaving.fetching = leaving.fetching, self
@@ -240,12 +240,12 @@ def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
     begin, following = dataloader.DataLoader.__iter__, iterator.__next__
     only = patches.threads.only
 
-    def iterate(self: Any) -> Any:
+    def iterate(self: Any) -> object:
         iterator = begin(self)
         loops[iterator] = weakref.ref(self), Loop(leaving, "a data loader")
         return iterator
 
-    def next_batch(self: Any) -> Any:
+    def next_batch(self: Any) -> object:
         loader, loop = loops.get(self, (None, None))
         whole = loader() if loader is not None else None
         if loop is None:
@@ -316,7 +316,7 @@ class _Items:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if not self._loop.goes_on():
             raise StopIteration
         item = self._loop.fetch(self._items)
@@ -336,7 +336,7 @@ class _Numbers(_Items):
         self._done = 0
         self._is_put_forward = False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         decoding = self._decoding
         if self._done and not decoding.is_followed:
             decoding.note(self._done, callers.lists_by_name())
@@ -350,14 +350,14 @@ class _Numbers(_Items):
         return self._numbers[self._done - 1]
 
 
-def _range(items: Any) -> range:
+def _range(items: object) -> range:
     """The numbers that a loop goes over, a progress bar around them or not; none if it is over something else."""
     if type(items).__module__.partition(".")[0] == "tqdm":
         items = getattr(items, "iterable", None)
     return items if isinstance(items, range) else range(0)
 
 
-def _holds_parts(item: Any) -> bool:
+def _holds_parts(item: object) -> bool:
     """Whether a loop goes over the parts of a model, or over optimizers: its length is no number of repetitions."""
     parts = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     if isinstance(item, (tuple, list)):

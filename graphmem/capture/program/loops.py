@@ -67,7 +67,7 @@ class _Rewritten(ast.NodeTransformer):
     def __init__(self, file: str) -> None:
         self._file = file
 
-    def _visit_function(self, node: Any) -> Any:
+    def _visit_function(self, node: Any) -> object:
         return node if _yields(node) else self.generic_visit(node)
 
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
@@ -171,11 +171,11 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
     return called
 
 
-def _compiled_over(items: Any, *_: Any, **__: Any) -> Any:
+def _compiled_over(items: object, *_: object, **__: object) -> object:
     return items
 
 
-def _compiled_begin(*_: Any, **__: Any) -> None:
+def _compiled_begin(*_: object, **__: object) -> None:
     return None
 
 

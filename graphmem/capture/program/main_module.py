@@ -38,7 +38,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
         return Ending("shortened" if leaving.is_ending else "itself", leaving.steps)
 
 
-def _exit(code: Any, steps: int) -> Ending:
+def _exit(code: object, steps: int) -> Ending:
     """What Python does with the argument of ``sys.exit``."""
     if code is None or isinstance(code, int):
         return Ending("exit", steps, code or 0)

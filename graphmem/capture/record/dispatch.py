@@ -18,7 +18,7 @@ import torch
 
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
-from graphmem.capture.operators.attention import attention_backend_of_nested
+from graphmem.capture.operators.attention import nested_attention_backend
 from graphmem.capture.operators.data_dependent_sizes import outputs_of
 from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
@@ -233,7 +233,7 @@ def _data_on_host(mode: RecordingMode, call: OperatorCall) -> Any:
         return known
     if type(known) in (bool, int, float):
         return mode.recorder.assumed_values.drawn(known, drawn == INTEGERS)
-    mode.recorder.assumed_values.drawn_selection(_rows(known))
+    mode.recorder.assumed_values.selected(_rows(known))
     return known
 
 
@@ -245,7 +245,7 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
     assert call.facts.nested_decomposition is not None
     run = nested.NestedRun(
         recorder.values.of,
-        attention_backend_of_nested(recorder.card),
+        functools.partial(nested_attention_backend, recorder.card),
         lambda remark: recorder.assumed.update([remark]),
         recorder.selection,
     )
@@ -297,7 +297,7 @@ def _coalesced(mode: RecordingMode, call: OperatorCall) -> Any:
     with unset_fake_temporarily():
         distinct = sparse.distinct(indices)
     if values.drawn([call.args[0]._indices()]):
-        mode.recorder.assumed_values.drawn_selection(distinct.shape[1])
+        mode.recorder.assumed_values.selected(distinct.shape[1])
     with mode.recorder.selection.exactly(distinct.shape[1]):
         out = _in_place_of_kernel(mode, call, decomposition)
     values.learn(out._indices(), distinct)
@@ -385,7 +385,7 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
 def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
     """What reading a tensor's unknown data gives."""
     recorder.refuse_in_graph_capture("a tensor's value is read back", tensor)
-    value = device_values.known(tensor) if is_item else None
+    value = recorder.values.number(tensor) if is_item else None
     if value is not None:
         return value
     if device_values.is_validation(tensor):
@@ -396,7 +396,7 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
         value, remark = answer
         recorder.assumed[remark] += 1
         return value
-    if device_values.goes_on(tensor):
+    if device_values.goes_on(recorder.values, tensor):
         recorder.assumed[device_values.GOES_ON] += 1
         return True
     expected = device_values.expected(tensor)
@@ -450,12 +450,12 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     rows = None if known is None else _rows(known)
     if rows is not None and mode.recorder.values.drawn(call.args):
-        rows = mode.recorder.assumed_values.drawn_selection(rows)
+        rows = mode.recorder.assumed_values.selected(rows)
     with contextlib.nullcontext() if rows is None else selection.exactly(rows):
         out = outputs_of(call.func, selection, call.args, call.kwargs)
     is_mask = call.func is _NONZERO and call.args[0].dtype is torch.bool
     if known is None and is_mask and out is not None:
-        is_share = selection.share is not None and not mode.recorder.assumed_values.is_told()
+        is_share = selection.share is not None and not mode.recorder.assumed_values.is_given()
         if not is_share or out.shape[0] == call.args[0].numel():
             mode.recorder.values.assume_selected(call.args[0], out.shape[0])
     return NOT_HANDLED if out is None else mode.finish(call, out)

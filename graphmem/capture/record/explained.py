@@ -72,7 +72,9 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
     if facts.unmodelled is not None:
         yield "not modelled", facts.unmodelled
     if not facts.is_checked and not _is_answered(facts):
-        yield "not checked", "no rule, and no recording proves that it takes nothing but its outputs"
+        unproven = "its rule names no recordings that prove it"
+        without = "no rule, and no recording proves that it takes nothing but its outputs"
+        yield "not checked", unproven if facts.rule is not None else without
     if facts.unproven_layouts and not _is_answered(facts):
         layouts = ", ".join(sorted(facts.unproven_layouts))
         yield "not checked", f"proven of contiguous inputs, not of those that are {layouts}"

@@ -33,7 +33,7 @@ from graphmem.training.processes import Processes
 if TYPE_CHECKING:
     from graphmem.capture.compile import CompiledCode
     from graphmem.capture.device.backward_thread import Numbers
-    from graphmem.capture.device.pretend_device import Teller
+    from graphmem.capture.device.pretend_device import ShownCard
     from graphmem.capture.program.leaving import Leaving
     from graphmem.capture.record.modules import ModuleWatch
     from graphmem.capture.record.recorder import Recorder
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Context:
     """What layers are given, and what they make for those after them and for the session."""
 
-    teller: Teller
+    shown_card: ShownCard
     recorder: Recorder
     processes: Processes | None
     leave_after: int | None = None
@@ -191,7 +191,7 @@ def _unnoticed(_: Context) -> AbstractContextManager[None]:
 def _torch_cuda(patches: Patches, context: Context) -> None:
     from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
 
-    patch_cuda_namespace(patches, context.teller, context.recorder, context.recorder.values)
+    patch_cuda_namespace(patches, context.shown_card, context.recorder, context.recorder.values)
 
 
 @_patching
@@ -382,7 +382,7 @@ def _generation(context: Context) -> Iterator[None]:
 def _compiled_code(context: Context) -> Iterator[None]:
     from graphmem.capture.compile.regions import follow_compiled_code
 
-    with follow_compiled_code(context.recorder, context.watch, context.teller.card) as context.compiled:
+    with follow_compiled_code(context.recorder, context.watch, context.shown_card.card) as context.compiled:
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 
 from graphmem import torch_names
 from graphmem.base.versions import version_of
-from graphmem.capture.device.pretend_device import Teller, numbered
+from graphmem.capture.device.pretend_device import ShownCard, numbered
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
@@ -28,7 +28,7 @@ from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.threads import capturing
 from graphmem.capture.torch_internals import Never
-from graphmem.capture.values.assumed_values import AssumedValues, Told
+from graphmem.capture.values.assumed_values import AssumedValues, Assumptions
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
 from graphmem.capture.values.messages import Post
@@ -114,9 +114,9 @@ def capture(
     processes: Processes | None = None,
     post: Post | None = None,
     data_dependent: float | None = None,
-    assume: Told = (),
+    assume: Assumptions = (),
     budget: Budget | None = None,
-    told: set[str] | None = None,
+    asked: set[str] | None = None,
     leave_after: int | None = None,
     mode: RunMode | None = None,
     memory: DeviceMemory | None = None,
@@ -127,7 +127,7 @@ def capture(
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select where it is not
     known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
     ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
-    one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
+    one to ask for the plans of convolutions, which are predicted without one. ``asked`` is filled with what the step's
     own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
     what it asks of its memory, and refuses what exceeds it. Where the step dropped what another loop holds, the run of
     that one is the run's ``other_loop``.
@@ -153,9 +153,9 @@ def capture(
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     recorder.post = post
-    teller = Teller(device, set() if told is None else told)
+    shown_card = ShownCard(device, set() if asked is None else asked)
     mode = mode or RunMode()
-    context = Context(teller, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)
+    context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
@@ -170,7 +170,7 @@ def capture(
         with _readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch, context.leaving))
         if settings.differ:
-            teller.told.add("allocator")
+            shown_card.asked.add("allocator")
         compiled = context.compiled
         assumed = _assumptions(recorder) | (compiled.assumed if compiled is not None else {})
         refusals = tuple(recorder.storages.refusals)
@@ -196,7 +196,7 @@ def capture(
         communicators=recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
         sharded=recorder.sharded,
     )
-    held = _of_holding_loop(recorder, teller, trace)
+    held = _of_holding_loop(recorder, shown_card, trace)
     return captured if held is None else replace(captured, other_loop=replace(captured, trace=held))
 
 
@@ -210,11 +210,11 @@ def _on_node() -> int | None:
 _TOLD_OF_MEMORY = frozenset({"allocator", "free_bytes"})
 
 
-def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace | None:
+def _of_holding_loop(recorder: Recorder, shown_card: ShownCard, trace: Trace) -> Trace | None:
     """The trace of the loop that holds, where nothing that the run was told could have been otherwise in it."""
     if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
         return None
-    return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
+    return None if shown_card.asked & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
 def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:

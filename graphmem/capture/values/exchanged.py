@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
-from graphmem.capture.values import device_values
 from graphmem.capture.values.known_values import INTEGER_LIMIT, KnownValues
 from graphmem.capture.values.messages import Post
 from graphmem.capture.values.tensors import tensors_in
@@ -62,13 +61,12 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group, po
         heard = _exchange(values, name, args, group, post)
         read = [(value, None) for value in heard] if written else read
     for one in written:
-        device_values.forget(one.target)
         values.forget(one.target)
     for one, (value, number) in zip(written, read, strict=True):
         if value is not None:
             values.overwrite(one.target, value)
         elif number is not None:
-            device_values.learn(one.target, number)
+            values.numbers.learn(one.target, number)
     is_known = any(value is not None or number is not None for value, number in read)
     return is_known and group.ranks > 1 and name not in _SENT
 
@@ -113,7 +111,7 @@ def _read(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tenso
     needs_zeros = combine is None and bool(group.reduction)
     value = values.of(one.source)
     if value is None:
-        number = device_values.known(one.source) if isinstance(one.source, FakeTensor) else None
+        number = values.number(one.source) if isinstance(one.source, FakeTensor) else None
         if number is None or (needs_zeros and number):
             return None, None
         return None, number if combine is None else combine(number, group.ranks)

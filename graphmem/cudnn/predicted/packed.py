@@ -11,7 +11,7 @@ A file is a header in text and its content, which the header's last line measure
   its high side.
 
 Nothing in it is compressed, so that equal trees are equal bytes whatever library compresses.
-:func:`pack` and :func:`unpack` are inverse to each other. The files are built by ``python -m tests.oracles.cudnn``.
+The files are written by ``python -m tests.oracles.cudnn``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from graphmem.errors import GraphmemError
 
 MAGIC = "graphmem cuDNN trees 1"
 _CONTENT = re.compile(r"(\d{1,9}) bytes, sha256 ([0-9a-f]{64})")
-_LEAF = 255
-_BRANCH_NODE, _LEAF_NODE = struct.Struct("<Bf"), struct.Struct("<BHBB")
+LEAF = 255
+BRANCH_NODE, LEAF_NODE = struct.Struct("<Bf"), struct.Struct("<BHBB")
 _NODE_BYTES = 5
-_MOST_FORMS = 1 << 16
 
 
 class PackedError(GraphmemError):
@@ -85,50 +83,6 @@ class Trees:
         return len(self._nodes[section]) // _NODE_BYTES
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def pack(header: Mapping[str, str], trees: Mapping[str, Node]) -> bytes:
-    """A file's bytes. Thresholds have to be fp32; raises ``ValueError`` for values that the format cannot hold."""
-    walked = {section: list(_walk(trees[section])) for section in sorted(trees)}
-    every = [node for nodes in walked.values() for node in nodes]
-    features = sorted({node.feature for node in every if isinstance(node, Branch)})
-    forms = sorted({node.form for node in every if isinstance(node, Leaf)})
-    if len(features) >= _LEAF or len(forms) > _MOST_FORMS:
-        raise ValueError(f"{len(features)} features and {len(forms)} forms are more than the format holds")
-    feature_numbers = {name: number for number, name in enumerate(features)}
-    form_numbers = {name: number for number, name in enumerate(forms)}
-    sections = [f"{section}: {len(nodes)}" for section, nodes in walked.items()]
-    tables = "".join("".join(f"{line}\n" for line in table) + "\n" for table in (features, forms, sections))
-    content = tables.encode() + b"".join(_encoded(node, feature_numbers, form_numbers) for node in every)
-    lines = [MAGIC, *(f"{key}: {value}" for key, value in header.items())]
-    if any("\n" in line or not line.strip() for line in [*lines, *features, *forms, *sections]):
-        raise ValueError("lines are neither empty nor broken")
-    lines.append(f"content: {len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()}")
-    return "\n".join([*lines, "", ""]).encode() + content
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, Branch):
-            waiting += [node.high, node.low]
-
-
-def _encoded(node: Node, features: dict[str, int], forms: dict[str, int]) -> bytes:
-    if isinstance(node, Leaf):
-        return _LEAF_NODE.pack(_LEAF, forms[node.form], node.percent, 0)
-    encoded = _BRANCH_NODE.pack(features[node.feature], node.threshold)
-    if _BRANCH_NODE.unpack(encoded)[1] != node.threshold:
-        raise ValueError(f"the threshold {node.threshold} is no fp32 value")
-    return encoded
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def unpack(data: bytes, name: str) -> Trees:
     """The trees of a file's bytes. Raises :class:`PackedError`, which names the file, if they are damaged."""
     try:
@@ -181,11 +135,11 @@ def _decode(nodes: memoryview, features: list[str], forms: list[str], section: s
     sides: list[Node] = []
     try:
         for at in range(len(nodes) - _NODE_BYTES, -1, -_NODE_BYTES):
-            if nodes[at] == _LEAF:
-                _, form, percent, _ = _LEAF_NODE.unpack_from(nodes, at)
+            if nodes[at] == LEAF:
+                _, form, percent, _ = LEAF_NODE.unpack_from(nodes, at)
                 sides.append(Leaf(forms[form], percent))
             else:
-                feature, threshold = _BRANCH_NODE.unpack_from(nodes, at)
+                feature, threshold = BRANCH_NODE.unpack_from(nodes, at)
                 if math.isnan(threshold):
                     raise PackedError(f"the trees of cuDNN's plans are damaged: {section!r} compares with no number")
                 low = sides.pop()
@@ -195,17 +149,3 @@ def _decode(nodes: memoryview, features: list[str], forms: list[str], section: s
     if len(sides) != 1:
         raise PackedError(f"the trees of cuDNN's plans are damaged: {section!r} is no tree; install graphmem again")
     return sides[0]
-
-
-def render(node: Node) -> str:
-    """A tree as text, one node a line, a branch's sides below it and further in; for reviewers."""
-    lines: list[str] = []
-    waiting: list[tuple[Node, str]] = [(node, "")]
-    while waiting:
-        node, indent = waiting.pop()
-        if isinstance(node, Leaf):
-            lines.append(f"{indent}= {node.form}, {node.percent} %")
-        else:
-            lines.append(f"{indent}{node.feature} <= {node.threshold:.9g}")
-            waiting += [(node.high, f"{indent}| "), (node.low, f"{indent}  ")]
-    return "\n".join(lines) + "\n"

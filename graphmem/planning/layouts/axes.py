@@ -1,6 +1,6 @@
 """The space of layouts: one entry in :data:`AXES` for each thing that can be chosen.
 
-An axis gives the values that go with what the axes before it have chosen, and says a value in words and as the options
+An axis gives the values that go with what the axes before it have chosen, and has a value in words and as the options
 of ``graphmem analyze``. Whoever adds one adds a field to :class:`Layout`, an entry here, its share of the bound
 (:mod:`bounds`), of the communication (:mod:`communication`) and of the step (:meth:`Layout.training`).
 """
@@ -118,14 +118,10 @@ class Layout:
             wrapped["fsdp"] = self.fully_shard()
         elif self.wrapper == "zero":
             wrapped["zero"] = ZeRO(self.processes, int(self.shard), self.zero_configuration())
-        if self.tensor > 1:
-            wrapped["tp"] = self.tensor
-        if self.expert > 1:
-            wrapped["ep"] = self.expert
         if self.pipeline > 1:
             wrapped["pp"] = self.stages()
-        if self.context > 1:
-            wrapped["cp"] = self.context
+        sizes = {"tp": self.tensor, "ep": self.expert, "cp": self.context}
+        wrapped |= {name: size for name, size in sizes.items() if size > 1}
         return replace(
             step,
             checkpoint_activations=self.recompute,
@@ -157,9 +153,9 @@ class Layout:
 
     def options(self) -> str:
         """The options of ``graphmem analyze``."""
-        said = [axis.options(self) for axis in AXES]
+        options = [axis.options(self) for axis in AXES]
         nodes = f"--nproc-per-node {self.on_node}" if self.processes > self.on_node else ""
-        return " ".join(filter(None, (*said, nodes)))
+        return " ".join(filter(None, (*options, nodes)))
 
 
 @dataclass(frozen=True)
@@ -341,9 +337,14 @@ def _batch_options(layout: Layout) -> str:
     return f"-b {layout.rows}" + (f" --grad-accum {captured}" if captured > 1 else "")
 
 
+def _may_keep(layout: Layout) -> bool:
+    """Whether gradients of a micro-batch can wait for those of the others: FSDP's, outside pipelines."""
+    return layout.wrapper == "fsdp" and layout.accumulate > 1 and layout.pipeline == 1
+
+
 def _gradients(job: Job, layout: Layout) -> Iterator[Layout]:
     yield layout
-    if layout.wrapper == "fsdp" and layout.accumulate > 1 and layout.pipeline == 1:
+    if _may_keep(layout):
         yield replace(layout, whole_gradients=True)
 
 
@@ -353,36 +354,26 @@ def _recomputed(job: Job, layout: Layout) -> Iterator[Layout]:
         yield replace(layout, recompute=True)
 
 
+def _sized(name: str, values: Callable[[Job, Layout], Iterable[Layout]], words: str, options: str) -> Axis:
+    """An axis whose value is a number of processes; of one process there is nothing to say."""
+
+    def formatted(text: str) -> Callable[[Layout], str]:
+        return lambda layout: text.format(layout) if getattr(layout, name) > 1 else ""
+
+    return Axis(name, values, formatted(words), formatted(options))
+
+
 #: In this order a layout is chosen.
 AXES = (
-    Axis(
-        "tensor",
-        _tensor,
-        lambda layout: f"tensor {layout.tensor}" if layout.tensor > 1 else "",
-        lambda layout: f"--tp {layout.tensor}" if layout.tensor > 1 else "",
-    ),
-    Axis(
-        "expert",
-        _expert,
-        lambda layout: f"expert {layout.expert}" if layout.expert > 1 else "",
-        lambda layout: f"--ep {layout.expert}" if layout.expert > 1 else "",
-    ),
-    Axis(
+    _sized("tensor", _tensor, "tensor {0.tensor}", "--tp {0.tensor}"),
+    _sized("expert", _expert, "expert {0.expert}", "--ep {0.expert}"),
+    _sized(
         "pipeline",
         _pipeline,
-        lambda layout: f"pipeline {layout.pipeline} ({SCHEDULE})" if layout.pipeline > 1 else "",
-        lambda layout: (
-            f"--pp {layout.pipeline} --schedule {SCHEDULE} --micro-batches {layout.in_flight}"
-            if layout.pipeline > 1
-            else ""
-        ),
+        f"pipeline {{0.pipeline}} ({SCHEDULE})",
+        f"--pp {{0.pipeline}} --schedule {SCHEDULE} --micro-batches {{0.in_flight}}",
     ),
-    Axis(
-        "context",
-        _context,
-        lambda layout: f"context {layout.context}" if layout.context > 1 else "",
-        lambda layout: f"--cp {layout.context}" if layout.context > 1 else "",
-    ),
+    _sized("context", _context, "context {0.context}", "--cp {0.context}"),
     Axis("wrapper", _wrapped, _wrapper_words, _wrapper_options),
     Axis("offload", _offloaded, lambda layout: "offloaded" if layout.offload else "", _offload_options),
     Axis("buckets", _buckets, lambda layout: _BUCKETS[layout.buckets], _bucket_options),
@@ -398,14 +389,7 @@ AXES = (
         "whole_gradients",
         _gradients,
         lambda layout: "no_sync" if layout.whole_gradients else "",
-        lambda layout: (
-            "--fsdp-sync-each-batch"
-            if layout.wrapper == "fsdp"
-            and layout.accumulate > 1
-            and layout.pipeline == 1
-            and not layout.whole_gradients
-            else ""
-        ),
+        lambda layout: "--fsdp-sync-each-batch" if _may_keep(layout) and not layout.whole_gradients else "",
     ),
     Axis(
         "recompute",

@@ -22,6 +22,7 @@ from graphmem.reports.document import (
     Document,
     Facts,
     Items,
+    Picture,
     Shares,
     Table,
     Text,
@@ -102,6 +103,8 @@ def _block(block: Block) -> str:
         return _table(block)
     if isinstance(block, Curves):
         return _curves(block)
+    if isinstance(block, Picture):
+        return block.svg()
     if isinstance(block, Code):
         text = "\n".join(map(clean, block.text.splitlines()))
         return f"<h3>{_words(block.name)}</h3><pre>{escape(text)}</pre>"

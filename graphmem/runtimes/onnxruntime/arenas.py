@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphmem.allocators.base import SegmentView
+from graphmem.allocators.base import Allocator, SegmentView
 from graphmem.allocators.bfc import DRIVER_ALIGNMENT_BYTES, BumpDriver
 from graphmem.allocators.onnxruntime_arena import BFCArena, StreamAwareBFCArena
 from graphmem.runtimes.onnxruntime.options import Options, parse_options
@@ -31,29 +31,20 @@ def session_count(trace: Trace) -> int:
     return max(1, loads)
 
 
-# --- allocators -------------------------------------------------------------------------------------------------------
+class OnnxRuntimeSessions(Allocator):
+    """The arenas of several sessions on one device, one each; a storage's stream is the number of its session.
 
-
-class OnnxRuntimeSessions:
-    """The arenas of several sessions on one device, one each; a storage's stream says whose it is.
-
-    A handle is (session, address). ``reserved`` says which allocations are made outside every region.
+    A handle is (session, address). ``reserved`` are the numbers of the allocations that are made outside every region.
     """
 
     name = "onnxruntime-arena"
 
-    def __init__(
-        self,
-        arenas: Sequence[BFCArena],
-        reserved: frozenset[int],
-    ) -> None:
+    def __init__(self, arenas: Sequence[BFCArena], reserved: frozenset[int]) -> None:
         self.arenas = tuple(arenas)
         self._reserved = reserved
         self._count = 0
         self.allocated_bytes = 0
         self.reserved_bytes = 0
-        self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
 
     def malloc(self, size: int, stream: int = 0) -> tuple[int, int] | None:
         """Reserve or allocate in the arena of session ``stream``, of the only one if there is one. Raises
@@ -63,28 +54,19 @@ class OnnxRuntimeSessions:
         number, self._count = self._count, self._count + 1
         stream = min(stream, len(self.arenas) - 1)
         arena = self.arenas[stream]
-        before = (arena.allocated_bytes, arena.reserved_bytes)
         address = arena.reserve(size) if number in self._reserved else arena.malloc(size)
-        self._update(arena, before)
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        self._sum_up()
         return None if address is None else (stream, address)
 
     def free(self, handle: tuple[int, int] | None) -> None:
         """Give a chunk or a reserved block back to its arena."""
-        if handle is None:
-            return
-        arena = self.arenas[handle[0]]
-        before = (arena.allocated_bytes, arena.reserved_bytes)
-        arena.free(handle[1])
-        self._update(arena, before)
+        if handle is not None:
+            self.arenas[handle[0]].free(handle[1])
+            self._sum_up()
 
-    def _update(self, arena: BFCArena, before: tuple[int, int]) -> None:
-        self.allocated_bytes += arena.allocated_bytes - before[0]
-        self.reserved_bytes += arena.reserved_bytes - before[1]
-
-    def record_stream(self, handle: tuple[int, int] | None, stream: int) -> None:
-        """Nothing: a session uses one stream."""
+    def _sum_up(self) -> None:
+        self.allocated_bytes = sum([arena.allocated_bytes for arena in self.arenas])
+        self.reserved_bytes = sum([arena.reserved_bytes for arena in self.arenas])
 
     def synchronize(self) -> None:
         """The end of a run, for the arenas that tag chunks with streams."""
@@ -94,9 +76,8 @@ class OnnxRuntimeSessions:
     def empty_cache(self) -> None:
         """Shrink every arena."""
         for arena in self.arenas:
-            before = (arena.allocated_bytes, arena.reserved_bytes)
             arena.empty_cache()
-            self._update(arena, before)
+        self._sum_up()
 
     def segments(self) -> tuple[SegmentView, ...]:
         """The regions and reserved blocks of all sessions, by address."""

@@ -16,7 +16,7 @@ from graphmem.graph.order import execution_order
 Sessions = Sequence[Sequence[Graph]]
 NAME = "order of layout conversions"
 SOURCE = "the layout optimizer of ONNX Runtime numbers its conversions by their addresses"
-_CONVERSION = ("com.microsoft.nchwc", "ReorderOutput")
+_CONVERSION = "com.microsoft.nchwc.ReorderOutput"
 #: Orders beside the first two that are tried: it and its reverse.
 DRAWS = 4
 
@@ -34,7 +34,7 @@ def orders_of(sessions: Sessions) -> list[Sessions]:
 
 def _ordered(graphs: Sequence[Graph], draw: int) -> Sequence[Graph]:
     nodes = graphs[0].nodes
-    places = [i for i, node in enumerate(nodes) if (node.domain, node.op_type) == _CONVERSION]
+    places = [i for i, node in enumerate(nodes) if node.operator == _CONVERSION]
     if len(places) < 2 or not graphs[0].is_ordered:
         return graphs
     order = list(_order(nodes, places, draw))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graphmem.sources.onnx_module.registry import OPERATORS, Call, Operator, operator
+from graphmem.sources.onnx_module.registry import Call, Function, Setting, operator, operators
 
 _UNARY = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
@@ -24,108 +24,71 @@ _UNARY = {
 }  # fmt: skip
 _BINARY = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt,
-    "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
-    "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
-    "BitwiseXor": torch.bitwise_xor,
+    "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le, "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
 }  # fmt: skip
-#: Those whose PyTorch function takes tensors only.
-_TENSORS_ONLY = frozenset(("And", "Or", "Xor"))
-
-
-def _unary(function: Any, node: Call, x: Tensor) -> Tensor:
-    result: Tensor = function(x)
-    return result
-
-
-def _binary(function: Any, node: Call, x: Any, y: Any) -> Tensor:
-    if node.attribute("broadcast"):
-        raise node.refused("it broadcasts as operator sets before 7 do; convert the file with onnx.version_converter")
-    if not isinstance(x, Tensor) and function in _MIRRORED:
-        x, y, function = y, x, _MIRRORED[function]
-    result: Tensor = function(x, y)
-    return result
-
-
+_BINARY_OF_TENSORS = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor}
 #: PyTorch's comparisons take a number on the right only.
 _MIRRORED = {
     torch.eq: torch.eq, torch.gt: torch.lt, torch.lt: torch.gt, torch.ge: torch.le, torch.le: torch.ge,
 }  # fmt: skip
 
-for _name, _function in _UNARY.items():
-    OPERATORS[_name] = Operator(functools.partial(_unary, _function))
-for _name, _function in _BINARY.items():
-    OPERATORS[_name] = Operator(functools.partial(_binary, _function), elementwise=_name not in _TENSORS_ONLY)
+
+def _unary(function: Callable[[Tensor], Tensor]) -> Function:
+    return lambda node, x: function(x)
 
 
-@operator("Div", elementwise=True)
-def _div(node: Call, x: Any, y: Any) -> Tensor:
-    return torch.div(x, y) if node.dtype.is_floating_point else torch.div(x, y, rounding_mode="trunc")
+def _binary(function: Callable[..., Tensor]) -> Function:
+    return functools.partial(_of_both, function)
 
 
-@operator("Pow", elementwise=True)
-def _pow(node: Call, x: Any, y: Any) -> Tensor:
-    result: Tensor = torch.pow(x, y)
-    return result.to(node.dtype)
+def _of_both(function: Callable[..., Tensor], node: Call, x: Tensor | float, y: Tensor | float) -> Tensor:
+    if node.attribute("broadcast", 0):
+        raise node.refused("it broadcasts as operator sets before 7 do; convert the file with onnx.version_converter")
+    if not isinstance(x, Tensor) and function in _MIRRORED:
+        return _MIRRORED[function](y, x)
+    return function(x, y)
 
 
-@operator("Mod", elementwise=True)
-def _mod(node: Call, x: Any, y: Any) -> Tensor:
-    return torch.fmod(x, y) if node.attribute("fmod", 0) else torch.remainder(x, y)
-
-
-@operator("BitShift")
-def _bit_shift(node: Call, x: Tensor, y: Tensor) -> Tensor:
-    return x << y if node.attribute("direction") == "LEFT" else x >> y
-
-
-@operator("Max")
-def _max(node: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.maximum, tensors)
-
-
-@operator("Min")
-def _min(node: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.minimum, tensors)
-
-
-@operator("Sum")
-def _sum(node: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.add, tensors)
-
-
-@operator("Mean")
-def _mean(node: Call, *tensors: Tensor) -> Tensor:
-    return functools.reduce(torch.add, tensors) / len(tensors)
-
-
-@operator("Where", elementwise=True)
-def _where(node: Call, condition: Tensor, x: Any, y: Any) -> Tensor:
-    return torch.where(condition, x, y)
+operators({name: _unary(function) for name, function in _UNARY.items()})
+operators({name: _binary(function) for name, function in _BINARY.items()}, elementwise=True)
+operators({name: _binary(function) for name, function in _BINARY_OF_TENSORS.items()})
+operators(
+    {
+        "Div": lambda node, x, y: (
+            torch.div(x, y) if node.dtype.is_floating_point else torch.div(x, y, rounding_mode="trunc")
+        ),
+        "Pow": lambda node, x, y: torch.pow(x, y).to(node.dtype),
+        "Mod": lambda node, x, y: torch.fmod(x, y) if node.attribute("fmod", 0) else torch.remainder(x, y),
+        "Where": lambda node, condition, x, y: torch.where(condition, x, y),
+    },
+    elementwise=True,
+)
+operators(
+    {
+        "BitShift": lambda node, x, y: x << y if node.attribute("direction", "") == "LEFT" else x >> y,
+        "Max": lambda node, *tensors: functools.reduce(torch.maximum, tensors),
+        "Min": lambda node, *tensors: functools.reduce(torch.minimum, tensors),
+        "Sum": lambda node, *tensors: functools.reduce(torch.add, tensors),
+        "Mean": lambda node, *tensors: functools.reduce(torch.add, tensors) / len(tensors),
+        "Cast": lambda node, x: x.to(node.dtype),
+        "CastLike": lambda node, x, like: x.to(node.dtype),
+        "Identity": lambda node, x: x,
+        "Elu": lambda node, x: functional.elu(x, node.attribute("alpha", 1.0)),
+        "Celu": lambda node, x: functional.celu(x, node.attribute("alpha", 1.0)),
+        "LeakyRelu": lambda node, x: functional.leaky_relu(x, node.attribute("alpha", 0.01)),
+        "ThresholdedRelu": lambda node, x: functional.threshold(x, node.attribute("alpha", 1.0), 0.0),
+        "Gelu": lambda node, x: functional.gelu(x, approximate=node.attribute("approximate", "none")),
+    }
+)
 
 
 @operator("Clip", known=(1, 2))
-def _clip(node: Call, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    bounds = [_bound(node, name, value) for name, value in (("min", low), ("max", high))]
+def _clip(node: Call, x: Tensor, low: Setting = None, high: Setting = None) -> Tensor:
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return torch.clamp(x, low, high)
-    return x if bounds == [None, None] else torch.clamp(x, *bounds)
-
-
-def _bound(node: Call, name: str, value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value
-    found = node.setting(name, value)
-    return found[0] if isinstance(found, list) else found
-
-
-@operator("Cast")
-def _cast(node: Call, x: Tensor) -> Tensor:
-    return x.to(node.dtype)
-
-
-@operator("CastLike")
-def _cast_like(node: Call, x: Tensor, like: Tensor) -> Tensor:
-    return x.to(node.dtype)
+    bounds = node.number("min", low), node.number("max", high)
+    return x if bounds == (None, None) else torch.clamp(x, *bounds)
 
 
 @operator("IsInf")
@@ -136,49 +99,24 @@ def _is_inf(node: Call, x: Tensor) -> Tensor:
     return torch.isposinf(x) if positive else torch.isneginf(x) if negative else torch.zeros_like(x, dtype=torch.bool)
 
 
-@operator("Identity")
-def _identity(node: Call, x: Tensor) -> Tensor:
-    return x
-
-
 @operator("Dropout", known=(1, 2))
-def _dropout(node: Call, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
+def _dropout(node: Call, x: Tensor, ratio: Setting = None, training: Setting = None) -> Tensor | tuple[Tensor, Tensor]:
     """Of operator set 12 on a Dropout says itself whether it trains; before it was an inference operator."""
-    active = node.training and training is not None and bool(node.setting("training_mode", training))
-    share = node.setting("ratio", ratio, 0.5)
-    if node.wants(1):
-        if active:
-            return torch.native_dropout(x, share, True)
-        return x, torch.ones_like(x, dtype=torch.bool)
-    return functional.dropout(x, share, True) if active else x
+    active = node.training and training is not None and bool(node.number("training_mode", training))
+    share = node.number("ratio", ratio, 0.5) or 0.0
+    if not node.wants(1):
+        return functional.dropout(x, share, True) if active else x
+    if active:
+        return torch.native_dropout(x, share, True)
+    return x, torch.ones_like(x, dtype=torch.bool)
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-@operator("Elu")
-def _elu(node: Call, x: Tensor) -> Tensor:
-    return functional.elu(x, node.attribute("alpha", 1.0))
-
-
-@operator("Celu")
-def _celu(node: Call, x: Tensor) -> Tensor:
-    return functional.celu(x, node.attribute("alpha", 1.0))
-
-
-@operator("LeakyRelu")
-def _leaky_relu(node: Call, x: Tensor) -> Tensor:
-    return functional.leaky_relu(x, node.attribute("alpha", 0.01))
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(node: Call, x: Tensor) -> Tensor:
-    return functional.threshold(x, node.attribute("alpha", 1.0), 0.0)
-
-
 @operator("Selu")
 def _selu(node: Call, x: Tensor) -> Tensor:
-    alpha, gamma = node.attribute("alpha"), node.attribute("gamma")
+    alpha, gamma = node.attribute("alpha", None), node.attribute("gamma", None)
     if alpha is None and gamma is None:
         return functional.selu(x)
     return (gamma or 1.0507009873554805) * functional.elu(x, alpha or 1.6732632423543772)
@@ -199,11 +137,6 @@ def _hard_sigmoid(node: Call, x: Tensor) -> Tensor:
     if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
         return functional.hardsigmoid(x)
     return torch.clamp(x * alpha + beta, 0, 1)
-
-
-@operator("Gelu")
-def _gelu(node: Call, x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate=node.attribute("approximate", "none"))
 
 
 @operator("Swish")

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from graphmem.sources.onnx_module.registry import Call, operator
+from graphmem.sources.onnx_module.registry import Call, Setting, operator, operators
 
-
-@operator("Reshape", "Flatten", "Squeeze", "Unsqueeze", known=(1,))
-def _reshape(node: Call, x: Tensor, *_: Any) -> Tensor:
-    """The target is the bound output shape; a view where PyTorch's own operators would make one."""
-    return x.reshape(node.shape)
-
-
-@operator("Expand", known=(1,))
-def _expand(node: Call, x: Tensor, _: Any) -> Tensor:
-    return x.expand(node.shape)
-
-
-@operator("Transpose")
-def _transpose(node: Call, x: Tensor) -> Tensor:
-    return x.permute(node.attribute("perm", tuple(reversed(range(x.dim())))))
-
-
-@operator("Concat")
-def _concat(node: Call, *tensors: Tensor) -> Tensor:
-    return torch.cat(tensors, node.attribute("axis", 1))
+operators(
+    # Targets are the bound output shapes; a view where PyTorch's own operators would make one.
+    {
+        **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), lambda node, x, *_: x.reshape(node.shape)),
+        "Expand": lambda node, x, _: x.expand(node.shape),
+        "Tile": lambda node, x, _: x.repeat(
+            [new // old if old else 1 for new, old in zip(node.shape, x.shape, strict=True)]
+        ),
+    },
+    known=(1,),
+)
+operators(
+    {
+        "Transpose": lambda node, x: x.permute(node.attribute("perm", tuple(reversed(range(x.dim()))))),
+        "Concat": lambda node, *tensors: torch.cat(tensors, node.attribute("axis", 1)),
+    }
+)
 
 
 @operator("Split", known=(1,))
-def _split(node: Call, x: Tensor, _: Any = None) -> tuple[Tensor, ...]:
+def _split(node: Call, x: Tensor, _: Setting = None) -> tuple[Tensor, ...]:
     axis = node.attribute("axis", 0)
     return tuple(torch.split(x, [int(spec.shape[axis]) for spec in node.specs if spec is not None], axis))
 
 
 @operator("Slice", known=(1, 2, 3, 4))
-def _slice(node: Call, x: Tensor, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Tensor:
-    begin, end = node.setting("starts", starts), node.setting("ends", ends)
-    dims = node.setting("axes", axes) or range(len(begin))
-    for dim, first, last, step in zip(dims, begin, end, node.setting("steps", steps) or [1] * len(begin), strict=True):
-        x = _sliced(x, int(dim), int(first), int(last), int(step))
+def _slice(
+    node: Call, x: Tensor, starts: Setting = None, ends: Setting = None, axes: Setting = None, steps: Setting = None
+) -> Tensor:
+    begin, end = node.numbers("starts", starts) or [], node.numbers("ends", ends) or []
+    dims, by = node.numbers("axes", axes) or range(len(begin)), node.numbers("steps", steps) or [1] * len(begin)
+    for dim, first, last, step in zip(dims, begin, end, by, strict=True):
+        x = _sliced(x, dim, first, last, step)
     return x
 
 
@@ -62,7 +59,7 @@ def _sliced(x: Tensor, dim: int, first: int, last: int, step: int) -> Tensor:
 
 
 @operator("Gather", numbers=(1,))
-def _gather(node: Call, x: Tensor, index: Any) -> Tensor:
+def _gather(node: Call, x: Tensor, index: Tensor | int) -> Tensor:
     """``embedding`` on a weight, ``select`` for one index, else ``index``: as ``weight(ids)``, ``x[:, 0]``, ``x[ids]``
     are run."""
     axis = node.attribute("axis", 0) % x.dim()
@@ -90,16 +87,14 @@ def _wrapped(index: Tensor, size: int) -> Tensor:
 
 @operator("GatherND")
 def _gather_nd(node: Call, x: Tensor, index: Tensor) -> Tensor:
-    return x[_positions(x, index, node.attribute("batch_dims", 0))]
+    inner, rank = index.to(torch.int64).unbind(-1), index.dim() - 1
+    batch = [_counting(x.shape[dim], dim, rank, x.device) for dim in range(node.attribute("batch_dims", 0))]
+    return x[(*batch, *inner)]
 
 
-def _positions(x: Tensor, index: Tensor, batch_dims: int = 0) -> tuple[Tensor, ...]:
-    inner = index.to(torch.int64).unbind(-1)
-    batch = []
-    for dim in range(batch_dims):
-        counting = torch.arange(x.shape[dim], device=x.device)
-        batch.append(counting.reshape([-1 if d == dim else 1 for d in range(index.dim() - 1)]))
-    return (*batch, *inner)
+def _counting(size: int, axis: int, rank: int, device: torch.device) -> Tensor:
+    """0, 1, 2, ... along one of so many dimensions."""
+    return torch.arange(size, device=device).reshape([-1 if dim == axis else 1 for dim in range(rank)])
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -119,34 +114,28 @@ def _scatter_nd(node: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor
     reduction = node.attribute("reduction", "none")
     if reduction not in ("none", "add"):
         raise node.refused(f"its reduction {reduction!r} is not supported")
-    return x.index_put(_positions(x, index), updates, accumulate=reduction == "add")
+    return x.index_put(index.to(torch.int64).unbind(-1), updates, accumulate=reduction == "add")
 
 
 @operator("OneHot", known=(1,))
-def _one_hot(node: Call, index: Tensor, depth: Any, values: Tensor) -> Tensor:
+def _one_hot(node: Call, index: Tensor, depth: Setting, values: Tensor) -> Tensor:
     axis = node.attribute("axis", -1) % len(node.shape)
     size = node.shape[axis]
-    counting = torch.arange(size, device=index.device).reshape([-1 if d == axis else 1 for d in range(len(node.shape))])
+    counting = _counting(size, axis, len(node.shape), index.device)
     index = index.to(torch.int64)
     is_hot = torch.where(index < 0, index + size, index).unsqueeze(axis) == counting
     return torch.where(is_hot, values[1], values[0])
 
 
 @operator("Trilu", known=(1,))
-def _trilu(node: Call, x: Tensor, diagonal: Any = None) -> Tensor:
-    given = node.setting("k", diagonal, 0)
-    offset = int(given[0] if isinstance(given, list) else given)
-    return torch.triu(x, offset) if node.attribute("upper", 1) else torch.tril(x, offset)
-
-
-@operator("Tile", known=(1,))
-def _tile(node: Call, x: Tensor, _: Any) -> Tensor:
-    return x.repeat([new // old if old else 1 for new, old in zip(node.shape, x.shape, strict=True)])
+def _trilu(node: Call, x: Tensor, diagonal: Setting = None) -> Tensor:
+    function = torch.triu if node.attribute("upper", 1) else torch.tril
+    return function(x, node.number("k", diagonal, 0))
 
 
 @operator("DepthToSpace")
 def _depth_to_space(node: Call, x: Tensor) -> Tensor:
-    block = node.attribute("blocksize")
+    block = node.attribute("blocksize", 1)
     if node.attribute("mode", "DCR") == "CRD":
         return functional.pixel_shuffle(x, block)
     n, c, h, w = x.shape
@@ -156,7 +145,7 @@ def _depth_to_space(node: Call, x: Tensor) -> Tensor:
 
 @operator("SpaceToDepth")
 def _space_to_depth(node: Call, x: Tensor) -> Tensor:
-    block = node.attribute("blocksize")
+    block = node.attribute("blocksize", 1)
     if node.attribute("mode", "DCR") == "CRD":
         return functional.pixel_unshuffle(x, block)
     n, c, h, w = x.shape
@@ -168,15 +157,14 @@ _PAD_MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
 @operator("Pad", known=(1, 2, 3))
-def _pad(node: Call, x: Tensor, pads: Any = None, value: Any = None, axes: Any = None) -> Tensor:
-    given = node.setting("pads", pads)
-    dims = node.setting("axes", axes) or list(range(x.dim()))
+def _pad(node: Call, x: Tensor, pads: Setting = None, value: Setting = None, axes: Setting = None) -> Tensor:
+    given = node.numbers("pads", pads) or []
+    dims = node.numbers("axes", axes) or list(range(x.dim()))
     sides = {dim % x.dim(): (given[i], given[i + len(dims)]) for i, dim in enumerate(dims)}
     pairs = [sides.get(dim, (0, 0)) for dim in reversed(range(x.dim()))]
     mode = node.attribute("mode", "constant")
     if mode == "constant":
-        filler = node.setting("value", value, 0)
-        return functional.pad(x, [p for pair in pairs for p in pair], value=_single(filler))
+        return functional.pad(x, [p for pair in pairs for p in pair], value=node.number("value", value, 0))
     while pairs and pairs[-1] == (0, 0):
         pairs.pop()
     if not pairs:
@@ -189,10 +177,6 @@ def _pad(node: Call, x: Tensor, pads: Any = None, value: Any = None, axes: Any =
     return padded.reshape(node.shape)
 
 
-def _single(value: Any) -> Any:
-    return value[0] if isinstance(value, list) else value
-
-
 # --- tensors made of nothing ------------------------------------------------------------------------------------------
 
 
@@ -201,19 +185,19 @@ def _shape(node: Call, x: Tensor) -> Tensor:
     """A shape beyond the values that are folded at loading, or one that is an output of the graph."""
     if node.node.op_type == "Size":
         return torch.tensor(x.numel(), device=node.device)
-    part = slice(node.attribute("start", 0), node.attribute("end"))
+    part = slice(node.attribute("start", 0), node.attribute("end", None))
     return torch.tensor(list(x.shape)[part], dtype=torch.int64, device=node.device)
 
 
 @operator("ConstantOfShape", known=(0,))
-def _constant_of_shape(node: Call, _: Any) -> Tensor:
-    return torch.full(node.shape, _single(list(node.attribute("value", (0,)))), dtype=node.dtype, device=node.device)
+def _constant_of_shape(node: Call, _: Setting) -> Tensor:
+    return torch.full(node.shape, node.attribute("value", (0,))[0], dtype=node.dtype, device=node.device)
 
 
 @operator("Range", known=(0, 1, 2))
-def _range(node: Call, start: Any, limit: Any, step: Any) -> Tensor:
-    first, last, by = (_single(node.setting(n, v)) for n, v in (("start", start), ("limit", limit), ("delta", step)))
-    return torch.arange(first, last, by, dtype=node.dtype, device=node.device)
+def _range(node: Call, start: Setting, limit: Setting, step: Setting) -> Tensor:
+    bounds = (node.number(name, value) for name, value in (("start", start), ("limit", limit), ("delta", step)))
+    return torch.arange(*bounds, dtype=node.dtype, device=node.device)
 
 
 @operator("EyeLike")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from graphmem.sources.onnx_module.registry import OPERATORS, Call, Operator, operator
+from graphmem.sources.onnx_module.registry import Call, Setting, operator, operators
 
-
-@operator("MatMul")
-def _matmul(node: Call, x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(x, y)
+operators(
+    {
+        "MatMul": lambda node, x, y: torch.matmul(x, y),
+        "Einsum": lambda node, *tensors: torch.einsum(node.attribute("equation", ""), *tensors),
+        "LpNormalization": lambda node, x: functional.normalize(
+            x, float(node.attribute("p", 2)), node.attribute("axis", -1)
+        ),
+    }
+)
 
 
 @operator("Gemm")
@@ -29,16 +33,9 @@ def _gemm(node: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return product if alpha == 1 else product * alpha
 
 
-@operator("Einsum")
-def _einsum(node: Call, *tensors: Tensor) -> Tensor:
-    return torch.einsum(node.attribute("equation"), *tensors)
-
-
 @operator("CumSum", known=(1,))
-def _cum_sum(node: Call, x: Tensor, axis: Any) -> Tensor:
-    given = node.setting("axis", axis)
-    dim = int(given[0] if isinstance(given, list) else given)
-    reverse = node.attribute("reverse", 0)
+def _cum_sum(node: Call, x: Tensor, axis: Setting) -> Tensor:
+    dim, reverse = node.number("axis", axis), node.attribute("reverse", 0)
     ahead = x.flip(dim) if reverse else x
     total = torch.cumsum(ahead, dim, dtype=x.dtype)
     if node.attribute("exclusive", 0):
@@ -69,20 +66,16 @@ _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 }
 
 
-def _reduce(function: Callable[[Tensor, list[int], bool], Tensor], node: Call, x: Tensor, axes: Any = None) -> Tensor:
-    dims = node.setting("axes", axes)
-    if isinstance(dims, int):
-        dims = [dims]
-    if not dims:
-        if node.attribute("noop_with_empty_axes", 0):
-            dims = []
-            return function(x.unsqueeze(0), [0], False)
-        dims = list(range(x.dim()))
-    return function(x, dims, bool(node.attribute("keepdims", 1)))
+def _reduce(
+    function: Callable[[Tensor, list[int], bool], Tensor], node: Call, x: Tensor, axes: Setting = None
+) -> Tensor:
+    dims = node.numbers("axes", axes)
+    if not dims and node.attribute("noop_with_empty_axes", 0):
+        return function(x.unsqueeze(0), [0], False)
+    return function(x, dims or list(range(x.dim())), bool(node.attribute("keepdims", 1)))
 
 
-for _name, _function in _REDUCTIONS.items():
-    OPERATORS[_name] = Operator(functools.partial(_reduce, _function), known=frozenset((1,)))
+operators({name: functools.partial(_reduce, function) for name, function in _REDUCTIONS.items()}, known=(1,))
 
 
 @operator("ArgMax", "ArgMin")
@@ -95,7 +88,7 @@ def _arg_extreme(node: Call, x: Tensor) -> Tensor:
 
 
 @operator("TopK", known=(1,))
-def _top_k(node: Call, x: Tensor, count: Any = None) -> Any:
+def _top_k(node: Call, x: Tensor, count: Setting = None) -> tuple[Tensor, Tensor]:
     axis, sort = node.attribute("axis", -1), bool(node.attribute("sorted", 1))
     found = torch.topk(x, node.shape[axis], axis, largest=bool(node.attribute("largest", 1)), sorted=sort)
     return found.values, found.indices
@@ -105,8 +98,3 @@ def _top_k(node: Call, x: Tensor, count: Any = None) -> Any:
 def _hardmax(node: Call, x: Tensor) -> Tensor:
     axis = node.attribute("axis", -1)
     return torch.zeros_like(x).scatter_(axis, torch.argmax(x, axis, keepdim=True), 1.0)
-
-
-@operator("LpNormalization")
-def _lp_normalization(node: Call, x: Tensor) -> Tensor:
-    return functional.normalize(x, float(node.attribute("p", 2)), node.attribute("axis", -1))

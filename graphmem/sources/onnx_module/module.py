@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from graphmem.errors import SourceError
@@ -19,6 +20,9 @@ from graphmem.sources.onnx_module.registry import DTYPES, OPERATORS, Call, Opera
 #: Where the operators are entered into the table; named here so that they are imported.
 FAMILIES = (elementwise, matrices, layout, layers)
 
+#: An input of an operator: a tensor, a setting, a Python number, or nothing.
+Value: TypeAlias = "torch.Tensor | NDArray[np.generic] | float | None"
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -26,8 +30,8 @@ class Argument:
     one element wherever another input is a tensor of at least ``rank`` dimensions."""
 
     name: str = ""
-    value: Any = None
-    number: Any = None
+    value: NDArray[np.generic] | float | None = None
+    number: float | None = None
     rank: int = 0
 
 
@@ -82,11 +86,11 @@ class OnnxModule(nn.Module):  # type: ignore[misc]
                 values.pop(name, None)
         return tuple(self._tensor(argument, values) for argument in self._outputs)
 
-    def _resolved(self, arguments: tuple[Argument, ...], values: dict[str, torch.Tensor]) -> list[Any]:
+    def _resolved(self, arguments: tuple[Argument, ...], values: dict[str, torch.Tensor]) -> list[Value]:
         rank = max((values[a.name].dim() for a in arguments if a.name in values), default=-1)
         return [a.number if a.number is not None and a.rank <= rank else self._tensor(a, values) for a in arguments]
 
-    def _tensor(self, argument: Argument, values: dict[str, torch.Tensor]) -> Any:
+    def _tensor(self, argument: Argument, values: dict[str, torch.Tensor]) -> Value:
         name = argument.name
         if not name:
             return argument.value
@@ -137,7 +141,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]
             self._buffers[name] = tensor
 
 
-def _tensor_of(spec: TensorSpec, value: Any) -> torch.Tensor:
+def _tensor_of(spec: TensorSpec, value: NDArray[np.generic] | None) -> torch.Tensor:
     dtype = dtype_of(spec)
     if value is None:
         return torch.zeros(tuple(int(d) for d in spec.shape), dtype=dtype)

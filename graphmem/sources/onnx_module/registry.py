@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from graphmem.errors import CaptureError
 from graphmem.graph.model import Node, TensorSpec
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+#: ``function(node, *inputs)``.
+Function: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]
+AFunction = TypeVar("AFunction", bound=Function)
+Default = TypeVar("Default")
+#: An input at a position of settings: its values, the tensor where they are not known beforehand, or nothing.
+Setting: TypeAlias = "NDArray[np.generic] | Tensor | None"
 
 #: graphmem's element types -> PyTorch's, spelled alike.
 DTYPES: dict[str, torch.dtype] = {
@@ -34,9 +41,9 @@ class Operator:
     as a Python number. ``elementwise``: constants of one element are Python numbers beside a tensor, as in ``x * 2``.
     """
 
-    function: Callable[..., Any]
-    known: frozenset[int] = frozenset()
-    numbers: frozenset[int] = frozenset()
+    function: Function
+    known: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
     elementwise: bool = False
 
 
@@ -46,15 +53,20 @@ OPERATORS: dict[str, Operator] = {}
 
 def operator(
     *names: str, known: tuple[int, ...] = (), numbers: tuple[int, ...] = (), elementwise: bool = False
-) -> Callable[[Function], Function]:
+) -> Callable[[AFunction], AFunction]:
     """Enter the decorated function into the table as the operators ``names``."""
 
-    def enter(function: Function) -> Function:
-        for name in names:
-            OPERATORS[name] = Operator(function, frozenset(known), frozenset(numbers), elementwise)
+    def enter(function: AFunction) -> AFunction:
+        OPERATORS.update(dict.fromkeys(names, Operator(function, known, numbers, elementwise)))
         return function
 
     return enter
+
+
+def operators(functions: Mapping[str, Function], known: tuple[int, ...] = (), *, elementwise: bool = False) -> None:
+    """Enter a function for each name into the table."""
+    for name, function in functions.items():
+        operator(name, known=known, elementwise=elementwise)(function)
 
 
 class Call(nn.Module):  # type: ignore[misc]
@@ -66,7 +78,7 @@ class Call(nn.Module):  # type: ignore[misc]
         self.node, self.chosen, self.specs, self.opset = node, chosen, specs, opset
         self.device = torch.device("cpu")
 
-    def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    def forward(self, *inputs: Tensor | Setting | float) -> tuple[Tensor, ...]:
         """The outputs of the node. Raises :class:`CaptureError` for a setting that is not supported."""
         made = self.chosen.function(self, *inputs)
         outputs = made if isinstance(made, tuple) else (made,)
@@ -75,9 +87,10 @@ class Call(nn.Module):  # type: ignore[misc]
                 raise self.refused(f"PyTorch makes the shape {tuple(tensor.shape)} where ONNX's rules make {spec}")
         return outputs
 
-    def attribute(self, name: str, default: Any = None) -> Any:
+    def attribute(self, name: str, default: Default) -> Default:
         """The node's attribute, or ``default``."""
-        return self.node.attributes.get(name, default)
+        found: Default = self.node.attributes.get(name, default)
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,12 +100,9 @@ class Call(nn.Module):  # type: ignore[misc]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The element type of the first output."""
+        """The element type of the first output. Raises :class:`CaptureError` for one that PyTorch lacks."""
         assert self.specs[0] is not None
-        return self.dtype_named(self.specs[0].dtype)
-
-    def dtype_named(self, name: str) -> torch.dtype:
-        """PyTorch's element type of a graphmem name. Raises :class:`CaptureError`."""
+        name = self.specs[0].dtype
         if name not in DTYPES:
             raise self.refused(f"PyTorch computes with no tensors of {name}")
         return DTYPES[name]
@@ -101,15 +111,20 @@ class Call(nn.Module):  # type: ignore[misc]
         """Whether the node's output at this position is there."""
         return output < len(self.specs) and self.specs[output] is not None
 
-    def setting(self, name: str, value: Any, default: Any = None) -> Any:
-        """A setting that newer operator sets give as an input and older ones as the attribute ``name``: a number or a
-        list of numbers. Raises :class:`CaptureError` when the input is no known constant."""
+    def numbers(self, name: str, value: Setting) -> list[int] | None:
+        """A list of numbers that newer operator sets give as an input and older ones as the attribute ``name``.
+        Raises :class:`CaptureError` when the input is no known constant."""
         if value is None:
-            given = self.attribute(name, default)
-            return list(given) if isinstance(given, tuple) else given
+            given = self.node.attributes.get(name)
+            return list(given) if isinstance(given, tuple) else given if given is None else [given]
         if isinstance(value, torch.Tensor):
             raise self.refused(f"its {name} is no constant of at most 1 KiB, so that it depends on data")
-        return value.tolist()
+        return np.atleast_1d(value).tolist()  # type: ignore[no-any-return]
+
+    def number(self, name: str, value: Setting, default: float | None = None) -> float | None:
+        """The same for one number, which may be a list of it alone."""
+        found = self.numbers(name, value)
+        return default if found is None else found[0]
 
     def refused(self, why: str) -> CaptureError:
         """The error for a node that cannot be run, to be raised."""

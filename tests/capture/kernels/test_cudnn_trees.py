@@ -22,9 +22,7 @@ from graphmem.cudnn.predicted.packed import (
     Leaf,
     Node,
     PackedError,
-    pack,
     read_header,
-    render,
     unpack,
 )
 from graphmem.cudnn.predicted.problem import Direction, Problem
@@ -35,6 +33,7 @@ from tests.oracles.cudnn.build import build
 from tests.oracles.cudnn.forms import Answer, problem_of
 from tests.oracles.cudnn.grow import Parameters, Sizes, _fp32_below, grow
 from tests.oracles.cudnn.manifest import Family, Manifest, read_manifest
+from tests.oracles.cudnn.packing import pack, render
 from tests.oracles.cudnn.shapes import draw
 
 MANIFEST = read_manifest()

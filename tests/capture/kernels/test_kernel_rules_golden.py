@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 if (places.installed_torch() or (0, 0)) < places.PYTORCH_VERSION:
     pytest.skip("recorded with a newer PyTorch than the installed one", allow_module_level=True)
 
-from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend  # noqa: E402
+from graphmem.capture.kernels.parts.sdp_choice import AttentionCall, choose_sdp_backend  # noqa: E402
 from tests.support.cards import HOPPER  # noqa: E402
 from tests.support.kernel_replay import KernelReplay, attention, batch_norm, forward_and_backward, rms_norm  # noqa: E402
 
@@ -156,14 +156,14 @@ def test_attention_backends_are_refused_where_cuda_refused_them() -> None:
         mask = (case["B"], 1, case["T"], case["T"]) if case["opt"] == "mask" else None
         backend = BACKENDS[case["backend"]]
         options = {
-            "mask_shape": mask,
+            "mask": mask,
             "dropout_p": 0.1 if case["opt"] == "drop" else 0.0,
             "is_causal": case["opt"] == "causal",
             "requires_grad": True,
-            "enabled": frozenset({backend}),
         }
+        call = AttentionCall(shape, shape, shape, DTYPES[case["dtype"]], HOPPER, **options)
         if "error" in case:
             with pytest.raises(RuntimeError, match="No available kernel"):
-                choose_sdp_backend(shape, shape, shape, DTYPES[case["dtype"]], HOPPER, **options)
+                choose_sdp_backend(call, frozenset({backend}))
         else:
-            assert choose_sdp_backend(shape, shape, shape, DTYPES[case["dtype"]], HOPPER, **options) == backend
+            assert choose_sdp_backend(call, frozenset({backend})) == backend

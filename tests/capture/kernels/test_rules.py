@@ -55,7 +55,7 @@ def test_a_name_the_schema_lacks_is_an_error_that_tells_the_names() -> None:
 
 
 def test_rules_ask_for_arguments_that_every_operator_of_theirs_has() -> None:
-    own = {name for name in vars(Call) if not name.startswith("__")}
+    own = {name for name in dir(Call) if not name.startswith("__")}
     for operator, function in RULES.items():
         signature = signature_of(operator)
         if signature is None:  # of another version, or an optional library
@@ -69,7 +69,7 @@ def test_rules_ask_for_arguments_that_every_operator_of_theirs_has() -> None:
 
 
 def test_no_argument_of_an_operator_is_hidden_by_a_name_of_the_call() -> None:
-    own = {name for name in vars(Call) if not name.startswith("__")} - {"dtype"}
+    own = {name for name in dir(Call) if not name.startswith("__")} - {"dtype"}
     for operator in RULES:
         signature = signature_of(operator)
         assert signature is None or own.isdisjoint(signature.positions), operator

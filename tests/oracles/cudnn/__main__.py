@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graphmem.cudnn.predicted import choice
-from graphmem.cudnn.predicted.packed import render
 from tests.oracles.cudnn.ask import Ask, asker
 from tests.oracles.cudnn.build import build
 from tests.oracles.cudnn.manifest import Family, Manifest, read_manifest
 from tests.oracles.cudnn.networks import measured
+from tests.oracles.cudnn.packing import render
 from tests.recorded import spreads
 
 PLANS = Path(choice.__file__).parent / choice.FOLDER

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from graphmem.cudnn.predicted import choice
 from graphmem.cudnn.predicted.choice import Plan, reached
-from graphmem.cudnn.predicted.packed import Node, Trees, pack, unpack
+from graphmem.cudnn.predicted.packed import Node, Trees, unpack
 from graphmem.cudnn.predicted.workspaces import workspace_bytes
 from graphmem.devices import device_named
 from tests.oracles.cudnn.ask import RECORDED, Ask, Batch, answers
 from tests.oracles.cudnn.forms import Answer, read
 from tests.oracles.cudnn.grow import Parameters, grow
 from tests.oracles.cudnn.manifest import Family, Manifest
+from tests.oracles.cudnn.packing import pack
 from tests.oracles.cudnn.shapes import Shape
 from tests.oracles.cudnn.written import NETWORKS
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
-from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, HighestHole, LowestHole, NeverReused
+from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, LowestHole
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.errors import DeviceOutOfMemory
 from graphmem.units import MIB
+from tests.support.addresses import HighestHole, NeverReused
 
 POLICIES: dict[str, Callable[[int], AddressPolicy]] = {
     "firstfit": LowestHole,

@@ -1,4 +1,4 @@
-"""Workspaces of convolutions: asked from the cuDNN that the user named, else as :mod:`cudnn_convolution` predicts."""
+"""Workspaces of convolutions: asked from the cuDNN that the user named, else as :mod:`prediction` has them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,37 @@ from dataclasses import replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution
+from graphmem.capture.kernels.cudnn import prediction
 from graphmem.capture.kernels.parts.conv_backend import ConvParams, View
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.cudnn.plans import Convolution
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.workspaces import Workspace
 
-#: Bytes; what PyTorch tells cuDNN of an address that 32 divides, as those of copies and results do: they are blocks.
+#: Bytes; what PyTorch gives cuDNN for an address that 32 divides, as those of copies and results do: they are blocks.
 _LARGEST_ALIGNMENT = 32
 
 
 def first_workspace(problem: Problem, direction: Direction, card: Card, question: Convolution) -> Workspace:
     """Workspace, in bytes, of the plan that PyTorch takes without ``cudnn.benchmark``, and of those it takes where that
     one's is refused. Predicted ones end with a plan without any, as all lists of cuDNN 9.20 did that were looked at."""
-    if card.cudnn is not None and not problem.is_empty:
-        answer = card.cudnn.workspaces(question)
-        if answer is not None:
-            return Workspace(answer[0], later=answer[1:])
-    predicted = cudnn_convolution.convolution_workspace(problem, direction, card)
-    _note_predicted(problem, card, question)
+    if problem.is_empty:
+        return Workspace(0)
+    answer = card.cudnn.workspaces(question) if card.cudnn is not None else None
+    if answer is not None:
+        return Workspace(answer[0], later=answer[1:])
+    card.predicted.add(question)
+    predicted = prediction.convolution_workspace(problem, direction, card)
     return replace(predicted, later=(0,)) if predicted.size else predicted
 
 
 def largest_workspace(problem: Problem, direction: Direction, card: Card, question: Convolution) -> Workspace:
     """Workspace, in bytes, in which ``cudnn.benchmark`` times all plans: the largest that one of them asks for."""
-    if card.cudnn is not None and not problem.is_empty:
-        answer = card.cudnn.largest_workspace(question)
-        if answer is not None:
-            return Workspace(answer)
-    _note_predicted(problem, card, question)
-    return cudnn_convolution.largest_workspace(problem, direction, card)
-
-
-def _note_predicted(problem: Problem, card: Card, question: Convolution) -> None:
-    if not problem.is_empty:
-        card.predicted.add(question)
+    answer = card.cudnn.largest_workspace(question) if card.cudnn is not None else None
+    if answer is not None:
+        return Workspace(answer)
+    card.predicted.add(question)
+    return prediction.largest_workspace(problem, direction, card)
 
 
 def question_of(

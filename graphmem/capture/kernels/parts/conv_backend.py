@@ -13,6 +13,7 @@ from enum import Enum
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import channels_last_order, contiguous_strides, lies_in_order
 from graphmem.devices.capabilities import Capability
 
 _MAX_INT32 = 2**31 - 1
@@ -57,13 +58,17 @@ class View:
 
     def is_dense(self, channels_last: bool) -> bool:
         """``is_contiguous(memory_format)``."""
-        order = (1, *range(len(self.shape) - 1, 1, -1), 0) if channels_last else range(len(self.shape) - 1, -1, -1)
-        expected = 1
-        for dim in order:
-            if self.shape[dim] != 1 and self.strides[dim] != expected:
-                return math.prod(self.shape) == 0
-            expected *= self.shape[dim]
-        return True
+        order = channels_last_order(len(self.shape)) if channels_last else None
+        return 0 in self.shape or lies_in_order(self.shape, self.strides, order)
+
+    def dense(self, channels_last: bool) -> View:
+        """A dense copy."""
+        order = channels_last_order(len(self.shape)) if channels_last else None
+        return View(self.shape, contiguous_strides(self.shape, order), self.dtype)
+
+    def suggests_dense(self) -> bool:
+        """Whether it is dense in the memory format that it suggests itself."""
+        return self.is_dense(self.suggests_channels_last())
 
     def suggests_channels_last(self) -> bool:
         """``suggest_memory_format`` is not contiguous (is_channels_last_strides of c10/core/MemoryFormat.h)."""

@@ -14,57 +14,28 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import is_dense
 from graphmem.diagnostics import Code
 
-#: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
-_UNMODELLED = {
-    "aten._cudnn_ctc_loss": "cuDNN's workspace for CTC, which the library tells on a card alone",
-    "aten._fft_": "cuFFT's plan workspace, of which a part is estimated",
-    "aten._linalg_det": "cuSOLVER's workspace, where the matrix is large or the only one",
-    "aten._linalg_eigh": "the decomposition's workspace (cuSOLVER)",
-    "aten._linalg_slogdet": "cuSOLVER's workspace, where the matrix is large or the only one",
-    "aten._linalg_solve_ex": "cuSOLVER's workspace, where the matrix is large or the only one",
-    "aten._linalg_svd": "the decomposition's workspace (cuSOLVER)",
-    "aten._spdiags": "sparse matrices",
-    "aten._sparse": "sparse matrices (cuSPARSE)",
-    "aten.cholesky": "the factorization's workspace (cuSOLVER)",
-    "aten.geqrf": "the decomposition's workspace (cuSOLVER)",
-    "aten.isin.Tensor_Tensor": "sorted values, where more than a few are looked for",
-    "aten.linalg_cholesky_ex": "the factorization's workspace (cuSOLVER)",
-    "aten.linalg_eig": "the decomposition's workspace (MAGMA or cuSOLVER)",
-    "aten.linalg_householder_product": "the product's workspace (cuSOLVER)",
-    "aten.linalg_inv_ex": "cuSOLVER's workspace, where the matrix is large or the only one",
-    "aten.linalg_ldl": "the factorization's workspace (cuSOLVER)",
-    "aten.linalg_lstsq": "the solver's workspace (cuSOLVER)",
-    "aten.linalg_lu": "the factorization's workspace (cuSOLVER)",
-    "aten.linalg_lu_factor": "cuSOLVER's workspace, where the matrix is large or the only one",
-    "aten.linalg_qr": "the decomposition's workspace (cuSOLVER)",
-    "aten.linalg_solve_triangular": "copies of operands",
-    "aten.lu_": "the factorization's workspace (cuSOLVER)",
-    "aten.mode": "sorted slices, where they are longer than 1,024",
-    "aten.ormqr": "the product's workspace (cuSOLVER)",
-    "aten.triangular_solve": "copies of operands",
-}
 
-#: Those that have a rule all the same, which estimates.
-_ESTIMATED = (
-    "aten._cudnn_ctc_loss", "aten._fft_", "aten._linalg_det", "aten._linalg_slogdet", "aten._linalg_solve_ex",
-    "aten.isin.Tensor_Tensor", "aten.linalg_inv_ex", "aten.linalg_lu_factor", "aten.linalg_solve_triangular",
-    "aten.mode",
-)  # fmt: skip
+def read_table(name: str) -> dict[str, Any]:
+    """A table of operators beside this file."""
+    table: dict[str, Any] = json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return table
+
+
+#: ``unmodelled.json``. ``memory``: beginning of an operator's name -> what it holds; the longest that fits counts.
+#: ``estimated``: those that have a rule all the same, which estimates. ``libraries``: namespaces of operators whose
+#: kernels have rules, or allocate nothing but outputs.
+_TABLE = read_table("unmodelled.json")
+_UNMODELLED: dict[str, str] = _TABLE["memory"]
+_ESTIMATED, _MODELLED_LIBRARIES = tuple(_TABLE["estimated"]), set(_TABLE["libraries"])
 
 #: Of those, calls that the rule knows all of.
 _EXACT: dict[str, Callable[[Sequence[Any]], bool]] = {
     # Compared with each of a few: ``isin_Tensor_Tensor_out``, ATen/native/TensorCompare.cpp (2.13).
     "aten.isin.Tensor_Tensor": lambda args: args[1].numel() < int(10.0 * args[0].numel() ** 0.145),
 }
-
-#: Namespaces of operators whose kernels have rules, or allocate nothing but outputs.
-_MODELLED_LIBRARIES = frozenset(
-    ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "profiler",
-     "inductor", "rngprims", "streams", "graphmem", "bitsandbytes", "debugprims", "higher_order")
-)  # fmt: skip
-
 
 #: Overloads with a generator -> those without, which call them with none: ATen/native/TensorFactories.cpp (2.13).
 _WITH_GENERATOR = {
@@ -124,26 +95,14 @@ def layout_of(tensor: torch.Tensor) -> str:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()]):
         return "channels_last"
-    return "permuted" if _is_dense(tensor) else "sliced"
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether every element has one place, and there is none between them."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return "permuted" if is_dense(tensor) else "sliced"
 
 
 @functools.cache
 def _evidence() -> dict[str, Any]:
     """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``layouts``: operator -> those in
     which that is proven too; ``taking``: operator -> a case in which it takes more."""
-    text = resources.files(__package__).joinpath("outputs_only.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return read_table("outputs_only.json")
 
 
 def is_exact(name: str, args: Sequence[Any]) -> bool:

@@ -79,6 +79,59 @@ class Layout:
         return 0
 
 
+def channels_last_order(dims: int) -> tuple[int, ...]:
+    """The order, slowest first, of the dimensions of a batch whose channels lie innermost."""
+    return (0, *range(2, dims), 1)
+
+
+def last_order(dims: int, last: int) -> tuple[int, ...]:
+    """The order of dimensions in which ``last`` is the innermost."""
+    return (*(dim for dim in range(dims) if dim != last), last)
+
+
+def lies_in_order(shape: Sequence[int], strides: Sequence[int], order: Sequence[int] | None = None) -> bool:
+    """Whether the strides are those of a dense tensor whose dimensions, slowest first, are ``order``. Dimensions of
+    one element do not count."""
+    dense = contiguous_strides(shape, order)
+    return all(size == 1 or stride == wanted for size, stride, wanted in zip(shape, strides, dense, strict=True))
+
+
+def iteration_order(shape: Sequence[int], strides: Sequence[Sequence[int]], reduced: int = 0) -> list[int]:
+    """Dimensions in the order in which ``TensorIterator`` walks them, innermost first (``reorder_dimensions``).
+
+    ``strides``: of each operand; 0 where it is repeated. The first ``reduced`` operands are results of a reduction, in
+    which the reduced dimensions, those of stride 0, come first.
+    """
+
+    order = list(reversed(range(len(shape))))
+    for place in range(1, len(order)):
+        for inner in reversed(range(place)):
+            answer = _comes_after(shape, strides, reduced, order[inner], order[place])
+            if answer is False:
+                break
+            if answer:
+                order[inner], order[place] = order[place], order[inner]
+                place = inner
+    return order
+
+
+def _comes_after(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], reduced: int, one: int, other: int
+) -> bool | None:
+    """Whether the dimension ``one`` is walked after the ``other``; None where the operands leave it open."""
+    for number, operand in enumerate(strides):
+        first, second = operand[one], operand[other]
+        if number < reduced and (first == 0) != (second == 0):
+            return second == 0
+        if first == 0 or second == 0:
+            continue
+        if first != second:
+            return first > second
+        if shape[one] > shape[other]:
+            return True
+    return None
+
+
 def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
     """Strides of a dense tensor whose dimensions, slowest first, are ``order``; those of a contiguous one without."""
     strides, expected = [1] * len(shape), 1

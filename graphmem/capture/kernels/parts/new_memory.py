@@ -12,13 +12,9 @@ import torch.utils.deterministic
 from graphmem.capture.kernels.parts.script import Script
 
 
-def fills_resized() -> bool:
-    """Whether storages that grow are filled: ``fill_uninitialized_memory`` is on by default."""
-    return bool(torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory)
-
-
 def fill_resized(script: Script, element_bytes: int) -> Script:
-    """After the birth of an output that was resized to its size; nothing in other modes."""
-    if fills_resized():
-        script.give(script.take(element_bytes, "element of new memory"))
+    """After the birth of an output that was resized to its size, where ``fill_uninitialized_memory`` is on as by
+    default; nothing in other modes."""
+    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+        script.scratch(element_bytes, "element of new memory")
     return script

@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 
 from graphmem.base.numbers import div_up, last_pow2
-from graphmem.capture.kernels.parts.layout import Strided
+from graphmem.capture.kernels.parts.layout import Strided, iteration_order
 from graphmem.capture.kernels.parts.script import Card, Script
 
 _MAX_INT32 = 2**31 - 1
@@ -131,40 +131,11 @@ def _iteration(
             stride *= max(kept[dim], 1)
     operands = [[size * s for s in output] for size in kernel.output_bytes]
     operands.append([kernel.value_bytes * s for s in strides])
-    iteration = _Iteration(list(shape), operands, kernel.value_bytes * offset)
-    _reorder(iteration, len(kernel.output_bytes))
+    order = iteration_order(shape, operands, len(kernel.output_bytes))
+    sizes, in_order = [shape[dim] for dim in order], [[stride[dim] for dim in order] for stride in operands]
+    iteration = _Iteration(sizes, in_order, kernel.value_bytes * offset)
     _coalesce(iteration)
     return iteration
-
-
-def _reorder(iteration: _Iteration, outputs: int) -> None:
-    shape, strides = iteration.shape, iteration.strides
-
-    def order(a: int, b: int) -> int:
-        """1 if dimension ``a`` comes after ``b``, -1 if before, 0 if undecided."""
-        for operand, stride in enumerate(strides):
-            if operand < outputs and (stride[a] == 0) != (stride[b] == 0):
-                return 1 if stride[b] == 0 else -1
-            if stride[a] == 0 or stride[b] == 0:
-                continue
-            if stride[a] != stride[b]:
-                return -1 if stride[a] < stride[b] else 1
-            if shape[a] > shape[b]:
-                return 1
-        return 0
-
-    permutation = list(reversed(range(len(shape))))
-    for i in range(1, len(permutation)):
-        moving = i
-        for other in reversed(range(i)):
-            comparison = order(permutation[other], permutation[moving])
-            if comparison < 0:
-                break
-            if comparison > 0:
-                permutation[other], permutation[moving] = permutation[moving], permutation[other]
-                moving = other
-    iteration.shape = [shape[dim] for dim in permutation]
-    iteration.strides = [[stride[dim] for dim in permutation] for stride in strides]
 
 
 def _coalesce(iteration: _Iteration) -> None:
@@ -278,12 +249,13 @@ def _accumulator_bytes(iteration: _Iteration, kernel: Kernel) -> int:
 
 
 def reduction_buffers(
-    tensor: Strided, dims: Sequence[int] | None, keepdim: bool, kernel: Kernel, card: Card
+    tensor: Strided, dims: Sequence[int] | int | None, keepdim: bool, kernel: Kernel, card: Card
 ) -> Buffers:
     """Buffers of one reduction of ``tensor`` over ``dims`` (None or empty: all) with ``kernel``."""
     if tensor.numel() == 0:
         return _NOTHING
     ndim = tensor.dim()
+    dims = [dims] if isinstance(dims, int) else dims
     reduced = frozenset(d % ndim for d in dims) if dims and ndim else frozenset(range(ndim))
     return _buffers(
         tuple(tensor.shape),
@@ -316,6 +288,14 @@ def sum_kernel(value: torch.dtype, output: torch.dtype) -> Kernel:
         accumulates_in_output=not coarse,
         max_threads=256 if value == torch.complex128 else 512,
     )
+
+
+def write_sum(
+    script: Script, values: Strided, dims: Sequence[int] | int | None, dtype: torch.dtype, card: Card,
+    keepdim: bool = False, into: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """The buffers of the sum of ``values`` of ``dtype`` over ``dims`` (None: all), ``into`` another type if given."""
+    reduction_buffers(values, dims, keepdim, sum_kernel(dtype, into or dtype), card).write(script)
 
 
 def welford_kernel(value: torch.dtype, outputs: Sequence[torch.dtype]) -> Kernel:

@@ -10,10 +10,11 @@ How to write one: docs/adding/kernel_rule.md.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, partial, wraps
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +24,8 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.devices.capabilities import Capability
 from graphmem.torch_names import private
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +61,30 @@ class Card:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-class Call:
-    """One call of an operator: its arguments under their names in the operator's schema, its outputs, and the card.
+class Arguments:
+    """The arguments of one call under their names in the operator's schema.
 
     ``call.weight``, ``call.dim``: an argument as it was given, or the schema's default. A name that the schema lacks is
     an AttributeError; :meth:`get` is for rules of several overloads of which some lack it.
     """
 
-    __slots__ = ("_args", "_kwargs", "_signature", "card", "outputs")
+    __slots__ = ("_args", "_kwargs", "_signature")
 
-    #: The output tensors. Outputs that are no tensors, such as gradients that were not asked for, are left out of the
-    #: list and of the counting.
-    outputs: Sequence[Any]
-    #: What the operator runs on.
-    card: Card
-
-    def __init__(
-        self, signature: Signature, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-    ) -> None:
+    def __init__(self, signature: Signature, args: Sequence[object], kwargs: dict[str, Any]) -> None:
         self._signature = signature
         self._args = args
         self._kwargs = kwargs
-        self.outputs = outputs
-        self.card = card
 
     def __getattr__(self, name: str) -> Any:
         position = self._signature.positions.get(name)
         if position is None:
-            raise AttributeError(f"{self.operator} has no argument {name!r}; it has {', '.join(self._names())}")
+            known = ", ".join(self._signature.positions)
+            raise AttributeError(f"{self.operator} has no argument {name!r}; it has {known}")
         if position < len(self._args):
             return self._args[position]
         return self._kwargs.get(name, self._signature.defaults[position])
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """The argument of this name; ``default`` where this overload of the operator has none."""
         return getattr(self, name) if name in self._signature.positions else default
 
@@ -100,19 +94,50 @@ class Call:
         return self._signature.operator
 
     @property
-    def dtype(self) -> Any:
-        """The type of the first output: the argument ``dtype`` where the operator has one and it was given."""
-        return self.outputs[0].dtype
-
-    @property
     def all_tensors(self) -> list[torch.Tensor]:
         """The arguments that are tensors, in the order of the schema: for operators that name the same one otherwise,
         as ``mat1`` of addmm and ``batch1`` of baddbmm."""
-        values = (getattr(self, name) for name in self._names())
+        values = (getattr(self, name) for name in self._signature.positions)
         return [value for value in values if isinstance(value, torch.Tensor)]
 
-    def _names(self) -> Sequence[str]:
-        return tuple(self._signature.positions)
+
+class Call(Arguments):
+    """One call of an operator: its arguments, its outputs, and the card. ``outputs``: the output tensors; what is no
+    tensor, such as a gradient that was not asked for, is left out of the list and of the counting."""
+
+    __slots__ = ("card", "outputs")
+
+    def __init__(
+        self,
+        signature: Signature,
+        args: Sequence[object],
+        kwargs: dict[str, Any],
+        outputs: Sequence[torch.Tensor],
+        card: Card,
+    ) -> None:
+        super().__init__(signature, args, kwargs)
+        self.outputs = outputs
+        self.card = card
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the first output: the argument ``dtype`` where the operator has one and it was given."""
+        return self.outputs[0].dtype
+
+
+def named(operator: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """The function takes its operator's arguments as one value, by their names, behind any parameters of its own."""
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        own = len(inspect.signature(function).parameters) - 1
+
+        @wraps(function)
+        def run(*args: object, **kwargs: object) -> T:
+            return function(*args[:own], Arguments(_signature(operator), args[own:], kwargs))
+
+        return run
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +195,11 @@ class Step:
     bytes: int | None = None
     label: str = ""
     plans: tuple[int, ...] = ()
-    shape: Any = None
+    shape: object = None
+
+
+#: What an output of an operator that runs inside another is there: see :meth:`Script.call`.
+Birth = int | str | None
 
 
 @dataclass(slots=True)
@@ -180,18 +209,31 @@ class Script:
     steps: list[Step] = field(default_factory=list)
     _tokens: int = 0
 
+    @staticmethod
+    def of(call: Call) -> Script:
+        """A script in which all outputs are allocated first, in their order."""
+        return Script().outputs(*range(len(call.outputs)))
+
     def output(self, index: int = 0, size: int | None = None) -> Script:
         """Output ``index`` (position among the output tensors) is allocated here, of ``size`` bytes if given."""
         self.steps.append(Step("output", index, size))
         return self
 
+    def outputs(self, *indices: int) -> Script:
+        """These outputs are allocated here, in this order."""
+        self.steps.extend(Step("output", index) for index in indices)
+        return self
+
     def take(self, size: int, label: str) -> int:
         """A buffer of ``size`` bytes is allocated here. Returns the token to give it back with."""
-        self._tokens += 1
-        self.steps.append(Step("take", self._tokens, size, label))
-        return self._tokens
+        return self.take_for_plan((size,), label, None)
 
-    def take_for_plan(self, plans: tuple[int, ...], label: str, shape: Any) -> int:
+    def scratch(self, size: int, label: str) -> Script:
+        """A buffer of ``size`` bytes is allocated here and given back at once."""
+        self.give(self.take(size, label))
+        return self
+
+    def take_for_plan(self, plans: tuple[int, ...], label: str, shape: object) -> int:
         """The workspace of a library's call is allocated here: of the first plan, in bytes, unless only a later one has
         its memory. Returns the token to give it back with."""
         self._tokens += 1
@@ -202,16 +244,24 @@ class Script:
         """The copy that ``tensor.contiguous()`` makes if it must, as a list of none or one token."""
         return [] if tensor.is_contiguous() else [self.take(bytes_of(tensor), label)]
 
-    def give(self, *tokens: int) -> None:
+    def give(self, *tokens: int) -> Script:
         """The buffers go back, in this order."""
         self.steps.extend(Step("give", token) for token in tokens)
+        return self
 
-    def product(self) -> None:
+    def product(self) -> Script:
         """The operator calls cuBLAS here, whose workspace is taken now unless the thread holds it already."""
         self.steps.append(Step("product", 0))
+        return self
 
     def call(
-        self, operator: str, *args: Any, card: Card, outputs: Sequence[Any], births: Sequence[Birth], **kwargs: Any
+        self,
+        operator: str,
+        *args: object,
+        card: Card,
+        outputs: Sequence[torch.Tensor],
+        births: Sequence[Birth],
+        **kwargs: object,
     ) -> list[int]:
         """Another operator runs inside this one: the steps of its rule are written here.
 
@@ -219,58 +269,37 @@ class Script:
         what it is here: the number of an output of this operator, the label of a buffer that the caller gives back
         (their tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
         """
+        if len(outputs) != len(births):
+            raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")
         name = operator if operator.count(".") == 2 else f"{operator}.default"
-        written = run_rule(name, args, kwargs, outputs, card) or Script()
-        return _Inlined(self, outputs, births).write(written)
+        tokens: dict[int, int] = {}
+        waiting = dict(enumerate(births))  # outputs that the other script does not mention are born last
+        held: dict[int, int] = {}
+
+        def birth(index: int, size: int | None) -> None:
+            where = waiting.pop(index, None)
+            if isinstance(where, int):
+                self.output(where, size)
+            elif where is not None:
+                held[index] = self.take(bytes_of(outputs[index]) if size is None else size, where)
+
+        for step in (run_rule(name, args, kwargs, outputs, card) or Script()).steps:
+            if step.kind == "output":
+                birth(step.index, step.bytes)
+            elif step.kind == "take":
+                plans = step.plans or (step.bytes or 0,)
+                tokens[step.index] = self.take_for_plan(plans, step.label, step.shape)
+            elif step.kind == "give":
+                self.give(tokens[step.index])
+            else:
+                self.steps.append(step)
+        for index in list(waiting):
+            birth(index, None)
+        return [held[index] for index in sorted(held)]
 
     def empty_cache(self) -> None:
         """The operator calls ``CUDACachingAllocator::emptyCache``."""
         self.steps.append(Step("empty_cache", 0))
-
-
-#: What an output of an operator that runs inside another is there: see :meth:`Script.call`.
-Birth = int | str | None
-
-
-class _Inlined:
-    """Writes the script of one operator into that of another."""
-
-    def __init__(self, script: Script, outputs: Sequence[Any], births: Sequence[Birth]) -> None:
-        if len(outputs) != len(births):
-            raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")
-        self._script = script
-        self._outputs = outputs
-        self._births = births
-        self._held: dict[int, int] = {}
-        self._born: set[int] = set()
-
-    def write(self, inner: Script) -> list[int]:
-        """Copy the steps; outputs that the script does not mention are born last. Returns tokens of buffers."""
-        tokens: dict[int, int] = {}
-        for step in inner.steps:
-            if step.kind == "output":
-                self._birth(step.index, step.bytes)
-            elif step.kind == "take":
-                plans = step.plans or (step.bytes or 0,)
-                tokens[step.index] = self._script.take_for_plan(plans, step.label, step.shape)
-            elif step.kind == "give":
-                self._script.give(tokens[step.index])
-            else:
-                self._script.steps.append(step)
-        for index in range(len(self._births)):
-            self._birth(index, None)
-        return [self._held[index] for index in sorted(self._held)]
-
-    def _birth(self, index: int, size: int | None) -> None:
-        birth = self._births[index]
-        if index in self._born or birth is None:
-            return
-        self._born.add(index)
-        if isinstance(birth, int):
-            self._script.output(birth, size)
-        else:
-            tensor = self._outputs[index]
-            self._held[index] = self._script.take(bytes_of(tensor) if size is None else size, birth)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -278,15 +307,22 @@ class _Inlined:
 #: What an operator does to memory on this call; None for "nothing but its outputs".
 Rule = Callable[[Call], "Script | None"]
 #: The same before the call is bound: (positional args, keyword args, output tensors, card).
-BoundRule = Callable[[Sequence[Any], dict[str, Any], Sequence[Any], Card], "Script | None"]
+BoundRule = Callable[[Sequence[object], dict[str, Any], Sequence[torch.Tensor], Card], "Script | None"]
 
 #: The rules by full name of their operator.
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str, torch_before: tuple[int, int] | None = None, library: str | None = None) -> _Register:
+#: The rules whose whole sequences recordings hold, each with where they are. Every other rule is doubted.
+PROOFS: dict[str, str] = {}
+
+
+def rule(
+    *operators: str, proof: str = "", torch_before: tuple[int, int] | None = None, library: str | None = None
+) -> _Register:
     """Register a rule for operators by full name, for example ``aten.sum.dim_IntList``.
 
+    ``proof``: where recordings hold its whole sequence; without one, reports call the operator not checked.
     A name that the newest PyTorch does not know is refused, unless the rule is for versions ``torch_before`` some
     (major, minor), or for the operators of an optional ``library``, such as torchvision. Other versions may lack some
     operators, whose rules are then never asked. A second rule for an operator is refused. Raises ValueError.
@@ -298,11 +334,15 @@ def rule(*operators: str, torch_before: tuple[int, int] | None = None, library: 
                 raise ValueError(f"{operator} has a rule already: {RULES[operator].__qualname__}")
             _refuse_unknown(operator, torch_before, library)
             RULES[operator] = function
+            if proof:
+                PROOFS[operator] = proof
         return function
 
     return register
 
 
+#: Registers a rule that the recordings of graphmem's own tests hold.
+recorded_rule = partial(rule, proof="tests/golden/pytorch")
 _Register = Callable[[Rule], Rule]
 _RUNNING = versions.version_of(torch.__version__)
 
@@ -326,14 +366,16 @@ def rule_of(operator: str) -> BoundRule | None:
     if function is None or signature is None:
         return None
 
-    def bound(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    def bound(
+        args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
+    ) -> Script | None:
         return function(Call(signature, args, kwargs, outputs, card))
 
     return bound
 
 
 def run_rule(
-    operator: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+    operator: str, args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
 ) -> Script | None:
     """The script that an operator's rule gives for one call; None if it has no rule, or takes only its outputs."""
     bound = rule_of(operator)

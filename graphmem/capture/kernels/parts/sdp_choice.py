@@ -23,93 +23,63 @@ BACKENDS = frozenset({"flash", "efficient", "math", "cudnn"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of scaled_dot_product_attention, and the machine it is made on."""
+class AttentionCall:
+    """One call of scaled_dot_product_attention, by shapes, and the machine it is made on.
 
-    query: tuple[int, ...]
-    key: tuple[int, ...]
-    value: tuple[int, ...]
+    ``requires_grad``: one of query, key, value does and grad mode is on. ``last_stride_one``: the last stride of query,
+    key and value is 1. ``deterministic``: ``use_deterministic_algorithms(True)``, not the warn-only kind.
+    ``cudnn_version``: None for that of the wheel of the card's PyTorch.
+    """
+
+    query: Sequence[int]
+    key: Sequence[int]
+    value: Sequence[int]
     dtype: torch.dtype
     card: Card
-    cudnn_version: int
-    mask: tuple[int, ...] | None
-    mask_requires_grad: bool
-    dropout_p: float
-    is_causal: bool
-    enable_gqa: bool
-    requires_grad: bool
-    last_stride_one: bool
-    mask_last_stride_one: bool
-    deterministic: bool
+    mask: Sequence[int] | None = None
+    mask_requires_grad: bool = False
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    enable_gqa: bool = False
+    requires_grad: bool = False
+    last_stride_one: bool = True
+    mask_last_stride_one: bool = True
+    deterministic: bool = False
+    cudnn_version: int | None = None
 
     @property
     def limits(self) -> Capability:
         return self.card.limits
 
     @property
+    def cudnn(self) -> int:
+        return versions.wheel_cudnn(self.card.torch_version) if self.cudnn_version is None else self.cudnn_version
+
+    @property
     def is_half(self) -> bool:
         return self.dtype in HALF_TYPES
 
 
-def choose_sdp_backend(
-    query_shape: Sequence[int],
-    key_shape: Sequence[int],
-    value_shape: Sequence[int],
-    dtype: torch.dtype,
-    card: Card,
-    *,
-    mask_shape: Sequence[int] | None = None,
-    mask_requires_grad: bool = False,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    enable_gqa: bool = False,
-    requires_grad: bool = False,
-    enabled: frozenset[str] = BACKENDS,
-    last_stride_one: bool = True,
-    mask_last_stride_one: bool = True,
-    deterministic: bool = False,
-    cudnn_version: int | None = None,
-) -> str:
-    """The backend: ``flash``, ``efficient``, ``cudnn`` or ``math``.
-
-    ``requires_grad``: one of query, key, value does and grad mode is on. ``last_stride_one``: the last stride of query,
-    key and value is 1. ``deterministic``: ``use_deterministic_algorithms(True)``, not the warn-only kind.
-    Raises RuntimeError as PyTorch does where no backend that is enabled can.
-    """
-    call = _Call(
-        tuple(query_shape),
-        tuple(key_shape),
-        tuple(value_shape),
-        dtype,
-        card,
-        versions.wheel_cudnn(card.torch_version) if cudnn_version is None else cudnn_version,
-        None if mask_shape is None else tuple(mask_shape),
-        mask_requires_grad,
-        dropout_p,
-        is_causal,
-        enable_gqa,
-        requires_grad,
-        last_stride_one,
-        mask_last_stride_one,
-        deterministic,
-    )
+def choose_sdp_backend(call: AttentionCall, enabled: frozenset[str] = BACKENDS) -> str:
+    """The backend: ``flash``, ``efficient``, ``cudnn`` or ``math``. Raises RuntimeError as PyTorch does where none that
+    is ``enabled`` can."""
     for backend in _priority_order(call):
         if backend in enabled and _CAN_USE[backend](call):
             return backend
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _priority_order(call: _Call) -> tuple[str, ...]:
+def _priority_order(call: AttentionCall) -> tuple[str, ...]:
     """``check_prefer_cudnn_attention`` of sdp_utils.cpp, and the order of ATen/Context.h."""
     last = versions.CUDNN_ATTENTION_DEPRIORITIZED.holds(call.card.torch_version) and versions.flag(
         os.environ, "TORCH_CUDNN_SDPA_DEPRIORITIZED"
     )
-    if call.cudnn_version > 91500 and call.limits.cudnn_attention_first and not last:
+    if call.cudnn > 91500 and call.limits.cudnn_attention_first and not last:
         return ("cudnn", "flash", "efficient", "math")
     return ("flash", "efficient", "math", "cudnn")
 
 
-def _can_use_flash(call: _Call) -> bool:
+def _can_use_flash(call: AttentionCall) -> bool:
     head_dim = call.query[-1]
     return (
         _is_4d(call)
@@ -125,7 +95,7 @@ def _can_use_flash(call: _Call) -> bool:
     )
 
 
-def _flash_can_train(call: _Call) -> bool:
+def _flash_can_train(call: AttentionCall) -> bool:
     """The backward kernel of large heads asks more shared memory than the consumer cards have."""
     if not call.requires_grad or call.limits.flash_trains_wide_heads:
         return True
@@ -133,7 +103,7 @@ def _flash_can_train(call: _Call) -> bool:
     return head_dim <= 192 or (call.dropout_p == 0.0 and head_dim > 224)
 
 
-def _can_use_efficient(call: _Call) -> bool:
+def _can_use_efficient(call: AttentionCall) -> bool:
     alignment = _minimum_gemm_alignment(call)
     d_qk, d_v = call.query[-1], call.value[-1]
     dtypes = {torch.float16, torch.float32} | ({torch.bfloat16} if call.limits.bfloat16 else set())
@@ -151,15 +121,15 @@ def _can_use_efficient(call: _Call) -> bool:
     )
 
 
-def _minimum_gemm_alignment(call: _Call) -> int:
+def _minimum_gemm_alignment(call: AttentionCall) -> int:
     kernels = call.limits.efficient_attention
     uses_tensor_cores = kernels >= 80 or (kernels >= 70 and call.is_half)
     alignment = 4 if kernels >= 80 else 1
     return max(alignment, 128 // (16 if call.is_half else 32)) if uses_tensor_cores else alignment
 
 
-def _can_use_cudnn(call: _Call) -> bool:
-    if call.dropout_p > 0.0 and 91100 < call.cudnn_version < 91400:
+def _can_use_cudnn(call: AttentionCall) -> bool:
+    if call.dropout_p > 0.0 and 91100 < call.cudnn < 91400:
         return False
     return (
         _is_4d(call)
@@ -175,13 +145,13 @@ def _can_use_cudnn(call: _Call) -> bool:
     )
 
 
-def _cudnn_dropout(call: _Call) -> bool:
+def _cudnn_dropout(call: AttentionCall) -> bool:
     # cuDNN resolves the probability to 1/16 only.
     in_sixteenths = versions.CUDNN_DROPOUT_IN_SIXTEENTHS.holds(call.card.torch_version)
     return not in_sixteenths or (call.dropout_p * 16).is_integer()
 
 
-def _cudnn_mask(call: _Call) -> bool:
+def _cudnn_mask(call: AttentionCall) -> bool:
     mask = call.mask
     if mask is None:
         return True
@@ -191,7 +161,7 @@ def _cudnn_mask(call: _Call) -> bool:
     return all(size in (1, target) for size, target in zip(mask, wanted, strict=True))
 
 
-def _cudnn_shapes(call: _Call) -> bool:
+def _cudnn_shapes(call: AttentionCall) -> bool:
     batch, heads, query_length, d_qk = call.query
     key_length, d_v = call.key[2], call.value[3]
     if versions.CUDNN_ATTENTION_LIMITS_BATCH.holds(call.card.torch_version) and max(batch, heads) > 65535:
@@ -205,25 +175,25 @@ def _cudnn_shapes(call: _Call) -> bool:
     )
 
 
-def _cudnn_head_dim_limit(call: _Call, d_qk: int, d_v: int) -> int:
-    if call.cudnn_version >= 91100 and call.limits.cudnn_attention_192_128 and (d_qk, d_v) == (192, 128):
+def _cudnn_head_dim_limit(call: AttentionCall, d_qk: int, d_v: int) -> int:
+    if call.cudnn >= 91100 and call.limits.cudnn_attention_192_128 and (d_qk, d_v) == (192, 128):
         return 192
-    return call.limits.cudnn_attention_head if call.cudnn_version >= 91000 else 128
+    return call.limits.cudnn_attention_head if call.cudnn >= 91000 else 128
 
 
-def _is_4d(call: _Call) -> bool:
+def _is_4d(call: AttentionCall) -> bool:
     return len(call.query) == len(call.key) == len(call.value) == 4
 
 
-def _has_sequences(call: _Call) -> bool:
+def _has_sequences(call: AttentionCall) -> bool:
     return call.query[-2] != 0 and call.key[-2] != 0
 
 
-def _last_strides(call: _Call) -> bool:
+def _last_strides(call: AttentionCall) -> bool:
     return call.last_stride_one and (call.mask is None or call.mask_last_stride_one)
 
 
-def _batch_and_heads(call: _Call, *, supports_gqa: bool, same_kv_heads: bool = True) -> bool:
+def _batch_and_heads(call: AttentionCall, *, supports_gqa: bool, same_kv_heads: bool = True) -> bool:
     if not call.query[0] == call.key[0] == call.value[0]:
         return False
     heads, key_heads, value_heads = call.query[-3], call.key[-3], call.value[-3]
@@ -235,11 +205,11 @@ def _batch_and_heads(call: _Call, *, supports_gqa: bool, same_kv_heads: bool = T
     return heads == key_heads == value_heads
 
 
-def _groups_efficiently(call: _Call) -> bool:
+def _groups_efficiently(call: AttentionCall) -> bool:
     return versions.EFFICIENT_ATTENTION_GROUPED.holds(call.card.torch_version)
 
 
-_CAN_USE: dict[str, Callable[[_Call], bool]] = {
+_CAN_USE: dict[str, Callable[[AttentionCall], bool]] = {
     "flash": _can_use_flash,
     "efficient": _can_use_efficient,
     "cudnn": _can_use_cudnn,

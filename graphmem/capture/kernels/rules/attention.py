@@ -16,23 +16,18 @@ import torch
 from graphmem.base import versions
 from graphmem.base.numbers import last_pow2, round_up
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
-from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.reduction import write_sum
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 _FP32 = 4
 #: Philox seed and offset of flash attention: uint64[2] and a uint64 that is never used.
 _FLASH_SEED, _FLASH_UNUSED = 16, 8
 
 
-def _is_contiguous_bshd(tensor: torch.Tensor) -> bool:
-    """Whether a (B, H, S, D) tensor is contiguous once seen as (B, S, H, D), as the kernels see it."""
-    return bool(tensor.transpose(1, 2).is_contiguous())
-
-
 # --- flash ------------------------------------------------------------------------------------------------------------
 
 
-@rule("aten._scaled_dot_product_flash_attention.default")
+@recorded_rule("aten._scaled_dot_product_flash_attention.default")
 def flash_rule(call: Call) -> Script | None:
     query, key = call.query, call.key
     dropout = call.dropout_p
@@ -41,7 +36,7 @@ def flash_rule(call: Call) -> Script | None:
     if queries == 1 and heads > key_heads and dropout == 0.0:
         # One query token: its groups of heads take the place of the tokens (seqlenq_ngroups_swapped).
         queries, heads = heads // key_heads, key_heads
-    script = Script().output(0).output(1)
+    script = Script().outputs(0, 1)
     splits = 1 if dropout else flash_splits(batch * heads * -(-queries // 64), keys, head_dim, call.card.sm_count)
     partial = []
     if splits > 1:
@@ -54,8 +49,7 @@ def flash_rule(call: Call) -> Script | None:
     else:
         script.output(seed, 0).output(offset, 0)
     script.output(mask, 0)
-    script.give(*partial)
-    return script
+    return script.give(*partial)
 
 
 def _flash_seeds(script: Script, seed: int, offset: int, dropout: float) -> None:
@@ -89,18 +83,18 @@ def flash_splits(row_blocks: int, keys: int, head_dim: int, sm_count: int) -> in
     return next(splits for splits, value in efficiency.items() if value >= 0.85 * best)
 
 
-@rule("aten._scaled_dot_product_flash_attention_backward.default")
+@recorded_rule("aten._scaled_dot_product_flash_attention_backward.default")
 def flash_backward_rule(call: Call) -> Script | None:
     grad, query, key, _, out = call.grad_out, call.query, call.key, call.value, call.out
     batch, heads, queries, head_dim = query.shape
     keys, key_heads = key.shape[2], key.shape[1]
     script = Script()
     copies = [
-        script.take(bytes_of(tensor), f"contiguous {name}")
+        token
         for tensor, name in ((grad, "gradient"), (out, "output"))
-        if not _is_contiguous_bshd(tensor)
+        for token in script.contiguous(tensor.transpose(1, 2), f"contiguous {name}")
     ]
-    script.output(0).output(1).output(2)
+    script.outputs(0, 1, 2)
     rows = batch * heads * round_up(queries, 128)
     softmax = script.take(rows * _FP32, "softmax gradient sums")
     accumulator = rows * _rounded_head(head_dim) * _FP32
@@ -113,22 +107,20 @@ def flash_backward_rule(call: Call) -> Script | None:
         _sum_over_groups(script, key, heads, call.card)
     script.give(*reversed(taken))
     script.give(softmax)
-    script.give(*reversed(copies))
-    return script
+    return script.give(*reversed(copies))
 
 
 def _sum_over_groups(script: Script, key: torch.Tensor, heads: int, card: Card) -> None:
     batch, key_heads, keys, head_dim = key.shape
     grouped = Layout((batch, keys, key_heads, heads // key_heads, head_dim))
-    buffers = reduction_buffers(grouped, [3], False, sum_kernel(key.dtype, key.dtype), card)
     for _ in ("key", "value"):
-        buffers.write(script)
+        write_sum(script, grouped, [3], key.dtype, card)
 
 
 # --- memory-efficient -------------------------------------------------------------------------------------------------
 
 
-@rule("aten._scaled_dot_product_efficient_attention.default")
+@recorded_rule("aten._scaled_dot_product_efficient_attention.default")
 def efficient_rule(call: Call) -> Script | None:
     query, _, value = call.query, call.key, call.value
     batch, heads, queries = query.shape[:3]
@@ -141,7 +133,7 @@ def efficient_rule(call: Call) -> Script | None:
     if query.element_size() == 2 and max(query.shape[3], value.shape[3]) > 128:
         # No kernel holds a wider output tile in registers (kernels/cutlassF.h).
         size = batch * heads * queries * value.shape[3] * _FP32
-        script.give(script.take(size, "output accumulator"))
+        script.scratch(size, "output accumulator")
     return script
 
 
@@ -173,13 +165,13 @@ def _backward_tile(head_dim: int, half: bool, dropout: bool, card: Card) -> _Til
     return _Tile(64, 64, False)
 
 
-@rule("aten._scaled_dot_product_efficient_attention_backward.default")
+@recorded_rule("aten._scaled_dot_product_efficient_attention_backward.default")
 def efficient_backward_rule(call: Call) -> Script | None:
     grad, query, key, value, bias = call.grad_out_, call.query, call.key, call.value, call.attn_bias
     dropout, mask = call.dropout_p, call.grad_input_mask
     script = Script()
-    copies = [] if _is_contiguous_bshd(grad) else [script.take(bytes_of(grad), "contiguous gradient")]
-    script.output(0).output(1).output(2)
+    copies = script.contiguous(grad.transpose(1, 2), "contiguous gradient")  # the kernels see (B, S, H, D)
+    script.outputs(0, 1, 2)
     if mask[3] and len(call.outputs) > 3:
         script.output(3, bytes_of(bias) // bias.shape[-1] * round_up(bias.shape[-1], 16))
     heads = query.shape[1]
@@ -193,8 +185,7 @@ def efficient_backward_rule(call: Call) -> Script | None:
     delta = _take_delta(script, grad, half, call.card)
     workspace = script.take(_efficient_workspace(query, key, value, tile), "efficient attention workspace")
     script.give(delta, workspace, *reversed(grouped))
-    script.give(*copies)
-    return script
+    return script.give(*copies)
 
 
 def _take_delta(script: Script, grad: torch.Tensor, half: bool, card: Card) -> int:
@@ -206,7 +197,7 @@ def _take_delta(script: Script, grad: torch.Tensor, half: bool, card: Card) -> i
     product = script.take(rows * head_dim, "gradient times output")
     sums = script.take(rows, "delta")
     full = Layout((batch, queries, heads, head_dim))
-    reduction_buffers(full, [-1], False, sum_kernel(torch.float32, torch.float32), card).write(script)
+    write_sum(script, full, [-1], torch.float32, card)
     if heads > 1 and queries > 1:  # transposed, then made contiguous
         transposed = script.take(rows, "delta")
         script.give(sums)
@@ -238,7 +229,7 @@ def _key_splits(blocks: int, keys: int, tile: _Tile) -> int:
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
-@rule("aten._scaled_dot_product_cudnn_attention.default")
+@recorded_rule("aten._scaled_dot_product_cudnn_attention.default")
 def cudnn_rule(call: Call) -> Script | None:
     query = call.query
     batch, heads, queries = query.shape[:3]
@@ -249,7 +240,7 @@ def cudnn_rule(call: Call) -> Script | None:
         script.output(mask, 0)
     size = cudnn_forward_workspace(query, call.key, call.card)
     if size:
-        script.give(script.take(size, "cuDNN attention workspace"))
+        script.scratch(size, "cuDNN attention workspace")
     return script
 
 
@@ -270,16 +261,13 @@ def cudnn_forward_workspace(query: torch.Tensor, key: torch.Tensor, card: Card) 
     return int(round_up(rows * head_dim, 128) + 2 * round_up(rows, 128) + 128)
 
 
-@rule("aten._scaled_dot_product_cudnn_attention_backward.default")
+@recorded_rule("aten._scaled_dot_product_cudnn_attention_backward.default")
 def cudnn_backward_rule(call: Call) -> Script | None:
     grad, query, key, value = call.grad_out, call.query, call.key, call.value
-    script = Script()
-    for index in range(len(call.outputs)):
-        script.output(index)
+    script = Script.of(call)
     copies = [] if grad.stride(-1) == 1 else [script.take(bytes_of(grad), "gradient in the output's layout")]
-    script.give(script.take(cudnn_backward_workspace(query, key, value, call.card), "cuDNN attention workspace"))
-    script.give(*copies)
-    return script
+    script.scratch(cudnn_backward_workspace(query, key, value, call.card), "cuDNN attention workspace")
+    return script.give(*copies)
 
 
 def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, card: Card) -> int:

@@ -23,9 +23,10 @@ from graphmem.capture.kernels.parts.conv_backend import (
     runs_channels_last,
     select_backend,
 )
-from graphmem.capture.kernels.parts.layout import Layout, bytes_of
-from graphmem.capture.kernels.parts.reduction import Buffers, reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.gradients import Gradients
+from graphmem.capture.kernels.parts.layout import Layout
+from graphmem.capture.kernels.parts.reduction import write_sum
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.workspaces import Workspace
 from graphmem.labels import CUDNN, CUDNN_ESTIMATE, TIMING, TIMING_ESTIMATE
@@ -47,8 +48,8 @@ class _Convolution:
         groups = self.params.groups
         return replace(
             self,
-            input=_narrow(_dense(self.input, False), 1, groups),
-            weight=_narrow(_dense(self.weight, False), 0, groups),
+            input=_narrow(self.input.dense(False), 1, groups),
+            weight=_narrow(self.weight.dense(False), 0, groups),
             output=_narrow(self.output, 1, groups),
             params=replace(self.params, groups=1),
         )
@@ -60,63 +61,45 @@ def _narrow(view: View, dim: int, parts: int) -> View:
     return View(tuple(shape), view.strides, view.dtype)
 
 
-@rule("aten.convolution.default")
-def convolution_rule(call: Call) -> Script | None:
-    convolution = _convolution(call, call.outputs[0])
-    script = Script()
+@recorded_rule("aten.convolution.default")
+def convolution_rule(call: Call) -> Script:
+    """Forward, by the backend that PyTorch chooses."""
+    script, convolution = Script(), _convolution(call, call.outputs[0])
     row = _copy_of_row(script, call.input)
-    if row:
-        convolution = replace(convolution, input=_dense(convolution.input, False))
     _FORWARD[convolution.backend](script, convolution, call.bias is not None, call.card)
-    script.give(*row)
-    return script
+    return script.give(*row)
 
 
-@rule("aten.convolution_backward.default")
-def convolution_backward_rule(call: Call) -> Script | None:
-    convolution = _convolution(call, call.grad_output)
-    script = Script()
+@recorded_rule("aten.convolution_backward.default")
+def convolution_backward_rule(call: Call) -> Script:
+    """Backward, by the same; a bias's gradient that the backend leaves is summed at the end."""
+    script, convolution = Script(), _convolution(call, call.grad_output)
     row = _copy_of_row(script, call.input)
-    if row:
-        convolution = replace(convolution, input=_dense(convolution.input, False))
-    gradients = _Gradients(script, call.output_mask, [0 if g is None else bytes_of(g) for g in call.outputs])
+    gradients = Gradients(script, call.output_mask)
     _BACKWARD[convolution.backend](script, convolution, gradients, call.card)
-    if gradients.pending(2):
-        gradients.emit(2)
-        _bias_sum(convolution.output, call.card).write(script)
-    script.give(*row)
-    return script
+    if gradients.emit(2):
+        _sum_bias(script, convolution.output, call.card)
+    return script.give(*row)
 
 
 def _convolution(call: Call, output: torch.Tensor) -> _Convolution:
-    tensor, weight, card = call.input, call.weight, call.card
+    tensor = call.input
     params = ConvParams.of(
         tensor.dim() - 2,
         call.stride, call.padding, call.dilation, call.transposed, call.output_padding, call.groups,
     )  # fmt: skip
-    input_view, weight_view = View.of(tensor), View.of(weight)
+    input, weight = View.of(tensor), View.of(call.weight)
     if tensor.dim() == 3 and not tensor.is_contiguous():
-        input_view = _dense(input_view, False)
-    cudnn = torch.backends.cudnn.enabled and cudnn_takes(tensor.dtype, card.limits)
-    backend = select_backend(input_view, weight_view, params, cudnn)
-    channels_last = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE) and runs_channels_last(input_view, weight_view)
-    return _Convolution(input_view, weight_view, View.of(output), params, backend, channels_last)
+        input = input.dense(False)
+    cudnn = torch.backends.cudnn.enabled and cudnn_takes(tensor.dtype, call.card.limits)
+    backend = select_backend(input, weight, params, cudnn)
+    channels_last = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE) and runs_channels_last(input, weight)
+    return _Convolution(input, weight, View.of(output), params, backend, channels_last)
 
 
 def _copy_of_row(script: Script, tensor: torch.Tensor) -> list[int]:
     """One-dimensional inputs are made contiguous before anything else."""
-    if tensor.dim() != 3 or tensor.is_contiguous():
-        return []
-    return [script.take(bytes_of(tensor), "contiguous input")]
-
-
-def _dense(view: View, channels_last: bool) -> View:
-    order = (1, *range(len(view.shape) - 1, 1, -1), 0) if channels_last else range(len(view.shape) - 1, -1, -1)
-    strides, step = [0] * len(view.shape), 1
-    for dim in order:
-        strides[dim] = step
-        step *= view.shape[dim]
-    return View(view.shape, tuple(strides), view.dtype)
+    return script.contiguous(tensor, "contiguous input") if tensor.dim() == 3 else []
 
 
 def _copy(script: Script, view: View, channels_last: bool, label: str) -> list[int]:
@@ -124,33 +107,10 @@ def _copy(script: Script, view: View, channels_last: bool, label: str) -> list[i
     return [] if view.is_dense(channels_last) else [script.take(view.bytes, f"{label} in the kernel's layout")]
 
 
-class _Gradients:
-    """Outputs of the backward operator: input, weight, bias. Those not asked for are missing from the outputs."""
-
-    def __init__(self, script: Script, mask: Sequence[bool], sizes: Sequence[int]) -> None:
-        wanted = [index for index, asked in enumerate(mask) if asked]
-        self._position = {index: position for position, index in enumerate(wanted)}
-        self._script = script
-        self._done: set[int] = set()
-        self.sizes = sizes
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._position
-
-    def pending(self, index: int) -> bool:
-        return index in self._position and index not in self._done
-
-    def emit(self, index: int) -> None:
-        if self.pending(index):
-            self._script.output(self._position[index])
-            self._done.add(index)
-
-
-def _bias_sum(grad: View, card: Card, dims: Sequence[int] | None = None) -> Buffers:
+def _sum_bias(script: Script, grad: View, card: Card, dims: Sequence[int] | None = None) -> None:
     """The sum of the output's gradient over everything but the channels."""
     reduced = dims if dims is not None else [0, *range(2, len(grad.shape))]
-    layout = Layout(grad.shape, grad.strides)
-    return reduction_buffers(layout, reduced, False, sum_kernel(grad.dtype, grad.dtype), card)
+    write_sum(script, Layout(grad.shape, grad.strides), reduced, grad.dtype, card)
 
 
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
@@ -165,20 +125,20 @@ def _cudnn_forward(script: Script, call: _Convolution, bias: bool, card: Card) -
     script.give(*weight, *copies)
 
 
-def _cudnn_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
+def _cudnn_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
     copies, tensor = [], call.input
     if 1 in gradients:
         copies = _copy(script, tensor, call.channels_last, "input")
-        tensor = _dense(tensor, call.channels_last) if copies else tensor
-    grad = []
+        tensor = tensor.dense(call.channels_last) if copies else tensor
+    grad, format_of_input = [], tensor.suggests_channels_last()
     if call.backend is Backend.CUDNN_TRANSPOSE:
         # grad_output.contiguous(input.suggest_memory_format()), likewise held
-        grad = _copy(script, call.output, tensor.suggests_channels_last(), "gradient")
-        call = replace(call, output=_dense(call.output, tensor.suggests_channels_last()))
-    elif call.output.suggests_channels_last() != tensor.suggests_channels_last():
+        grad = _copy(script, call.output, format_of_input, "gradient")
+        call = replace(call, output=call.output.dense(format_of_input))
+    elif call.output.suggests_channels_last() != format_of_input:
         # grad_output.to(input.suggest_memory_format()), held for both gradients
         grad = [script.take(call.output.bytes, "gradient in the input's layout")]
-        call = replace(call, output=_dense(call.output, tensor.suggests_channels_last()))
+        call = replace(call, output=call.output.dense(format_of_input))
     _cudnn_input_gradient(script, call, gradients, card)
     if 1 in gradients:
         dense = _copy(script, call.output, call.channels_last, "gradient")
@@ -188,10 +148,9 @@ def _cudnn_backward(script: Script, call: _Convolution, gradients: _Gradients, c
     script.give(*grad, *copies)
 
 
-def _cudnn_input_gradient(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
-    if 0 not in gradients:
+def _cudnn_input_gradient(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
+    if not gradients.emit(0):
         return
-    gradients.emit(0)
     weight = _copy(script, call.weight, call.channels_last, "weight")
     grad = _copy(script, call.output, call.channels_last, "gradient")
     transposed = call.backend is Backend.CUDNN_TRANSPOSE
@@ -269,7 +228,7 @@ def _depthwise_forward(script: Script, call: _Convolution, bias: bool, card: Car
     script.give(*weight, *copies)
 
 
-def _depthwise_2d_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
+def _depthwise_2d_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
     grad = _copy(script, call.output, False, "gradient")
     if 1 in gradients:
         copies = _copy(script, call.input, False, "input")
@@ -282,17 +241,15 @@ def _depthwise_2d_backward(script: Script, call: _Convolution, gradients: _Gradi
     script.give(*grad)
 
 
-def _depthwise_3d_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
-    gradients.emit(0)
-    gradients.emit(1)
+def _depthwise_3d_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
+    gradients.emit(0, 1)
     grad = _copy(script, call.output, False, "gradient")
     if 0 in gradients:
         script.give(*_copy(script, call.weight, False, "weight"))
     if 1 in gradients:
         script.give(*_copy(script, call.input, False, "input"))
-    if 2 in gradients:
-        gradients.emit(2)
-        _bias_sum(call.output, card).write(script)
+    if gradients.emit(2):
+        _sum_bias(script, call.output, card)
     script.give(*grad)
 
 
@@ -315,8 +272,7 @@ def _slow_forward(script: Script, call: _Convolution, bias: bool, card: Card) ->
             part, _view = _copy_of_part(script, one.input, False, "input")
             _nogroup_forward(script, one, bias, take)
             script.give(*part)
-        script.output(0)
-        script.give(*parts)
+        script.output(0).give(*parts)
     script.give(*reversed(copies))
 
 
@@ -324,20 +280,18 @@ def _copy_of_part(script: Script, part: View, channels_last: bool, label: str) -
     """``subtensor``: a group's channels, contiguous in the format of the whole; the copy if any, and the result."""
     if part.is_dense(channels_last):
         return [], part
-    return [script.take(part.bytes, f"one group of {label}")], _dense(part, channels_last)
+    return [script.take(part.bytes, f"one group of {label}")], part.dense(channels_last)
 
 
 def _nogroup_forward(script: Script, call: _Convolution, bias: bool, output: Callable[[int | None], object]) -> None:
-    backend = call.backend
-    if backend is Backend.SLOW_TRANSPOSE_3D:
+    if call.backend is Backend.SLOW_TRANSPOSE_3D:
         _output_from_input_size(script, call, output)
     else:
         output(None)
     columns = _columns(script, call, always=call.params.transposed)
     script.product()
-    if bias and backend in (Backend.SLOW_TRANSPOSE_2D, Backend.SLOW_TRANSPOSE_3D):
-        pixels = math.prod(call.output.shape[2:]) * call.output.dtype.itemsize
-        script.give(script.take(pixels, "ones for the bias"))
+    if bias and call.params.transposed:
+        script.scratch(math.prod(call.output.shape[2:]) * call.output.dtype.itemsize, "ones for the bias")
     script.give(*columns)
 
 
@@ -375,137 +329,118 @@ def _columns(script: Script, call: _Convolution, always: bool = False) -> list[i
     return [script.take(_columns_bytes(call), "columns")] if always or _needs_columns(call) else []
 
 
-def _slow_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
+class _Parts(Gradients):
+    """The gradients of one group after the other: parts, which are joined at the end."""
+
+    def __init__(self, script: Script, mask: Sequence[bool], one: _Convolution) -> None:
+        super().__init__(script, mask)
+        self._sizes = (one.input.bytes, one.weight.bytes, one.output.shape[1] * one.weight.dtype.itemsize)
+        self.taken: tuple[list[int], ...] = ([], [], [])
+
+    def emit(self, *indices: int) -> bool:
+        wanted = [index for index in indices if index in self]
+        for index in wanted:
+            label = f"part of {('input', 'weight', 'bias')[index]} gradient"
+            self.taken[index].append(self._script.take(self._sizes[index], label))
+        return bool(wanted)
+
+
+def _slow_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
     copies = _copy(script, call.input, False, "input") + _copy(script, call.weight, False, "weight")
+    backward = _SLOW_BACKWARD[call.backend]
     if call.params.groups == 1:
-        _nogroup_backward(script, call, gradients.__contains__, gradients.emit, card)
+        backward(script, call, gradients, card)
     else:
-        _grouped_backward(script, call, gradients, card)
+        one = call.group()
+        parts = _Parts(script, [index in gradients for index in range(3)], one)
+        for _ in range(call.params.groups):
+            grad, view = _copy_of_part(script, one.output, call.output.suggests_channels_last(), "gradient")
+            part, _view = _copy_of_part(script, one.input, False, "input")
+            backward(script, replace(one, output=view), parts, card)
+            script.give(*part, *grad)
+        gradients.emit(0, 1, 2)
+        for tokens in reversed(parts.taken):
+            script.give(*tokens)
     script.give(*reversed(copies))
 
 
-def _grouped_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
-    one = call.group()
-    e = one.weight.dtype.itemsize
-    sizes = (one.input.bytes, one.weight.bytes, one.output.shape[1] * e)
-    parts: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    names = ("input", "weight", "bias")
-
-    def take(index: int) -> None:
-        if index in gradients:
-            parts[index].append(script.take(sizes[index], f"part of {names[index]} gradient"))
-
-    for _ in range(call.params.groups):
-        grad, view = _copy_of_part(script, one.output, call.output.suggests_channels_last(), "gradient")
-        part, _view = _copy_of_part(script, one.input, False, "input")
-        _nogroup_backward(script, replace(one, output=view), gradients.__contains__, take, card)
-        script.give(*part, *grad)
-    for index in (0, 1, 2):
-        gradients.emit(index)
-    for index in (2, 1, 0):
-        script.give(*parts[index])
-
-
-def _nogroup_backward(
-    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
-) -> None:
-    if call.backend is Backend.SLOW_2D:
-        _slow_2d_backward(script, call, wanted, emit, card)
-    elif call.backend in (Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D):
-        _slow_dilated_backward(script, call, wanted, emit, card)
-    else:
-        _slow_transpose_backward(script, call, wanted, emit, card)
-
-
-def _slow_2d_backward(
-    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
-) -> None:
+def _slow_2d_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
     grad = _copy(script, call.output, False, "gradient")
     columns: list[int] = []
-    if wanted(0):
-        emit(0)
+    if gradients.emit(0):
         columns = _columns(script, call, always=True)
         script.product()
-    if wanted(2):
-        emit(2)
-        _bias_sum(_dense(call.output, False), card).write(script)
-    if wanted(1):
-        emit(1)
+    if gradients.emit(2):
+        _sum_bias(script, call.output.dense(False), card)
+    if gradients.emit(1):
         columns = columns or _columns(script, call, always=True)
         script.product()
     script.give(*columns, *grad)
 
 
-def _slow_dilated_backward(
-    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
-) -> None:
+def _slow_dilated_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
     grad = _copy(script, call.output, False, "gradient")
-    for index in (0, 1, 2):
-        if wanted(index):
-            emit(index)
-    columns = _columns(script, call) if wanted(0) or wanted(1) else []
-    if wanted(0) or wanted(1):
+    gradients.emit(0, 1, 2)
+    columns = []
+    if 0 in gradients or 1 in gradients:
+        columns = _columns(script, call)
         script.product()
-    if wanted(2):
+    if 2 in gradients:
         shape = call.output.shape[1:]
-        image = _dense(View(shape, shape, call.output.dtype), False)
-        buffers = _bias_sum(image, card, range(1, len(shape)))
+        image = View(shape, shape, call.output.dtype).dense(False)
         for _ in range(call.output.shape[0]):
             total = script.take(shape[0] * call.output.dtype.itemsize, "one image's bias gradient")
-            buffers.write(script)
+            _sum_bias(script, image, card, range(1, len(shape)))
             script.give(total)
     script.give(*columns, *grad)
 
 
-def _slow_transpose_backward(
-    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
-) -> None:
-    if wanted(0):
+def _slow_transpose_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
+    if 0 in gradients:
         grad = _copy(script, call.output, False, "gradient")
-        emit(0)
+        gradients.emit(0)
         columns = _columns(script, call)
-        script.product()
-        script.give(*columns, *grad)
-    if wanted(1):
-        emit(1)
-    if wanted(2):
-        emit(2)
-    if wanted(1) or wanted(2):
+        script.product().give(*columns, *grad)
+    if gradients.emit(1, 2):
         grad = _copy(script, call.output, False, "gradient")
         columns = _columns(script, call)
-        if wanted(1):
+        if 1 in gradients:
             script.product()
-        if wanted(2):
-            _bias_sum(_dense(call.output, False), card).write(script)
+        if 2 in gradients:
+            _sum_bias(script, call.output.dense(False), card)
         script.give(*columns, *grad)
+
+
+_SLOW_BACKWARD: dict[Backend, Callable[[Script, _Convolution, Gradients, Card], None]] = {
+    Backend.SLOW_2D: _slow_2d_backward,
+    Backend.SLOW_DILATED_2D: _slow_dilated_backward,
+    Backend.SLOW_DILATED_3D: _slow_dilated_backward,
+    Backend.SLOW_TRANSPOSE_2D: _slow_transpose_backward,
+    Backend.SLOW_TRANSPOSE_3D: _slow_transpose_backward,
+}
 
 
 def _empty_forward(script: Script, call: _Convolution, bias: bool, card: Card) -> None:
     script.output(0)
 
 
-def _empty_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
-    for index in (0, 1, 2):
-        gradients.emit(index)
+def _empty_backward(script: Script, call: _Convolution, gradients: Gradients, card: Card) -> None:
+    gradients.emit(0, 1, 2)
 
 
-_SLOW = (
-    Backend.SLOW_2D, Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D, Backend.SLOW_TRANSPOSE_2D,
-    Backend.SLOW_TRANSPOSE_3D,
-)  # fmt: skip
 _FORWARD: dict[Backend, Callable[[Script, _Convolution, bool, Card], None]] = {
     Backend.CUDNN: _cudnn_forward,
     Backend.CUDNN_TRANSPOSE: _cudnn_forward,
     Backend.DEPTHWISE_2D: _depthwise_forward,
     Backend.DEPTHWISE_3D: _depthwise_forward,
     Backend.EMPTY: _empty_forward,
-    **dict.fromkeys(_SLOW, _slow_forward),
+    **dict.fromkeys(_SLOW_BACKWARD, _slow_forward),
 }
-_BACKWARD: dict[Backend, Callable[[Script, _Convolution, _Gradients, Card], None]] = {
+_BACKWARD: dict[Backend, Callable[[Script, _Convolution, Gradients, Card], None]] = {
     Backend.CUDNN: _cudnn_backward,
     Backend.CUDNN_TRANSPOSE: _cudnn_backward,
     Backend.DEPTHWISE_2D: _depthwise_2d_backward,
     Backend.DEPTHWISE_3D: _depthwise_3d_backward,
     Backend.EMPTY: _empty_backward,
-    **dict.fromkeys(_SLOW, _slow_backward),
+    **dict.fromkeys(_SLOW_BACKWARD, _slow_backward),
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
 
-@rule("aten._to_copy.default", "aten.copy_.default")
+@recorded_rule("aten._to_copy.default", "aten.copy_.default")
 def host_device_copy(call: Call) -> Script | None:
     """A source on the device is packed if it has gaps or another order than the destination; a destination on the
     device is filled by way of a packed one of the source's type. Types are converted on the host, unless the copy is
@@ -32,7 +32,7 @@ def host_device_copy(call: Call) -> Script | None:
         _from_device(script, source, destination, convert=non_blocking and not same_type)
     elif not destination.is_contiguous() or (non_blocking and not same_type):
         element = source.element_size() if non_blocking else destination.element_size()
-        script.give(script.take(destination.numel() * element, "packed copy from the host"))
+        script.scratch(destination.numel() * element, "packed copy from the host")
     return script
 
 

@@ -1,4 +1,4 @@
-"""Distances and norms.
+"""Distances.
 
 Sources: ATen/native/Distance.cpp (``_euclidean_dist``), ATen/native/cuda/DistanceKernel.cu,
 ATen/native/ReduceOps.cpp (``dist``) of PyTorch 2.13; orders observed on its CUDA build.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from graphmem.capture.kernels.parts.layout import bytes_of
-from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule, run_rule
+from graphmem.capture.kernels.parts.reduction import write_sum
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 
-@rule("aten.dist.default")
+@recorded_rule("aten.dist.default")
 def dist_rule(call: Call) -> Script | None:
     """The norm of a difference that is a tensor of its own."""
     shape = torch.broadcast_shapes(call.self.shape, call.other.shape)
@@ -21,11 +21,10 @@ def dist_rule(call: Call) -> Script | None:
     script = Script()
     held = script.take(bytes_of(difference), "difference")
     script.call("aten.linalg_vector_norm", difference, 2, card=call.card, outputs=call.outputs, births=[0])
-    script.give(held)
-    return script
+    return script.give(held)
 
 
-@rule("aten._euclidean_dist.default")
+@recorded_rule("aten._euclidean_dist.default")
 def euclidean_rule(call: Call) -> Script | None:
     """Distances by one matrix product, of vectors to which norms and ones are appended."""
     left, right = call.x1, call.x2
@@ -40,10 +39,7 @@ def euclidean_rule(call: Call) -> Script | None:
         size = bytes_of(side) // side.shape[-1] * width
         padded.append(script.take(size, "vectors with norms and ones"))
         script.give(*reversed(held), *scaled)
-    script.output(0)
-    script.product()
-    script.give(*reversed(padded))
-    return script
+    return script.output(0).product().give(*reversed(padded))
 
 
 def _norms(script: Script, side: torch.Tensor, card: Card) -> list[int]:
@@ -52,35 +48,23 @@ def _norms(script: Script, side: torch.Tensor, card: Card) -> list[int]:
     squares = script.take(bytes_of(side), "squares")
     held = [script.take(rows, "squared norms")]
     like = torch.empty(side.shape, dtype=side.dtype, device="meta")
-    reduction_buffers(like, [-1], True, sum_kernel(side.dtype, side.dtype), card).write(script)
+    write_sum(script, like, [-1], side.dtype, card, keepdim=True)
     script.give(squares)
     return [*held, script.take(rows, "ones")]
 
 
-@rule("aten._cdist_backward.default")
+@recorded_rule("aten._cdist_backward.default")
 def cdist_backward_rule(call: Call) -> Script | None:
     """A term for every pair and every component, then summed."""
     distances, width = call.cdist, call.x1.shape[-1]
     if call.p == 0 or distances.numel() == 0 or width == 0:
         return None
-    script = Script().output(0)
-    script.give(script.take(bytes_of(distances) * width, "terms of every pair"))
-    return script
+    return Script().output(0).scratch(bytes_of(distances) * width, "terms of every pair")
 
 
-@rule("aten._pdist_backward.default")
+@recorded_rule("aten._pdist_backward.default")
 def pdist_backward_rule(call: Call) -> Script | None:
     tensor = call.self
     if call.p == 0 or tensor.shape[0] <= 1 or tensor.shape[1] == 0:
         return None
-    script = Script().output(0)
-    script.give(script.take(bytes_of(tensor) * (tensor.shape[0] - 1), "terms of every pair"))
-    return script
-
-
-@rule("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
-def norm_rule(call: Call) -> Script | None:
-    """``at::norm`` ends in ``linalg_vector_norm``."""
-    p = 2 if call.p is None else call.p
-    arguments = {"dim": call.get("dim"), "keepdim": call.get("keepdim", False)}
-    return run_rule("aten.linalg_vector_norm.default", (call.self, p), arguments, call.outputs, call.card)
+    return Script().output(0).scratch(bytes_of(tensor) * (tensor.shape[0] - 1), "terms of every pair")

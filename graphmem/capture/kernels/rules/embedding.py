@@ -1,4 +1,5 @@
-"""Buffers of the gradient of an embedding (``aten/src/ATen/native/cuda/Embedding.cu``, ``EmbeddingBackwardKernel.cu``).
+"""Buffers of the gradients of embeddings and bags of them (``aten/src/ATen/native/cuda/Embedding.cu``,
+``EmbeddingBackwardKernel.cu``, ``EmbeddingBag.cu``).
 
 Many indices are sorted, so that each row of the gradient is summed by one team: partial sums of ten indices first.
 Order observed on the real 2.13.0 CUDA build.
@@ -11,8 +12,8 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
-from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.new_memory import fill_resized
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
 _UNSORTED_INDICES = 3072
@@ -30,43 +31,46 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
     origins = script.take(size, "origins of sorted indices")
     order = script.take(size, "range of indices")
     fill_resized(script, index_bytes)
-    storage = cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card)
-    script.give(script.take(storage, "radix sort"), order)
+    script.scratch(cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card), "radix sort").give(order)
     return ordered, origins
 
 
-@rule("aten.embedding.default")
+@recorded_rule("aten.embedding.default")
 def embedding_rule(call: Call) -> Script | None:
     """``weight.index_select(0, indices.reshape(-1))`` (ATen/native/Embedding.cpp): indices that cannot be viewed so
     are copied."""
-    indices = call.indices
-    if has_flat_view(indices):
-        return fill_resized(Script().output(0), call.weight.element_size()) if fills_resized() else None
-    script = Script()
-    copied = script.take(bytes_of(indices), "contiguous indices")
-    fill_resized(script.output(0), call.weight.element_size()).give(copied)
-    return script
+    script, indices = Script(), call.indices
+    copies = [] if has_flat_view(indices) else [script.take(bytes_of(indices), "contiguous indices")]
+    return fill_resized(script.output(0), call.weight.element_size()).give(*copies)
 
 
-@rule("aten.embedding_dense_backward.default")
+@recorded_rule("aten.embedding_dense_backward.default")
 def embedding_backward_rule(call: Call) -> Script | None:
     grad, indices, by_frequency = call.grad_output, call.indices, call.scale_grad_by_freq
     script = Script()
-    copies = [
-        script.take(bytes_of(tensor), f"contiguous {name}")
-        for tensor, name in ((indices, "indices"), (grad, "gradient"))
-        if not tensor.is_contiguous()
-    ]
+    copies = script.contiguous(indices, "contiguous indices") + script.contiguous(grad, "contiguous gradient")
     count = indices.numel()
     if count == 0 or (count <= _UNSORTED_INDICES and not by_frequency):
         script.output(0)
     else:
-        write_sorted_gradient(script, grad, indices, call.num_weights, by_frequency, call.card)
-    script.give(*reversed(copies))
+        _sorted_gradient(script, grad, indices, call.num_weights, by_frequency, call.card)
+    return script.give(*reversed(copies))
+
+
+_MAX = 2
+
+
+@recorded_rule("aten._embedding_bag_backward.default")
+def embedding_bag_backward_rule(call: Call) -> Script | None:
+    """Sums and means go the way of a large embedding, however few the indices are; maxima need no order."""
+    if call.mode == _MAX or call.sparse or call.indices.numel() == 0:
+        return None
+    script = Script()
+    _sorted_gradient(script, call.grad, call.indices, int(call.num_weights), call.scale_grad_by_freq, call.card)
     return script
 
 
-def write_sorted_gradient(
+def _sorted_gradient(
     script: Script, grad: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, card: Card
 ) -> None:
     """The buffers of summing the gradient's rows by sorted index; the gradient itself is output 0."""
@@ -77,16 +81,16 @@ def write_sorted_gradient(
     if by_frequency:
         counts.append(script.take(count * size, "how often each index occurs"))
         for _ in range(2):
-            script.give(script.take(cub.scan_by_key_bytes(count), "scan by key"))
+            script.scratch(cub.scan_by_key_bytes(count), "scan by key")
     script.output(0)
     segments = script.take(count * size, "segment offsets")
     segment_count = script.take(8, "number of segments")
     unique = script.take(count * size, "unique indices")
-    script.give(script.take(cub.unique_by_key_bytes(count, size, card), "unique by key"), unique)
+    script.scratch(cub.unique_by_key_bytes(count, size, card), "unique by key").give(unique)
     most_segments = min(count, rows)
     partials = script.take(most_segments * size, "partials per segment")
     offsets = script.take(most_segments * size, "partials per segment, summed")
-    script.give(script.take(cub.scan_bytes(most_segments, size, card), "scan"))
+    script.scratch(cub.scan_bytes(most_segments, size, card), "scan")
     partial_count = script.take(8, "number of partials")
     most_partials = count // _ROWS_PER_PARTIAL + most_segments
     starts = script.take(most_partials * size, "starts of partials")

@@ -8,11 +8,11 @@ The copy that a transform to real numbers makes of its input was recorded on the
 from __future__ import annotations
 
 from graphmem.capture.kernels.parts.layout import bytes_of
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 from graphmem.labels import CUFFT
 
 
-@rule("aten._fft_r2c.default", "aten._fft_c2c.default")
+@recorded_rule("aten._fft_r2c.default", "aten._fft_c2c.default")
 def to_complex_rule(call: Call) -> Script | None:
     """The result, and the work area around the call. Real numbers have half the frequencies, the rest are mirrored."""
     tensor, dims = call.self, call.dim
@@ -22,12 +22,10 @@ def to_complex_rule(call: Call) -> Script | None:
     if not tensor.is_complex():
         length = int(tensor.shape[dims[-1]])
         elements = elements // length * (length // 2 + 1)
-    script = Script().output(0)
-    script.give(script.take(elements * call.outputs[0].element_size(), CUFFT))
-    return script
+    return Script().output(0).scratch(elements * call.outputs[0].element_size(), CUFFT)
 
 
-@rule("aten._fft_c2r.default")
+@recorded_rule("aten._fft_c2r.default")
 def to_real_rule(call: Call) -> Script | None:
     """cuFFT may overwrite the input of a transform to real numbers, so it is always copied (issue 34551)."""
     tensor = call.self
@@ -35,5 +33,4 @@ def to_real_rule(call: Call) -> Script | None:
         return None
     script = Script().output(0)
     copied = script.take(bytes_of(tensor), "copy of the input, which cuFFT overwrites")
-    script.give(script.take(bytes_of(tensor), CUFFT), copied)
-    return script
+    return script.scratch(bytes_of(tensor), CUFFT).give(copied)

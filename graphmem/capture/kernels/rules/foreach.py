@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
 #: ``kChunkSize``: elements that one block reduces (``ATen/native/cuda/MultiTensorApply.cuh``).
 CHUNK_ELEMENTS = 65536
 
 
-@rule("aten._foreach_norm.Scalar", "aten._foreach_max.default")
+@recorded_rule("aten._foreach_norm.Scalar", "aten._foreach_max.default")
 def foreach_reduction(call: Call) -> Script | None:
     """One partial result a chunk and tensor, zero-filled, before the scalars are allocated; freed at the end."""
     tensors = call.self
@@ -31,42 +30,36 @@ def foreach_reduction(call: Call) -> Script | None:
         return _compact_reduction(call, sum(chunks) * accumulate)
     script = Script()
     partial = script.take(len(tensors) * max(chunks) * accumulate, "partial norms")
-    for index in range(len(call.outputs)):
-        script.output(index)
-    script.give(partial)
-    return script
+    script.outputs(*range(len(call.outputs)))
+    return script.give(partial)
 
 
 def _compact_reduction(call: Call, size: int) -> Script:
     script = Script()
     starts = script.take((len(call.self) + 1) * 8, "starts of partial norms")
     partial = script.take(size, "partial norms")
-    for index in range(len(call.outputs)):
-        script.output(index)
-    script.give(partial, starts)
-    return script
+    script.outputs(*range(len(call.outputs)))
+    return script.give(partial, starts)
 
 
-@rule("aten.pow.Scalar")
+@recorded_rule("aten.pow.Scalar")
 def pow_of_number(call: Call) -> Script | None:
     """``beta ** step``: the number becomes a tensor of one element on the device, of its own type, after the output
     (``pow_Scalar_out``: ``wrapped_scalar_tensor(base, exp.device())``, ATen/native/Pow.cpp); a base of 1 does not."""
     base = call.self
     if base == 1:
         return None
-    script = Script().output(0)
-    script.give(script.take(_number_bytes(base), "base of a power"))
-    return script
+    return Script().output(0).scratch(_number_bytes(base), "base of a power")
 
 
-def _number_bytes(number: Any) -> int:
+def _number_bytes(number: complex) -> int:
     """Bytes of ``scalar_to_tensor(number)``: double, int64, complex double or bool (ATen/ScalarOps.h)."""
     if isinstance(number, bool):
         return 1
     return 16 if isinstance(number, complex) else 8
 
 
-@rule("aten.isinf.default")
+@recorded_rule("aten.isinf.default")
 def is_infinite(call: Call) -> Script | None:
     """``self.abs() == inf`` (``at::native::isinf``, ATen/native/UnaryOps.cpp); whole numbers are filled with False."""
     value = call.self
@@ -82,7 +75,7 @@ def is_infinite(call: Call) -> Script | None:
 BLOCK_BYTES = 2048
 
 
-@rule("aten._chunk_cat.default", "aten._chunk_cat.out")
+@recorded_rule("aten._chunk_cat.default", "aten._chunk_cat.out")
 def chunk_cat_rule(call: Call) -> Script | None:
     """One kernel copies contiguous tensors, told by seven lists of 64-bit numbers; others are padded and concatenated.
 
@@ -95,9 +88,7 @@ def chunk_cat_rule(call: Call) -> Script | None:
     if not all(tensor.is_contiguous() for tensor in tensors):
         return _padded_and_concatenated(tensors, dim, chunks)
     size = chunk_lists_bytes(tensors, dim, chunks, call.outputs[0].element_size())
-    script = Script().output(0)
-    script.give(script.take(size, CHUNK_LISTS))
-    return script
+    return Script().output(0).scratch(size, CHUNK_LISTS)
 
 
 #: What the kernel is told.
@@ -122,5 +113,4 @@ def _padded_and_concatenated(tensors: Sequence[torch.Tensor], dim: int, chunks: 
         if longer != size:
             padded.append(script.take(bytes_of(tensor) // size * longer, "padded tensor"))
     script.output(0)
-    script.give(*padded)
-    return script
+    return script.give(*padded)

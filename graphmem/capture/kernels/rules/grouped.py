@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from graphmem.base import versions
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
 #: Three pointers, three strides and three 32-bit sizes of every group (GroupMM.cu).
 _GROUP_ARGUMENTS = 3 * 8 + 3 * 8 + 3 * 4
@@ -18,7 +18,7 @@ _GROUP_ARGUMENTS = 3 * 8 + 3 * 8 + 3 * 4
 _SMALL_GROUP = 128
 
 
-@rule("aten._grouped_mm.default")
+@recorded_rule("aten._grouped_mm.default")
 def grouped_mm_rule(call: Call) -> Script | None:
     """bfloat16 runs as one kernel on 9.x and 10.x; anything else is a product of cuBLAS per group."""
     first, second = call.self, call.mat2
@@ -35,8 +35,7 @@ def grouped_mm_rule(call: Call) -> Script | None:
     if not versions.GROUPED_PRODUCTS_SMALLER.holds(call.card.torch_version):
         per_multiprocessor += 128
     workspace = script.take(per_multiprocessor * call.card.sm_count, "workspace of CUTLASS")
-    script.give(workspace, arguments)
-    return script
+    return script.give(workspace, arguments)
 
 
 def _has_small_groups(first: torch.Tensor, second: torch.Tensor, groups: int) -> bool:

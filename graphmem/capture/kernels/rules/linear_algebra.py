@@ -14,7 +14,7 @@ import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 _ADDRESS = 8
 _INDEX = 8
@@ -44,9 +44,9 @@ def _factor(script: Script, matrices: torch.Tensor) -> None:
         _addresses(script, batch, 1)
 
 
-@rule("aten.linalg_lu_factor_ex.default")
+@recorded_rule("aten.linalg_lu_factor_ex.default")
 def lu_factor_rule(call: Call) -> Script:
-    script = Script().output(0).output(1).output(2)
+    script = Script().outputs(0, 1, 2)
     _factor(script, call.A)
     return script
 
@@ -68,25 +68,24 @@ def _diagonal(matrices: torch.Tensor) -> Layout:
     return Layout(matrices.shape[:-1], [*strides[:-2], strides[-2] + strides[-1]])
 
 
-@rule("aten._linalg_det.default")
+@recorded_rule("aten._linalg_det.default")
 def det_rule(call: Call) -> Script | None:
     """The product of the diagonal of U, and the sign of the permutation."""
     matrices = call.A
     if not matrices.numel():
         return None
     batch, size = _batch(matrices), matrices.shape[-1]
-    script = Script().output(0).output(1).output(2)
+    script = Script().outputs(0, 1, 2)
     infos = script.take(batch * 4, "errors")
     _factor(script, matrices)
     product = script.take(bytes_of(call.outputs[0]), "product of the diagonal")
     kernel = sum_kernel(matrices.dtype, matrices.dtype)
     reduction_buffers(_diagonal(call.outputs[1]), [-1], False, kernel, call.card).write(script)
     sign = _sign_of_permutation(script, batch, size, call.card)
-    script.give(sign, product, infos)
-    return script
+    return script.give(sign, product, infos)
 
 
-@rule("aten._linalg_slogdet.default")
+@recorded_rule("aten._linalg_slogdet.default")
 def slogdet_rule(call: Call) -> Script | None:
     """The signs of the diagonal of U and their product, then the logarithms of its values and their sum."""
     matrices = call.A
@@ -95,7 +94,7 @@ def slogdet_rule(call: Call) -> Script | None:
     batch, size = _batch(matrices), matrices.shape[-1]
     kernel, diagonal = sum_kernel(matrices.dtype, matrices.dtype), Layout(matrices.shape[:-1])
     diagonal_bytes = batch * size * matrices.element_size()
-    script = Script().output(0).output(1).output(2).output(3)
+    script = Script().outputs(0, 1, 2, 3)
     infos = script.take(batch * 4, "errors")
     _factor(script, matrices)
     sign = _sign_of_permutation(script, batch, size, call.card)
@@ -105,8 +104,7 @@ def slogdet_rule(call: Call) -> Script | None:
     script.give(product, signs, sign)
     logarithms = script.take(diagonal_bytes, "logarithms of the diagonal")
     reduction_buffers(diagonal, [-1], False, kernel, call.card).write(script)
-    script.give(logarithms, infos)
-    return script
+    return script.give(logarithms, infos)
 
 
 # --- solving ----------------------------------------------------------------------------------------------------------
@@ -157,14 +155,14 @@ def _triangular_systems(script: Script, batch: int, size: int, solution: int, ad
 def _solve(script: Script, batch: int, size: int, vectors: int, solution: int, adjoint: bool) -> None:
     way = _way_to_solve(batch, size, vectors, adjoint)
     if way == "looped":
-        script.give(script.take(4, "error"))
+        script.scratch(4, "error")
     elif way == "batched":
         _addresses(script, batch, 2)
     else:
         _triangular_systems(script, batch, size, solution, adjoint)
 
 
-@rule("aten.linalg_lu_solve.default")
+@recorded_rule("aten.linalg_lu_solve.default")
 def lu_solve_rule(call: Call) -> Script | None:
     """Factors that lie by rows, or fewer of them than right sides, are copied."""
     factors, pivots, result = call.LU, call.pivots, call.outputs[0]
@@ -181,8 +179,7 @@ def lu_solve_rule(call: Call) -> Script | None:
         held.append(script.take(batch * size * size * factors.element_size(), "factors for every right side"))
         held.append(script.take(batch * size * 4, "pivots for every right side"))
     _solve(script, batch, size, vectors, bytes_of(result), adjoint)
-    script.give(*reversed(held))
-    return script
+    return script.give(*reversed(held))
 
 
 def _lies_by_columns(matrices: torch.Tensor) -> bool:
@@ -192,7 +189,7 @@ def _lies_by_columns(matrices: torch.Tensor) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
 
 
-@rule("aten.linalg_solve_triangular.default")
+@recorded_rule("aten.linalg_solve_triangular.default")
 def solve_triangular_rule(call: Call) -> Script | None:
     """The right sides are copied into the result and solved there; a matrix that lies by rows is read transposed."""
     matrices, result = call.self, call.outputs[0]
@@ -204,11 +201,10 @@ def solve_triangular_rule(call: Call) -> Script | None:
     if _batch(matrices) != batch or not (matrices.is_contiguous() or _lies_by_columns(matrices)):
         copies.append(script.take(batch * size * size * matrices.element_size(), "matrices by columns"))
     _triangular_system(script, batch, size)
-    script.give(*copies)
-    return script
+    return script.give(*copies)
 
 
-@rule("aten._linalg_solve_ex.default")
+@recorded_rule("aten._linalg_solve_ex.default")
 def solve_rule(call: Call) -> Script | None:
     """The transposed system of a matrix that lies by rows, which saves a copy. A vector is solved beside the result."""
     matrices, result = call.A, call.outputs[0]
@@ -220,17 +216,14 @@ def solve_rule(call: Call) -> Script | None:
         return None
     adjoint = (matrices.is_contiguous() and not matrices.is_complex()) != (not call.left)
     vectors = 1 if is_vector else result.shape[-1] if call.left else result.shape[-2]
-    script = Script()
-    for output in range(len(call.outputs)):
-        script.output(output)
+    script = Script.of(call)
     _factor(script, matrices)
     beside = [script.take(bytes_of(result), "solution by columns")] if is_vector and size > 1 else []
     _solve(script, batch, size, vectors, bytes_of(result), adjoint)
-    script.give(*beside)
-    return script
+    return script.give(*beside)
 
 
-@rule("aten.linalg_inv_ex.default")
+@recorded_rule("aten.linalg_inv_ex.default")
 def inv_rule(call: Call) -> Script | None:
     """Solved for the identity, which the result holds at first."""
     matrices = call.A
@@ -238,26 +231,22 @@ def inv_rule(call: Call) -> Script | None:
         return None
     size, batch = matrices.shape[-1], _batch(matrices)
     adjoint = matrices.is_contiguous() and not matrices.is_complex()
-    script = Script().output(0).output(1)
+    script = Script().outputs(0, 1)
     factors = script.take(bytes_of(matrices), "factors")
     pivots = script.take(batch * size * 4, "pivots")
     _factor(script, matrices)
     _solve(script, batch, size, size, bytes_of(matrices), adjoint)
-    script.give(pivots, factors)
-    return script
+    return script.give(pivots, factors)
 
 
-@rule("aten.lu_unpack.default")
+@recorded_rule("aten.lu_unpack.default")
 def lu_unpack_rule(call: Call) -> Script | None:
     """The pivots become a permutation, counted from the identity."""
     factors = call.LU_data
     if not call.unpack_pivots or not factors.numel():
         return None
     rows, batch = factors.shape[-2], _batch(factors)
-    script = Script()
-    for output in range(len(call.outputs)):
-        script.output(output)
+    script = Script.of(call)
     identity = script.take(rows * _INDEX, "identity permutation")
     permutation = [script.take(batch * rows * _INDEX, "permutation")] if batch > 1 else []
-    script.give(identity, *permutation)
-    return script
+    return script.give(identity, *permutation)

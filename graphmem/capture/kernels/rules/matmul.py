@@ -14,7 +14,7 @@ import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, is_dense
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
 
 def _readable(tensor: torch.Tensor) -> bool:
@@ -35,8 +35,7 @@ def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
         return None
     script = Script().output(0)
     tokens = [script.take(bytes_of(matrix), "operand for cuBLAS") for matrix in copied]
-    script.give(*reversed(tokens))
-    return script
+    return script.give(*reversed(tokens))
 
 
 def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int, int]) -> bool:
@@ -52,18 +51,20 @@ def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int,
     )
 
 
-@rule("aten.bmm.default", "aten.bmm.dtype")
+@recorded_rule("aten.bmm.default", "aten.bmm.dtype")
 def bmm_rule(call: Call) -> Script | None:
     matrices = [call.self, call.mat2]
     return None if is_outer_product(matrices, call.card.torch_version) else _product(matrices)
 
 
-@rule("aten.mm.default", "aten.mm.out", "aten.mm.dtype", "aten.mm.dtype_out", "aten.bmm.out", "aten.bmm.dtype_out")
+@recorded_rule(
+    "aten.mm.default", "aten.mm.out", "aten.mm.dtype", "aten.mm.dtype_out", "aten.bmm.out", "aten.bmm.dtype_out"
+)
 def mm_rule(call: Call) -> Script | None:
     return _product([call.self, call.mat2])
 
 
-@rule(
+@recorded_rule(
     "aten.addmm.default", "aten.addmm.out", "aten.addmm.dtype", "aten.addmm.dtype_out",
     "aten.baddbmm.default", "aten.baddbmm.out", "aten.baddbmm.dtype", "aten.baddbmm.dtype_out",
 )  # fmt: skip
@@ -71,7 +72,7 @@ def addmm_rule(call: Call) -> Script | None:
     return _product(call.all_tensors[1:3])
 
 
-@rule("aten.mv.default", "aten.addmv.default")
+@recorded_rule("aten.mv.default", "aten.addmv.default")
 def mv_rule(call: Call) -> Script | None:
     """``addmv``: a matrix without a contiguous row or column is copied."""
     return _product([call.all_tensors[-2]])

@@ -12,9 +12,11 @@ import torch
 
 from graphmem.base import versions
 from graphmem.base.numbers import last_pow2
+from graphmem.capture.kernels.parts.conv_backend import View
+from graphmem.capture.kernels.parts.gradients import Gradients
 from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, Strided, bytes_of
-from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, write_sum
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 from graphmem.capture.torch_internals import suggest_memory_format
 
 
@@ -27,56 +29,31 @@ def _is_half(tensor: torch.Tensor) -> bool:
     return tensor.dtype in HALF_TYPES
 
 
-class _Gradients:
-    """Outputs of a backward operator under its output mask: masked ones are missing from the flattened outputs."""
-
-    def __init__(self, mask: Sequence[bool]) -> None:
-        positions = iter(range(len(mask)))
-        self._position = {index: next(positions) for index, wanted in enumerate(mask) if wanted}
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._position
-
-    def emit(self, script: Script, *indices: int) -> None:
-        for index in indices:
-            if index in self._position:
-                script.output(self._position[index])
-
-
 # --- layer norm and RMS norm (aten/src/ATen/native/cuda/layer_norm_kernel.cu) -----------------------------------------
 
 
-@rule("aten.native_layer_norm.default")
-def layer_norm_rule(call: Call) -> Script | None:
-    script, tensor = Script(), call.input
-    copies = script.contiguous(tensor, "contiguous input")
-    rows = call.outputs[1].numel() * _accumulate_bytes(tensor)
-    script.output(0).output(1, rows).output(2, rows)
-    script.give(*copies)
-    return script
-
-
-@rule("aten._fused_rms_norm.default")
-def rms_norm_rule(call: Call) -> Script | None:
-    script, tensor = Script(), call.input
-    copies = script.contiguous(tensor, "contiguous input")
-    script.output(0).output(1, call.outputs[1].numel() * _accumulate_bytes(tensor))
-    script.give(*copies)
-    return script
-
-
-@rule("aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default")
-def layer_norm_backward_rule(call: Call) -> Script | None:
-    tensor, weight, gradients = call.input, call.weight, _Gradients(call.output_mask)
+@recorded_rule("aten.native_layer_norm.default", "aten._fused_rms_norm.default")
+def layer_norm_rule(call: Call) -> Script:
+    """The output, then a statistic or two of every row in the type that is accumulated in."""
     script = Script()
+    copies = script.contiguous(call.input, "contiguous input")
+    script.output(0)
+    for index, statistics in enumerate(call.outputs[1:], 1):
+        script.output(index, statistics.numel() * _accumulate_bytes(call.input))
+    return script.give(*copies)
+
+
+@recorded_rule("aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default")
+def layer_norm_backward_rule(call: Call) -> Script | None:
+    tensor, weight, script = call.input, call.weight, Script()
+    gradients = Gradients(script, call.output_mask)
     copies = script.contiguous(tensor, "contiguous input")
-    gradients.emit(script, 0, 1, 2)
+    gradients.emit(0, 1, 2)
     copies += script.contiguous(call.grad_out, "contiguous gradient")
     wanted = [index for index in (1, 2) if index in gradients]
     if weight is not None and wanted:
         _tall_parameter_gradients(script, tensor.numel() // weight.numel(), weight, wanted, call.card)
-    script.give(*reversed(copies))
-    return script
+    return script.give(*reversed(copies))
 
 
 def _tall_parameter_gradients(
@@ -89,10 +66,9 @@ def _tall_parameter_gradients(
     pieces = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
     partial = Layout((pieces, columns))
     parts = [script.take(partial.numel() * weight.element_size(), "partial parameter gradient") for _ in wanted]
-    buffers = reduction_buffers(partial, [0], False, sum_kernel(weight.dtype, weight.dtype), card)
     for _ in wanted:
         total = script.take(bytes_of(weight), "parameter gradient")
-        buffers.write(script)
+        write_sum(script, partial, [0], weight.dtype, card)
         script.give(total)
     script.give(*reversed(parts))
 
@@ -100,7 +76,7 @@ def _tall_parameter_gradients(
 # --- group norm (aten/src/ATen/native/cuda/group_norm_kernel.cu) ------------------------------------------------------
 
 
-@rule("aten.native_group_norm.default")
+@recorded_rule("aten.native_group_norm.default")
 def group_norm_rule(call: Call) -> Script | None:
     tensor, batch, channels, groups = call.input, call.N, call.C, call.group
     script = Script()
@@ -116,20 +92,19 @@ def group_norm_rule(call: Call) -> Script | None:
     if not in_order or (call.HxW > 1 and not (call.weight is None and call.bias is None)):
         size = batch * channels * _accumulate_bytes(tensor)
         taken += [script.take(size, name) for name in ("scale per channel", "shift per channel")]
-    script.give(*reversed(taken), *copies)
-    return script
+    return script.give(*reversed(taken), *copies)
 
 
-@rule("aten.native_group_norm_backward.default")
+@recorded_rule("aten.native_group_norm_backward.default")
 def group_norm_backward_rule(call: Call) -> Script | None:
     batch, channels, groups = call.N, call.C, call.group
     size = _accumulate_bytes(call.input)
-    gradients = _Gradients(call.output_mask)
     script, kept = Script(), _format_of_group_norm(call)
+    gradients = Gradients(script, call.output_mask)
     copies = []
     if not call.grad_out.is_contiguous(memory_format=kept):
         copies = [script.take(bytes_of(call.input), "gradient in the input's memory format")]
-    gradients.emit(script, 0, 1, 2)
+    gradients.emit(0, 1, 2)
     sums = []
     # 2.11, 2.13 and 2.15 were recorded with one row; 2.14 is taken to do as 2.13.
     is_one_row = versions.GROUP_NORM_KEEPS_CHANNELS_LAST.holds(call.card.torch_version) and call.HxW == 1
@@ -140,8 +115,7 @@ def group_norm_backward_rule(call: Call) -> Script | None:
         scaled = call.weight is not None and call.HxW > 1 and kept is torch.contiguous_format
         scale = [script.take(batch * channels * size, "scale per channel")] if scaled else []
         script.give(*reversed(factors), *scale)
-    script.give(*reversed(sums), *copies)
-    return script
+    return script.give(*reversed(sums), *copies)
 
 
 def _format_of_group_norm(call: Call) -> torch.memory_format:
@@ -185,11 +159,10 @@ def _channels_last_staging(script: Script, tensor: torch.Tensor, values: int) ->
     if blocks > 1:
         size = values * tensor.shape[1] * blocks * _accumulate_bytes(tensor)
         staging = script.take(size, "batch norm staging")
-        semaphores = script.take(4 * grid, "batch norm semaphores")
-        script.give(semaphores, staging)
+        script.scratch(4 * grid, "batch norm semaphores").give(staging)
 
 
-@rule(
+@recorded_rule(
     "aten.native_batch_norm.default",
     "aten._native_batch_norm_legit.default",
     "aten._native_batch_norm_legit.no_stats",
@@ -220,55 +193,46 @@ def _general_statistics(script: Script, tensor: torch.Tensor, card: Card) -> Non
     script.give(*copies)
 
 
-@rule("aten.native_batch_norm_backward.default")
+@recorded_rule("aten.native_batch_norm_backward.default")
 def native_batch_norm_backward_rule(call: Call) -> Script | None:
     grad, tensor, weight = call.grad_out, call.input, call.weight
     training, mask = call.train, call.output_mask
-    gradients = _Gradients(mask if weight is not None else (mask[0], False, False))
     script = Script()
+    gradients = Gradients(script, mask if weight is not None else (mask[0], False, False))
     channels_last = tensor.is_contiguous() and tensor.stride(1) == 1
     channels_last |= tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     reduces = training or mask[1] or mask[2]
     if reduces and mask[0] and not channels_last and max(tensor.numel(), grad.numel()) < 2**31:
-        gradients.emit(script, 0, 1, 2)
+        gradients.emit(0, 1, 2)
         return script
     sums = []
     if reduces:
         stats = tensor.shape[1] * _accumulate_bytes(tensor)
         sums = [script.take(stats, "sums per channel") for _ in range(2)]
-        gradients.emit(script, 1, 2)
+        gradients.emit(1, 2)
         if _layout(grad) == "channels_last" and channels_last:
             _channels_last_staging(script, tensor, values=2)
-    gradients.emit(script, 0)
-    script.give(*reversed(sums))
-    return script
+    gradients.emit(0)
+    return script.give(*reversed(sums))
 
 
 # --- SyncBatchNorm: statistics, what the processes make of them, and the rest (the same files) ------------------------
 
 
-@rule("aten.batch_norm_stats.default")
-def batch_norm_stats_rule(call: Call) -> Script | None:
-    script = Script().output(0).output(1)
-    if _layout(call.input) == "channels_last":
-        _channels_last_staging(script, call.input, values=4)
-    return script
-
-
-@rule("aten.batch_norm_backward_reduce.default")
-def batch_norm_backward_reduce_rule(call: Call) -> Script | None:
-    script = Script()
-    for index in range(len(call.outputs)):
-        script.output(index)
-    if _layout(call.grad_out) == _layout(call.input) == "channels_last":
-        _channels_last_staging(script, call.input, values=2)
+@recorded_rule("aten.batch_norm_stats.default", "aten.batch_norm_backward_reduce.default")
+def sync_batch_norm_rule(call: Call) -> Script:
+    """The statistics are staged where all that is read is channels_last: four values of a channel, two backward."""
+    script, is_backward = Script.of(call), len(call.all_tensors) > 1
+    read = call.all_tensors[:2] if is_backward else [call.input]
+    if {_layout(tensor) for tensor in read} == {"channels_last"}:
+        _channels_last_staging(script, call.input, values=2 if is_backward else 4)
     return script
 
 
 # --- cuDNN batch norm (aten/src/ATen/native/cudnn/BatchNorm.cpp) ------------------------------------------------------
 
 
-@rule("aten.cudnn_batch_norm.default")
+@recorded_rule("aten.cudnn_batch_norm.default")
 def cudnn_batch_norm_rule(call: Call) -> Script | None:
     tensor, training = call.input, call.training
     script = Script().output(0)
@@ -277,11 +241,11 @@ def cudnn_batch_norm_rule(call: Call) -> Script | None:
         script.output(1, stats).output(2, stats)
         if _is_channels_last(tensor):
             size = cudnn_batch_norm_workspace(tensor, backward=False)
-            script.give(script.take(size, "cuDNN batch norm workspace"))
+            script.scratch(size, "cuDNN batch norm workspace")
     return script
 
 
-@rule("aten.cudnn_batch_norm_backward.default")
+@recorded_rule("aten.cudnn_batch_norm_backward.default")
 def cudnn_batch_norm_backward_rule(call: Call) -> Script | None:
     tensor, grad = call.input, call.grad_output
     channels_last = _is_channels_last(tensor)
@@ -289,26 +253,14 @@ def cudnn_batch_norm_backward_rule(call: Call) -> Script | None:
     copies = []
     if channels_last != _is_channels_last(grad) or not (channels_last or grad.is_contiguous()):
         copies = [script.take(bytes_of(grad), "gradient in the input's memory format")]
-    for index in range(len(call.outputs)):
-        script.output(index)
+    script.outputs(*range(len(call.outputs)))
     if channels_last:
-        size = cudnn_batch_norm_workspace(tensor, backward=True)
-        script.give(script.take(size, "cuDNN batch norm workspace"))
-    script.give(*copies)
-    return script
+        script.scratch(cudnn_batch_norm_workspace(tensor, backward=True), "cuDNN batch norm workspace")
+    return script.give(*copies)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    """is_channels_last_strides of c10/core/MemoryFormat.h, which suggest_memory_format asks."""
-    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
-        return False
-    shape, strides = tensor.shape, tensor.stride()
-    least = 0
-    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
-        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
-            return False
-        least = strides[dim] * max(shape[dim], 1)
-    return True
+    return tensor.dim() > 3 and View.of(tensor).suggests_channels_last()
 
 
 def cudnn_batch_norm_workspace(tensor: torch.Tensor, *, backward: bool) -> int:

@@ -14,11 +14,11 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
-from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.reduction import write_sum
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 
-@rule("aten.multinomial.default")
+@recorded_rule("aten.multinomial.default")
 def multinomial_rule(call: Call) -> Script | None:
     """Without replacement, or one sample: weights over exponentials, of which the largest win, after checks whose
     scalars stay. With replacement: the normalized distribution, its running sum, and a copy of the weights."""
@@ -32,14 +32,12 @@ def multinomial_rule(call: Call) -> Script | None:
         copied = () if versions.MULTINOMIAL_COPIES_NO_WEIGHTS.holds(call.card.torch_version) else ("weights",)
         taken = [script.take(size, name) for name in (*copied, "normalized weights", "running sums")]
         if weights.dim() == 1:
-            script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size(), call.card), "scan"))
-        script.give(*reversed(taken))
-        return script
+            script.scratch(cub.scan_bytes(weights.numel(), weights.element_size(), call.card), "scan")
+        return script.give(*reversed(taken))
     scalars = _take_checks(script, weights, call.card)
     races = script.take(size, "weights over exponentials")
     _pick_largest(script, call, samples)
-    script.give(races, *reversed(scalars))
-    return script
+    return script.give(races, *reversed(scalars))
 
 
 def _pick_largest(script: Script, call: Call, samples: int) -> None:
@@ -75,17 +73,17 @@ def _take_checks(script: Script, weights: torch.Tensor, card: Card) -> list[int]
         script.give(*reversed(held))
     rows = weights.numel() // weights.shape[-1]
     sums = script.take(rows * element, "sums of weights")
-    reduction_buffers(weights, [-1], False, sum_kernel(weights.dtype, weights.dtype), card).write(script)
+    write_sum(script, weights, [-1], weights.dtype, card)
     zero = script.take(rows, "sums that are zero")
     if weights.dim() == 2:
         rowwise, zero = zero, script.take(1, "any sum is zero")
         script.give(rowwise)
     script.give(sums)
-    script.give(script.take(1, "no sum is zero"))
+    script.scratch(1, "no sum is zero")
     return [*bounds, valid, zero]
 
 
-@rule("aten.randperm.default")
+@recorded_rule("aten.randperm.default")
 def randperm_rule(call: Call) -> Script | None:
     """A range, sorted by random keys with so many bits that two are rarely equal."""
     items = int(call.n)
@@ -95,39 +93,27 @@ def randperm_rule(call: Call) -> Script | None:
     bits = min(64, math.ceil(math.log2(items - (6 * items**2 + 1) / (12 * math.log(0.9)))))
     key = 4 if bits <= 32 else 8
     script = Script().output(0)
-    script.give(script.take(8, "scalar of the range"))
+    script.scratch(8, "scalar of the range")
     taken = [
         script.take(items * value, "range"),
         script.take(items * key, "random keys"),
         script.take(items * key, "sorted keys"),
         script.take(cub.radix_sort_bytes(items, key, value, bits, call.card), "radix sort"),
     ]
-    script.give(*reversed(taken))
-    return script
+    return script.give(*reversed(taken))
 
 
-@rule("aten.bernoulli.default")
+@recorded_rule("aten.bernoulli.default", "aten.bernoulli_.Tensor")
 def bernoulli_rule(call: Call) -> Script | None:
     """Probabilities of another precision are converted: to doubles for doubles, to floats for all else."""
-    return _with_probabilities(call.self, call.outputs[0])
-
-
-@rule("aten.bernoulli_.Tensor")
-def bernoulli_in_place_rule(call: Call) -> Script | None:
-    """The same, into a tensor that is there."""
-    return _with_probabilities(call.p, call.self)
-
-
-def _with_probabilities(probabilities: torch.Tensor, drawn: torch.Tensor) -> Script | None:
-    wanted = torch.float64 if drawn.dtype is torch.float64 else torch.float32
+    probabilities = call.self if call.operator == "aten.bernoulli.default" else call.get("p")
+    wanted = torch.float64 if call.dtype is torch.float64 else torch.float32
     if probabilities.dtype is wanted or not probabilities.numel():
         return None
-    script = Script().output(0)
-    script.give(script.take(probabilities.numel() * wanted.itemsize, "probabilities in another precision"))
-    return script
+    return Script().output(0).scratch(probabilities.numel() * wanted.itemsize, "probabilities in another precision")
 
 
-@rule("aten._sample_dirichlet.default")
+@recorded_rule("aten._sample_dirichlet.default")
 def dirichlet_rule(call: Call) -> Script | None:
     """Draws of gamma distributions, and the sums of the rows that they are divided by."""
     alpha: torch.Tensor = call.self
@@ -135,6 +121,5 @@ def dirichlet_rule(call: Call) -> Script | None:
         return None
     script = Script().output(0)
     sums = script.take(alpha.numel() // alpha.shape[-1] * alpha.element_size(), "sums of gamma draws")
-    reduction_buffers(alpha, [-1], True, sum_kernel(alpha.dtype, alpha.dtype), call.card).write(script)
-    script.give(sums)
-    return script
+    write_sum(script, alpha, [-1], alpha.dtype, call.card, keepdim=True)
+    return script.give(sums)

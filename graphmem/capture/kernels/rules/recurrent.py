@@ -12,45 +12,21 @@ from dataclasses import replace
 import torch
 
 from graphmem.capture.kernels.parts.layout import bytes_of
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 from graphmem.cudnn.predicted.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.cudnn.recurrent import STANDARD, Network
 from graphmem.labels import CUDNN, CUDNN_ESTIMATE
 
 
-@rule("aten._thnn_fused_lstm_cell.default")
-def lstm_cell_rule(call: Call) -> Script | None:
-    return Script().output(2).output(0).output(1)
-
-
-@rule("aten._thnn_fused_gru_cell.default")
-def gru_cell_rule(call: Call) -> Script | None:
-    return Script().output(1).output(0)
-
-
-@rule("aten._thnn_fused_lstm_cell_backward_impl.default")
-def lstm_cell_backward_rule(call: Call) -> Script | None:
-    """``_thnn_fused_lstm_cell_backward_impl_cuda`` sums the gradients of the gates over the batch for the biases."""
-    script = Script().output(0).output(1)
-    if call.has_bias:
-        _sum_over_batch(script, call, 0, 2)
+@recorded_rule("aten._thnn_fused_lstm_cell_backward_impl.default", "aten._thnn_fused_gru_cell_backward.default")
+def cell_backward_rule(call: Call) -> Script:
+    """The gradients of the gates, of a GRU two, are summed over the batch for the biases (``grad_gates.sum(0)``)."""
+    sums = {0: 2} if "lstm" in call.operator else {0: 3, 1: 4}
+    script = Script().outputs(*range(len(sums) + 1))
+    for gates, bias in sums.items() if call.has_bias else ():
+        outputs = [call.outputs[bias]]
+        script.call("aten.sum.dim_IntList", call.outputs[gates], [0], card=call.card, outputs=outputs, births=[bias])
     return script
-
-
-@rule("aten._thnn_fused_gru_cell_backward.default")
-def gru_cell_backward_rule(call: Call) -> Script | None:
-    """``_thnn_fused_gru_cell_backward_cuda`` sums both gradients of the gates over the batch for the biases."""
-    script = Script().output(0).output(1).output(2)
-    if call.has_bias:
-        _sum_over_batch(script, call, 0, 3)
-        _sum_over_batch(script, call, 1, 4)
-    return script
-
-
-def _sum_over_batch(script: Script, call: Call, gates: int, bias: int) -> None:
-    """``grad_gates.sum(0)``; both are given by their numbers among the outputs."""
-    gradients, sums = call.outputs[gates], call.outputs[bias]
-    script.call("aten.sum.dim_IntList", gradients, [0], False, card=call.card, outputs=[sums], births=[bias])
 
 
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
@@ -106,21 +82,20 @@ class _Spaces:
         return [] if self._none else [script.take(self._work, self._label)]
 
 
-@rule("aten._cudnn_rnn.default")
+@recorded_rule("aten._cudnn_rnn.default")
 def cudnn_rnn_rule(call: Call) -> Script | None:
     network = _network(call)
     script = Script()
     copies = script.contiguous(_steps_first(call.input, call), "contiguous input")
     # The last output is the weight buffer, which is new only if the weights were not flat.
-    script.output(0).output(1).output(2).output(4)
+    script.outputs(0, 1, 2, 4)
     spaces = _Spaces(network, call.card, forward=True, training=bool(call.train))
     workspace = spaces.take(script)
     script.output(3, spaces.reserve if call.train else 0)
-    script.give(*workspace, *copies)
-    return script
+    return script.give(*workspace, *copies)
 
 
-@rule("aten._cudnn_rnn_backward.default")
+@recorded_rule("aten._cudnn_rnn_backward.default")
 def cudnn_rnn_backward_rule(call: Call) -> Script | None:
     tensor, hx, cx = call.input, call.hx, call.cx
     grad_output, grad_hy, grad_cy = call.grad_output, call.grad_hy, call.grad_cy
@@ -137,14 +112,13 @@ def cudnn_rnn_backward_rule(call: Call) -> Script | None:
         copies += script.contiguous(_steps_first(grad_output, call), "contiguous gradient")
     elif steps is not tensor and min(steps.shape[:2]) > 1:
         copies.append(script.take(bytes_of(call.output), "contiguous gradient"))  # of the zeros, which are batch first
-    script.output(0).output(1)
+    script.outputs(0, 1)
     if cx is not None:
         script.output(2)
     script.give(*spaces.take(script), *reversed(copies))
     if call.output_mask[3]:
         _weight_gradients(script, call, spaces, bool(network.projected))
-    script.give(*reversed(zeros))
-    return script
+    return script.give(*reversed(zeros))
 
 
 def _weight_gradients(script: Script, call: Call, spaces: _Spaces, projected: bool) -> None:

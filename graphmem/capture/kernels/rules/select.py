@@ -6,12 +6,14 @@ orders and tiles observed on its CUDA build (CUDA 13.0, compute capability 9.0).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
-from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.layout import bytes_of, lies_in_order
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 _INDEX = 8
 #: Items that one block of DeviceReduce::Sum takes alone, its threads, and how many blocks are launched for each that
@@ -26,7 +28,7 @@ def _counts_bytes(items: int, card: Card) -> int:
     return cub.storage(card.sm_count * (card.max_threads_per_sm // _BLOCK_THREADS) * _SUBSCRIPTION * 4)
 
 
-@rule("aten.nonzero.default")
+@recorded_rule("aten.nonzero.default")
 def nonzero_rule(call: Call) -> Script | None:
     tensor = call.self
     items = int(tensor.numel())
@@ -35,14 +37,13 @@ def nonzero_rule(call: Call) -> Script | None:
     script = Script()
     copies = script.contiguous(tensor, "contiguous mask")
     count = script.take(4, "number of nonzeros")
-    script.give(script.take(_counts_bytes(items, call.card), "count"))
+    script.scratch(_counts_bytes(items, call.card), "count")
     script.output(0)
     selected = [script.take(cub.select_bytes(items, _INDEX, call.card), "select")] if tensor.dim() else []
-    script.give(*selected, count, *copies)
-    return script
+    return script.give(*selected, count, *copies)
 
 
-@rule("aten.nonzero_static.default")
+@recorded_rule("aten.nonzero_static.default")
 def nonzero_static_rule(call: Call) -> Script | None:
     """How many each block finds, and how many were found before it: 512 threads with 16 items at a time, in as many
     rounds as leave a block a multiprocessor (``nonzero_static_cuda_out_impl``, Nonzero.cu)."""
@@ -54,11 +55,10 @@ def nonzero_static_rule(call: Call) -> Script | None:
     script = Script().output(0)
     found = script.take(blocks * 4, "found by each block")
     before = script.take(blocks * _INDEX, "found before each block")
-    script.give(before, found)
-    return script
+    return script.give(before, found)
 
 
-@rule("aten._unique.default", "aten._unique2.default")
+@recorded_rule("aten._unique.default", "aten._unique2.default")
 def unique_rule(call: Call) -> Script | None:
     """Sorted, then the first of every run. The result keeps the bytes of the whole input."""
     tensor = call.self
@@ -74,22 +74,22 @@ def unique_rule(call: Call) -> Script | None:
     value = _INDEX if inverse else 0
     floating = tensor.is_floating_point()
     size = cub.radix_sort_bytes(items, element, value, 8 * element, call.card, floating)
-    script.give(script.take(size, "radix sort"))
+    script.scratch(size, "radix sort")
     if inverse:
         script.give(order)
-        _number_runs(script, items, _INDEX, call.card)
+        starts = script.take(items * _INDEX, "where runs start")
+        script.output(1).scratch(cub.run_numbers_bytes(items, call.card), "scan").give(starts)
     _first_of_runs(script, tensor, call.get("return_counts", False), call.card)
-    script.give(*reversed(held))
-    return script
+    return script.give(*reversed(held))
 
 
-@rule("aten.unique_consecutive.default")
+@recorded_rule("aten.unique_consecutive.default")
 def unique_consecutive_rule(call: Call) -> Script | None:
     tensor = call.self
     if tensor.numel() == 0:
         return None
     if call.dim is not None:
-        return _unique_slices(call, is_sorted=False)
+        return unique_slices_rule(call)
     script = Script()
     if call.outputs[1].numel():
         script.output(1)
@@ -99,54 +99,34 @@ def unique_consecutive_rule(call: Call) -> Script | None:
     return script
 
 
-@rule("aten.unique_dim.default")
-def unique_dim_rule(call: Call) -> Script | None:
-    return _unique_slices(call, is_sorted=True) if call.self.numel() else None
-
-
-@rule("aten.unique_dim_consecutive.default")
-def unique_dim_consecutive_rule(call: Call) -> Script | None:
-    return _unique_slices(call, is_sorted=False) if call.self.numel() else None
-
-
-def _unique_slices(call: Call, is_sorted: bool) -> Script:
+@recorded_rule("aten.unique_dim.default", "aten.unique_dim_consecutive.default")
+def unique_slices_rule(call: Call) -> Script | None:
     """Slices are rows of a contiguous copy; their positions are sorted (``unique_dim_cuda_template``, Unique.cu)."""
+    if not call.self.numel():
+        return None
     tensor, dim = call.self, call.dim % call.self.dim()
     count = int(tensor.shape[dim])
     script = Script()
-    held = [] if _is_first(tensor, dim) else [script.take(bytes_of(tensor), "slices as rows")]
+    rows = tensor.movedim(dim, 0)
+    held = [] if lies_in_order(rows.shape, rows.stride()) else [script.take(bytes_of(tensor), "slices as rows")]
     held.append(script.take(count * _INDEX, "positions of slices"))
-    if is_sorted:
-        script.give(script.take(cub.sorted_positions_bytes(count, call.card), "sort"))
+    if call.operator == "aten.unique_dim.default":
+        script.scratch(cub.sorted_positions_bytes(count, call.card), "sort")
     if call.return_inverse:
         script.output(1)
         numbers = script.take(count * _INDEX, "numbers of runs")
-        script.give(script.take(cub.DIFFERENCE_BYTES, "where runs start"))
+        script.scratch(cub.DIFFERENCE_BYTES, "where runs start")
         script.give(script.take(cub.position_sums_bytes(count, call.card), "scan"), numbers)
     if call.return_counts:
         ends = script.take((count + 1) * _INDEX, "where runs end")
-        script.give(script.take(cub.counted_positions_bytes(count, call.card), "unique"))
+        script.scratch(cub.counted_positions_bytes(count, call.card), "unique")
         if call.outputs[2].numel():
             script.output(2).give(script.take(cub.DIFFERENCE_BYTES, "lengths of runs"))
         script.give(ends)
     else:
-        script.give(script.take(cub.unique_positions_bytes(count, call.card), "unique"))
+        script.scratch(cub.unique_positions_bytes(count, call.card), "unique")
     script.output(0).give(*reversed(held))
     return script
-
-
-def _is_first(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether the tensor is contiguous once this dimension comes first."""
-    order = [dim, *(other for other in range(tensor.dim()) if other != dim)]
-    shape, strides = [tensor.shape[d] for d in order], [tensor.stride(d) for d in order]
-    expected = contiguous_strides(shape)
-    return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
-
-
-def _number_runs(script: Script, items: int, element: int, card: Card) -> None:
-    starts = script.take(items * element, "where runs start")
-    script.output(1)
-    script.give(script.take(cub.run_numbers_bytes(items, card), "scan"), starts)
 
 
 def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool, card: Card) -> None:
@@ -171,7 +151,16 @@ def _take_bounds(script: Script, call: Call) -> list[int]:
     return script.call("aten.aminmax", call.self, card=call.card, outputs=outputs, births=["smallest", "largest"])
 
 
-@rule("aten.bincount.default")
+@recorded_rule("aten.histc.default")
+def histc_rule(call: Call) -> Script | None:
+    """Without limits, the smallest and the largest value are looked up."""
+    if call.min != call.max or not call.self.numel():
+        return None
+    script = Script().output(0)
+    return script.give(*_take_bounds(script, call))
+
+
+@recorded_rule("aten.bincount.default")
 def bincount_rule(call: Call) -> Script | None:
     """The smallest and the largest value are looked at first, with the buffers of such a reduction. Weights that are
     neither single nor double are made double before."""
@@ -184,11 +173,10 @@ def bincount_rule(call: Call) -> Script | None:
         converted.append(script.take(weights.numel() * 8, "weights in double precision"))
     bounds = _take_bounds(script, call)
     script.output(0)
-    script.give(*bounds, *converted)
-    return script
+    return script.give(*bounds, *converted)
 
 
-@rule("aten.masked_scatter.default", "aten.masked_scatter_.default")
+@recorded_rule("aten.masked_scatter.default", "aten.masked_scatter_.default")
 def masked_scatter_rule(call: Call) -> Script | None:
     """The running sum of the mask says which element of the source goes where."""
     items = int(call.outputs[0].numel())
@@ -199,8 +187,7 @@ def masked_scatter_rule(call: Call) -> Script | None:
     if call.mask.numel() != items or not call.mask.is_contiguous():
         held.append(script.take(items, "contiguous mask"))
     _scan(script, items, call.card)
-    script.give(*reversed(held))
-    return script
+    return script.give(*reversed(held))
 
 
 #: Items that one call of CUB scans: ``max_cub_size`` of ATen/cuda/cub.cuh.
@@ -209,14 +196,14 @@ _SCANNED_AT_ONCE = 2**30
 
 def _scan(script: Script, items: int, card: Card) -> None:
     """``exclusive_scan`` of ATen/cuda/cub.cuh: long ones in parts, each from the sum of those before."""
-    script.give(script.take(cub.scan_bytes(min(items, _SCANNED_AT_ONCE), _INDEX, card), "scan"))
+    script.scratch(cub.scan_bytes(min(items, _SCANNED_AT_ONCE), _INDEX, card), "scan")
     for start in range(_SCANNED_AT_ONCE, items, _SCANNED_AT_ONCE):
         first = script.take(_INDEX, "sum of the parts before")
         part = min(items - start, _SCANNED_AT_ONCE)
         script.give(script.take(cub.scan_bytes(part, _INDEX, card), "scan"), first)
 
 
-@rule("aten.repeat_interleave.Tensor")
+@recorded_rule("aten.repeat_interleave.Tensor")
 def repeat_rule(call: Call) -> Script | None:
     """The running sum of the repeats says where each begins; where it says how many there are, none may be negative
     (``native/Repeat.cpp``)."""
@@ -240,60 +227,39 @@ def repeat_rule(call: Call) -> Script | None:
     return script
 
 
-@rule("aten.histc.default")
-def histc_rule(call: Call) -> Script | None:
-    """Without limits, the smallest and the largest value are looked up."""
-    if call.min != call.max or not call.self.numel():
-        return None
-    script = Script().output(0)
-    script.give(*_take_bounds(script, call))
-    return script
-
-
-@rule("aten.index_reduce.default", "aten.index_reduce_.default")
-def index_reduce_rule(call: Call) -> Script | None:
+@recorded_rule(
+    "aten.index_reduce.default", "aten.index_reduce_.default", "aten.scatter_reduce.two", "aten.scatter_reduce_.two"
+)
+def reduce_by_index_rule(call: Call) -> Script | None:
+    """A mean divides by counts, which a sum of ones gives (ATen/native/TensorAdvancedIndexing.cpp)."""
     if call.reduce != "mean":
         return None
-    tensor, source = call.self, call.source
+    scatters = call.operator.startswith("aten.scatter")
+    ones, counts = bytes_of(call.get("src" if scatters else "source")), bytes_of(call.self)
     script = Script().output(0)
-    counts = script.take(bytes_of(tensor), "counts")
-    script.give(script.take(bytes_of(source), "ones"))
-    script.give(script.take(tensor.numel(), "counts below one"), counts)
-    return script
+    if scatters:
+        held = [script.take(ones, "ones"), script.take(counts, "counts")]
+    else:
+        held = [script.take(counts, "counts")]
+        script.scratch(ones, "ones")
+    return script.scratch(call.self.numel(), "counts below one").give(*reversed(held))
 
 
-@rule("aten.scatter_reduce.two", "aten.scatter_reduce_.two")
-def scatter_reduce_rule(call: Call) -> Script | None:
-    """A mean divides by counts, which a scattered sum of ones gives (ATen/native/TensorAdvancedIndexing.cpp)."""
-    if call.reduce != "mean":
-        return None
-    tensor, source = call.self, call.src
-    script = Script().output(0)
-    ones = script.take(bytes_of(source), "ones")
-    counts = script.take(bytes_of(tensor), "counts")
-    script.give(script.take(tensor.numel(), "counts below one"), counts, ones)
-    return script
-
-
-@rule("aten.segment_reduce.default", "aten._segment_reduce_backward.default")
-def segment_reduce_rule(call: Call) -> Script | None:
+@recorded_rule("aten.segment_reduce.default", "aten._segment_reduce_backward.default")
+def segment_reduce_rule(call: Call) -> Script:
     """Lengths are summed up to offsets, offsets differenced to lengths (ATen/native/cuda/SegmentReduce.cu)."""
-    lengths, offsets = call.lengths, call.offsets
-    script = Script()
+    lengths, offsets, script = call.lengths, call.offsets, Script()
     copies = script.contiguous(call.data, "contiguous values")
     if lengths is not None:
-        length = lengths.shape[-1]
-        rows = lengths.numel() // max(1, length)
         copies += script.contiguous(lengths, "contiguous lengths")
         script.output(0)
-        first = script.take(rows * _INDEX, "zeros")
-        sums = torch.empty((*lengths.shape[:-1], length + 1), dtype=lengths.dtype, device="meta")
+        first = script.take(math.prod(lengths.shape[:-1]) * _INDEX, "zeros")
+        sums = torch.empty((*lengths.shape[:-1], lengths.shape[-1] + 1), dtype=lengths.dtype, device="meta")
         held = script.take(bytes_of(sums), "offsets of segments")
         script.give(first)
         script.call("aten.cumsum", sums, -1, card=call.card, outputs=[sums], births=[None])
-        script.give(held, *copies)
+        script.give(held)
     elif offsets is not None:
-        script.output(0)
-        rows = offsets.numel() // max(1, offsets.shape[-1])
-        script.give(script.take((offsets.numel() - rows) * offsets.element_size(), "lengths of segments"), *copies)
-    return script
+        lengths_bytes = (offsets.numel() - math.prod(offsets.shape[:-1])) * offsets.element_size()
+        script.output(0).scratch(lengths_bytes, "lengths of segments")
+    return script.give(*copies)

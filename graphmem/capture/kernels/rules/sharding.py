@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from graphmem.capture.kernels.parts.layout import is_dense
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 from graphmem.capture.kernels.rules.foreach import BLOCK_BYTES, CHUNK_LISTS, chunk_lists_bytes
 
 #: Threads of a block (``BLOCK_SIZE``); the kernel asks for twice as many blocks as the card holds at a time.
@@ -19,13 +19,13 @@ _BLOCK_THREADS, _OVER_SUBSCRIBED = 128, 2
 _LIBRARY = "torch.distributed.fsdp"
 
 
-@rule("fsdp.all_gather_copy_in.default", library=_LIBRARY)
+@recorded_rule("fsdp.all_gather_copy_in.default", library=_LIBRARY)
 def all_gather_copy_in(_: Call) -> Script | None:
     """Views of the output, and one kernel that copies into them."""
     return None
 
 
-@rule("fsdp.chunk_cat.default", library=_LIBRARY)
+@recorded_rule("fsdp.chunk_cat.default", library=_LIBRARY)
 def chunk_cat(call: Call) -> Script | None:
     """Gradients into the input of a reduce-scatter, one type or from bfloat16 to float32 in one kernel."""
     tensors, out = call.tensors, call.out
@@ -33,8 +33,7 @@ def chunk_cat(call: Call) -> Script | None:
         return None
     script = Script()
     size = chunk_lists_bytes(tensors, call.dim % tensors[0].dim(), call.num_chunks, out.element_size())
-    script.give(script.take(size, CHUNK_LISTS))
-    return script
+    return script.scratch(size, CHUNK_LISTS)
 
 
 def _in_one_kernel(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
@@ -43,7 +42,7 @@ def _in_one_kernel(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
     return (dtype is out.dtype or converted) and all(is_dense(tensor) for tensor in tensors)
 
 
-@rule("fsdp.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", library=_LIBRARY)
+@recorded_rule("fsdp.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", library=_LIBRARY)
 def split_with_sizes_copy(call: Call) -> Script | None:
     """The copy of gathered shards into the parameters: one kernel copies dense tensors of one type,
     told by five lists of 64-bit numbers (``split_with_sizes_copy_out_cuda_contiguous_no_cast``)."""
@@ -61,6 +60,4 @@ def split_with_sizes_copy(call: Call) -> Script | None:
     rounds = -(-blocks * chunks // most)
     turns = -(-rounds // min(math.ceil(math.sqrt(rounds)), chunks))
     launched = sum(-(-size // (BLOCK_BYTES * turns)) for size in chunk_bytes)
-    script = Script()
-    script.give(script.take((4 * len(chunk_bytes) + 1 + launched) * 8, "lists of addresses, blocks and sizes"))
-    return script
+    return Script().scratch((4 * len(chunk_bytes) + 1 + launched) * 8, "lists of addresses, blocks and sizes")

@@ -1,7 +1,7 @@
-"""Buffers of sort, topk and cumulative sums.
+"""Buffers of sort, median, topk and cumulative sums.
 
-Sources: ``aten/src/ATen/native/cuda/Sort.cpp``, ``SortStable.cu``, ``TensorTopK.cu`` and ``ScanKernels.cpp`` of PyTorch
-2.13; orders observed on the real 2.13.0 CUDA build.
+Sources: ``aten/src/ATen/native/cuda/Sort.cpp``, ``Sorting.cpp``, ``SortStable.cu``, ``TensorTopK.cu`` and
+``ScanKernels.cpp`` of PyTorch 2.13; orders observed on the real 2.13.0 CUDA build.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
-from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides, is_dense
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides, is_dense, last_order
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 _INDEX = 8
 #: Longer slices are sorted by CUB (should_use_small_sort of ATen/native/cuda/Sort.h).
@@ -24,12 +24,12 @@ _SMALL_SORT = 4096
 # --- sort -------------------------------------------------------------------------------------------------------------
 
 
-@rule("aten.sort.default", "aten.sort.stable")
+@recorded_rule("aten.sort.default", "aten.sort.stable")
 def sort_rule(call: Call) -> Script | None:
     tensor = call.self
     if tensor.dim() == 0 or tensor.numel() == 0:
         return None
-    script = Script().output(0).output(1)
+    script = Script().outputs(0, 1)
     write_sort(script, tensor, call.dim % tensor.dim(), call.outputs[0].stride(), call.card)
     return script
 
@@ -38,21 +38,16 @@ def write_sort(script: Script, tensor: torch.Tensor, dim: int, stride: Sequence[
     """The buffers of sorting ``tensor`` into values and indices of the given strides."""
     length = int(tensor.shape[dim])
     if length <= _SMALL_SORT:
-        script.give(script.take(length * _INDEX, "range of indices"))
+        script.scratch(length * _INDEX, "range of indices")
         return
     copies = []
     if not (tensor.stride(dim) == 1 and is_dense(tensor)):
         copies.append(script.take(bytes_of(tensor), "input with the sorted dimension innermost"))
-        if tuple(stride) != contiguous_strides(tensor.shape, _with_last(tensor.dim(), dim)):
+        if tuple(stride) != contiguous_strides(tensor.shape, last_order(tensor.dim(), dim)):
             copies.append(script.take(bytes_of(tensor), "values with the sorted dimension innermost"))
             copies.append(script.take(tensor.numel() * _INDEX, "indices with the sorted dimension innermost"))
     _segmented_sort(script, int(tensor.numel()), length, tensor.element_size(), card)
     script.give(*reversed(copies))
-
-
-def _with_last(dims: int, last: int) -> list[int]:
-    """The order of dimensions in which ``last`` is the innermost."""
-    return [*(dim for dim in range(dims) if dim != last), last]
 
 
 def _segmented_sort(script: Script, numel: int, length: int, key: int, card: Card) -> None:
@@ -67,7 +62,7 @@ def _segmented_sort(script: Script, numel: int, length: int, key: int, card: Car
             _sort_all_then_by_segment(script, segments, items, key, card)
         else:
             order = script.take(items * _INDEX, "range of indices")
-            script.give(script.take(cub.segmented_sort_bytes(items, key, _INDEX), "segmented sort"), order)
+            script.scratch(cub.segmented_sort_bytes(items, key, _INDEX), "segmented sort").give(order)
         remaining -= items
 
 
@@ -75,7 +70,7 @@ def _sort_each(script: Script, segments: int, length: int, key: int, card: Card)
     order = script.take(length * _INDEX, "range of indices")
     size = cub.radix_sort_bytes(length, key, _INDEX, 8 * key, card)
     for _ in range(segments):
-        script.give(script.take(size, "radix sort"))
+        script.scratch(size, "radix sort")
     script.give(order)
 
 
@@ -83,10 +78,24 @@ def _sort_all_then_by_segment(script: Script, segments: int, items: int, key: in
     """One sort of everything by value, and a stable one by segment."""
     pairs = [script.take(items * 8, "index and segment") for _ in range(2)]
     keys = script.take(items * key, "sorted keys")
-    script.give(script.take(cub.radix_sort_bytes(items, key, 8, 8 * key, card), "radix sort"), keys)
+    script.scratch(cub.radix_sort_bytes(items, key, 8, 8 * key, card), "radix sort").give(keys)
     bits = max(1, math.ceil(math.log2(segments)))
-    script.give(script.take(cub.radix_sort_bytes(items, 8, 0, bits, card), "radix sort"))
-    script.give(*reversed(pairs))
+    script.scratch(cub.radix_sort_bytes(items, 8, 0, bits, card), "radix sort").give(*reversed(pairs))
+
+
+@recorded_rule("aten.median.default", "aten.nanmedian.default")
+def median_rule(call: Call) -> Script | None:
+    """Everything is sorted, the order thrown away, and one value picked (``median_impl``)."""
+    items, element = call.self.numel(), call.self.element_size()
+    if items == 0:
+        return None
+    script = Script()
+    values = script.take(items * element, "sorted values")
+    order = script.take(items * _INDEX, "order")
+    write_sort(script, torch.empty(items, dtype=call.self.dtype, device="meta"), 0, (1,), call.card)
+    script.give(order)
+    flag = script.take(1, "whether the last is NaN")
+    return script.output(0).give(flag, values)
 
 
 # --- topk -------------------------------------------------------------------------------------------------------------
@@ -98,14 +107,19 @@ _DIGITS = 256
 _SM_REGISTERS, _SM_BLOCKS = 65536, 32
 
 
-@rule("aten.topk.default")
+#: Up to so many slices, many blocks work on each from this length on (``should_use_multiblock``).
+_MANY_BLOCKS_FROM = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
+_MANY_BLOCKS_FROM_LAST = 400
+
+
+@recorded_rule("aten.topk.default")
 def topk_rule(call: Call) -> Script | None:
     tensor, k = call.self, call.k
     dim = call.dim
     if tensor.dim() == 0 or tensor.numel() == 0:
         return None
     dim %= tensor.dim()
-    script = Script().output(0).output(1)
+    script = Script().outputs(0, 1)
     copies = script.contiguous(tensor, "contiguous input")
     length = int(tensor.shape[dim])
     slices = int(tensor.numel()) // length
@@ -118,15 +132,7 @@ def topk_rule(call: Call) -> Script | None:
 
 
 def _uses_many_blocks(slices: int, length: int) -> bool:
-    return (
-        (slices <= 20 and length >= 20000)
-        or (20 < slices <= 40 and length >= 10000)
-        or (40 < slices <= 80 and length >= 8000)
-        or (80 < slices < 200 and length >= 5000)
-        or (200 <= slices < 800 and length >= 3000)
-        or (800 <= slices <= 4000 and length >= 800)
-        or (slices > 4000 and length >= 400)
-    )
+    return length >= next((least for most, least in _MANY_BLOCKS_FROM if slices <= most), _MANY_BLOCKS_FROM_LAST)
 
 
 def _radix_select(script: Script, slices: int, length: int, element: int, card: Card) -> None:
@@ -141,7 +147,7 @@ def _radix_select(script: Script, slices: int, length: int, element: int, card: 
     taken.append(script.take(per_block * 4, "counts within k"))
     taken.append(script.take(per_block * 4, "counts of the kth"))
     for _ in range(2):
-        script.give(script.take(cub.scan_by_key_bytes(per_block), "scan by key"))
+        script.scratch(cub.scan_by_key_bytes(per_block), "scan by key")
     script.give(*reversed(taken))
 
 
@@ -167,7 +173,7 @@ def _sort_selected(script: Script, values: torch.Tensor, dim: int, card: Card) -
 # --- cumulative sums --------------------------------------------------------------------------------------------------
 
 
-@rule(
+@recorded_rule(
     "aten.cumsum.default", "aten.cumsum_.default", "aten.cumprod.default", "aten.cumprod_.default",
     "aten.logcumsumexp.default",
 )  # fmt: skip
@@ -185,6 +191,5 @@ def cumulative_rule(call: Call) -> Script | None:
     elif not tensor.is_contiguous():
         copies += script.contiguous(tensor, "contiguous input")
     if tensor.numel() == tensor.shape[dim]:
-        script.give(script.take(cub.scan_bytes(int(tensor.numel()), output.element_size(), call.card), "scan"))
-    script.give(*reversed(copies))
-    return script
+        script.scratch(cub.scan_bytes(int(tensor.numel()), output.element_size(), call.card), "scan")
+    return script.give(*reversed(copies))

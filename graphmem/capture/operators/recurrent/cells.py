@@ -6,26 +6,22 @@ Source: ``aten/src/ATen/native/RNN.cpp`` (LSTMCell, GRUCell, SimpleCell) and ``n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from graphmem.capture.kernels.parts.script import Arguments, named
+from graphmem.capture.operators import Shapes
 
 _aten = torch.ops.aten
 
 #: Weights of one layer in one direction: w_ih, w_hh, b_ih, b_hh, w_hr.
 Weights = tuple[Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
+#: The state between two steps; of an LSTM the hidden state and the cell state.
+Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
 #: One step: input, hidden state (LSTM: with cell state), weights -> the next hidden state.
-Cell = Callable[..., Any]
-
-
-def cell_fakes() -> dict[str, Callable[..., Any]]:
-    """By operator name: shapes of fused cells, whose meta kernel is missing or wants more than callers give."""
-    return {
-        "aten::_thnn_fused_lstm_cell": _fused_lstm_cell,
-        "aten::_thnn_fused_gru_cell": _fused_gru_cell,
-        "aten::_thnn_fused_gru_cell_backward": _fused_gru_cell_backward,
-    }
+Cell = Callable[..., "Hidden"]
 
 
 def lstm_cell(input: Tensor, hidden: tuple[Tensor, Tensor], weights: Weights) -> tuple[Tensor, Tensor]:
@@ -59,24 +55,29 @@ def simple_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Callable[..., Tenso
     return cell
 
 
-def _fused_lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Any = None, hidden_bias: Any = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    del hidden_gates, input_bias, hidden_bias
-    states = [torch.empty_like(cx, memory_format=torch.contiguous_format) for _ in range(2)]
-    return states[0], states[1], torch.empty_like(input_gates, memory_format=torch.contiguous_format)
+@named("aten._thnn_fused_lstm_cell.default")
+def _fused_lstm_cell(call: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    states = [torch.empty_like(call.cx, memory_format=torch.contiguous_format) for _ in range(2)]
+    return states[0], states[1], torch.empty_like(call.input_gates, memory_format=torch.contiguous_format)
 
 
-def _fused_gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Any = None, hidden_bias: Any = None
-) -> tuple[Tensor, Tensor]:
+@named("aten._thnn_fused_gru_cell.default")
+def _fused_gru_cell(call: Arguments) -> tuple[Tensor, Tensor]:
     """The workspace keeps five values for every hidden one (GRU_WORKSPACE_MULTIPLIER of native/cuda/RNN.cu)."""
-    del input_gates, hidden_gates, input_bias, hidden_bias
+    hx = call.hx
     return torch.empty_like(hx), hx.new_empty((hx.shape[0], hx.shape[1] * 5))
 
 
-def _fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
+def _fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     batch, hidden = workspace.shape[0], workspace.shape[1] // 5
     gates = [workspace.new_empty((batch, hidden * 3)) for _ in range(2)]
     biases = [workspace.new_empty((hidden * 3,)) for _ in range(2)] if has_bias else [None, None]
     return (*gates, torch.empty_like(grad_hy, memory_format=torch.contiguous_format), *biases)
+
+
+#: By operator name: shapes of fused cells, whose meta kernel is missing or wants more than callers give.
+CELL_SHAPES: dict[str, Shapes] = {
+    "aten::_thnn_fused_lstm_cell": _fused_lstm_cell,
+    "aten::_thnn_fused_gru_cell": _fused_gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": _fused_gru_cell_backward,
+}

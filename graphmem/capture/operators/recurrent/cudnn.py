@@ -6,13 +6,13 @@ Source: ``aten/src/ATen/native/cudnn/RNN.cpp`` of PyTorch 2.13.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.kernels.parts.script import Arguments, Card, named
+from graphmem.capture.operators import Shapes
 from graphmem.capture.operators.recurrent.layers import Options
 from graphmem.capture.patches import Patches
 from graphmem.capture.values import generators
@@ -25,11 +25,6 @@ _FLATTENED_DTYPES = (torch.float16, torch.float32, torch.float64)
 #: cudnnRNNMode_t, and the gates of each mode.
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-
-
-def cudnn_fakes() -> dict[str, Callable[..., Any]]:
-    """By operator name: shapes of cuDNN's kernels, which a CPU build does not have."""
-    return {"aten::_cudnn_rnn": _cudnn_rnn, "aten::_cudnn_rnn_backward": _cudnn_rnn_backward}
 
 
 def patch_rnn_modules(patches: Patches) -> None:
@@ -64,17 +59,12 @@ class DropoutState:
 
 
 def cudnn_network(
-    state: DropoutState,
-    mode: str,
-    input: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    params: Sequence[Tensor],
-    options: Options,
-    batch_first: bool = False,
-    batch_sizes: Sequence[int] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``_cudnn_impl``: one operator on the flat weights, which are gathered for every call if they are not flat."""
+    state: DropoutState, mode: str, input: Tensor, hidden: Tensor | Sequence[Tensor], params: Sequence[Tensor],
+    options: Options, batch_first: bool = False, batch_sizes: Sequence[int] = (),
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """``_cudnn_impl``: one operator on the flat weights, which are gathered for every call if they are not flat.
+    ``hidden``: of an LSTM the hidden state and the cell state."""
+    hx, cx = (hidden, None) if isinstance(hidden, Tensor) else hidden
     hidden_size, proj_size = hx.shape[2], 0
     if cx is not None and cx.shape[2] != hx.shape[2]:
         hidden_size, proj_size = cx.shape[2], hx.shape[2]
@@ -85,7 +75,7 @@ def cudnn_network(
         proj_size, options.num_layers, batch_first, options.dropout, options.train, options.bidirectional,
         list(batch_sizes), state.buffer(options, input.device),
     )  # fmt: skip
-    return result[0], result[1], result[2]
+    return tuple(result[:2] if cx is None else result[:3])
 
 
 def weights_in_half(
@@ -121,65 +111,48 @@ def _weight_buffer(params: Sequence[Tensor], size: int) -> Tensor | None:
     return first.detach().as_strided((size,), (1,), 0)
 
 
-def _cudnn_rnn(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor | None,
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Any,
-) -> tuple[Tensor, ...]:
-    """The size of the reserve is the rule's matter (``capture.kernels.recurrent``)."""
-    width = (proj_size or hidden_size) * (2 if bidirectional else 1)
-    steps_first = (input.shape[1], input.shape[0]) if batch_first and not batch_sizes else input.shape[:-1]
+@named("aten._cudnn_rnn.default")
+def _cudnn_rnn(call: Arguments) -> tuple[Tensor, ...]:
+    """The size of the reserve is the rule's matter (``capture.kernels.rules.recurrent``)."""
+    input, hx, cx, weight_buf = call.input, call.hx, call.cx, call.weight_buf
+    batch_first = call.batch_first and not call.batch_sizes
+    width = (call.proj_size or call.hidden_size) * (2 if call.bidirectional else 1)
+    steps_first = (input.shape[1], input.shape[0]) if batch_first else input.shape[:-1]
     output = input.new_empty((*steps_first, width))
-    if batch_first and not batch_sizes:
+    if batch_first:
         output = output.transpose(0, 1)
     hy = torch.empty_like(hx, memory_format=torch.contiguous_format)
     cy = hx.new_empty(0) if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
     if weight_buf is None:
-        has_biases = weight_stride0 - (proj_size != 0) == 4
-        weight_buf = input.new_empty(_flat_size(mode, weight, has_biases, hidden_size, hx.shape[0]))
+        has_biases = call.weight_stride0 - (call.proj_size != 0) == 4
+        size = _flat_size(call.mode, call.weight, has_biases, call.hidden_size, hx.shape[0])
+        weight_buf = input.new_empty(size)
     return output, hy, cy, input.new_empty(0, dtype=torch.uint8), weight_buf
 
 
-def _cudnn_rnn_backward(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    output: Tensor,
-    grad_output: Any,
-    grad_hy: Any,
-    grad_cy: Any,
-    *options: Any,
-) -> tuple[Any, ...]:
+@named("aten._cudnn_rnn_backward.default")
+def _cudnn_rnn_backward(call: Arguments) -> tuple[Tensor | list[Tensor] | None, ...]:
     """Gradients of the weights are views into one buffer, like the weights."""
-    batch_first, packed = options[4], bool(options[8])
-    steps = input.transpose(0, 1) if batch_first and not packed else input
-    dx = torch.empty_like(steps, memory_format=torch.contiguous_format)
-    if batch_first and not packed:
+    input, cx, weight = call.input, call.cx, call.weight
+    batch_first = call.batch_first and not call.batch_sizes
+    dx = torch.empty_like(input.transpose(0, 1) if batch_first else input, memory_format=torch.contiguous_format)
+    if batch_first:
         dx = dx.transpose(0, 1)
-    dhx = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    dhx = torch.empty_like(call.hx, memory_format=torch.contiguous_format)
     dcx = None if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
-    if not options[-1][3]:
+    if not call.output_mask[3]:
         return dx, dhx, dcx, [input.new_empty(0) for _ in weight]
-    if weight_stride0 - (cx is not None and cx.shape[2] != hx.shape[2]) != 4:
+    if call.weight_stride0 - (cx is not None and cx.shape[2] != call.hx.shape[2]) != 4:
         # Without biases the views would not line up with the weights: they are copied out of the buffer.
         return dx, dhx, dcx, [torch.empty_like(w, memory_format=torch.contiguous_format) for w in weight]
-    return dx, dhx, dcx, _views(torch.empty_like(weight_buf), weight)
+    return dx, dhx, dcx, _views(torch.empty_like(call.weight_buf), weight)
+
+
+#: By operator name: shapes of cuDNN's kernels, which a CPU build does not have.
+CUDNN_SHAPES: dict[str, Shapes] = {
+    "aten::_cudnn_rnn": _cudnn_rnn,
+    "aten::_cudnn_rnn_backward": _cudnn_rnn_backward,
+}
 
 
 def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

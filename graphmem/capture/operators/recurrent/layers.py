@@ -7,12 +7,12 @@ Source: ``aten/src/ATen/native/RNN.cpp`` of PyTorch 2.13, whose names are given 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from graphmem.capture.operators.recurrent.cells import Cell, Weights
+from graphmem.capture.operators.recurrent.cells import Cell, Hidden, Weights
 
 
 class Options(NamedTuple):
@@ -28,8 +28,8 @@ class Options(NamedTuple):
 class Layers(NamedTuple):
     """How one layer runs: data, hidden state and weights (two each for both directions), cell -> data, final states."""
 
-    one_way: Callable[[Tensor, Any, Weights, Cell], tuple[Tensor, Any]]
-    both_ways: Callable[[Tensor, Sequence[Any], Sequence[Weights], Cell], tuple[Tensor, list[Any]]]
+    one_way: Callable[[Tensor, Hidden, Weights, Cell], tuple[Tensor, Hidden]]
+    both_ways: Callable[[Tensor, Sequence[Hidden], Sequence[Weights], Cell], tuple[Tensor, list[Hidden]]]
 
 
 def gather(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list[Weights]:
@@ -44,10 +44,10 @@ def gather(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list[
 
 
 def layer_stack(
-    data: Tensor, hidden: Sequence[Any], weights: Sequence[Weights], options: Options, layers: Layers, cell: Cell
-) -> tuple[Tensor, list[Any]]:
+    data: Tensor, hidden: Sequence[Hidden], weights: Sequence[Weights], options: Options, layers: Layers, cell: Cell
+) -> tuple[Tensor, list[Hidden]]:
     """``apply_layer_stack``: data of the last layer, and the final hidden states."""
-    final: list[Any] = []
+    final: list[Hidden] = []
     for layer in range(options.num_layers):
         if options.bidirectional:
             pair = slice(2 * layer, 2 * layer + 2)
@@ -69,13 +69,13 @@ def plain_layers() -> Layers:
     return Layers(_one_way, _both_ways)
 
 
-def _one_way(data: Tensor, hidden: Any, weights: Weights, cell: Cell) -> tuple[Tensor, Any]:
+def _one_way(data: Tensor, hidden: Hidden, weights: Weights, cell: Cell) -> tuple[Tensor, Hidden]:
     """``FullLayer`` of a whole tensor."""
     outputs, end = _steps(data.unbind(0), hidden, weights, cell)
     return torch.stack(outputs, 0), end
 
 
-def _steps(inputs: Sequence[Tensor], hidden: Any, weights: Weights, cell: Cell) -> tuple[list[Tensor], Any]:
+def _steps(inputs: Sequence[Tensor], hidden: Hidden, weights: Weights, cell: Cell) -> tuple[list[Tensor], Hidden]:
     """``FullLayer``."""
     outputs = []
     for step in inputs:
@@ -84,7 +84,9 @@ def _steps(inputs: Sequence[Tensor], hidden: Any, weights: Weights, cell: Cell) 
     return outputs, hidden
 
 
-def _both_ways(data: Tensor, hidden: Sequence[Any], weights: Sequence[Weights], cell: Cell) -> tuple[Tensor, list[Any]]:
+def _both_ways(
+    data: Tensor, hidden: Sequence[Hidden], weights: Sequence[Weights], cell: Cell
+) -> tuple[Tensor, list[Hidden]]:
     """``FullBidirectionalLayer``."""
     inputs = data.unbind(0)
     forward, forward_end = _steps(inputs, hidden[0], weights[0], cell)
@@ -106,12 +108,12 @@ def _both_ways(data: Tensor, hidden: Sequence[Any], weights: Sequence[Weights], 
 def packed_layers(sizes: Sequence[int]) -> Layers:
     """Layers over packed data of shape (values, features) with a batch of ``sizes[t]`` at step ``t``."""
 
-    def one_way(data: Tensor, hidden: Any, weights: Weights, cell: Cell) -> tuple[Tensor, Any]:
+    def one_way(data: Tensor, hidden: Hidden, weights: Weights, cell: Cell) -> tuple[Tensor, Hidden]:
         return _forward(data, sizes, hidden, weights, cell)
 
     def both_ways(
-        data: Tensor, hidden: Sequence[Any], weights: Sequence[Weights], cell: Cell
-    ) -> tuple[Tensor, list[Any]]:
+        data: Tensor, hidden: Sequence[Hidden], weights: Sequence[Weights], cell: Cell
+    ) -> tuple[Tensor, list[Hidden]]:
         """``PackedBidirectionalLayer``."""
         forward, forward_end = _forward(data, sizes, hidden[0], weights[0], cell)
         backward, backward_end = _backward(data, sizes, hidden[1], weights[1], cell)
@@ -120,7 +122,7 @@ def packed_layers(sizes: Sequence[int]) -> Layers:
     return Layers(one_way, both_ways)
 
 
-def _forward(data: Tensor, sizes: Sequence[int], hidden: Any, weights: Weights, cell: Cell) -> tuple[Tensor, Any]:
+def _forward(data: Tensor, sizes: Sequence[int], hidden: Hidden, weights: Weights, cell: Cell) -> tuple[Tensor, Hidden]:
     """``PackedLayer``: the states of sequences that end are put aside."""
     outputs, ended, start, last = [], [], 0, sizes[0]
     for size in sizes:
@@ -136,7 +138,7 @@ def _forward(data: Tensor, sizes: Sequence[int], hidden: Any, weights: Weights, 
     return torch.cat(outputs, 0), _joined(ended[::-1])
 
 
-def _backward(data: Tensor, sizes: Sequence[int], first: Any, weights: Weights, cell: Cell) -> tuple[Tensor, Any]:
+def _backward(data: Tensor, sizes: Sequence[int], first: Hidden, weights: Weights, cell: Cell) -> tuple[Tensor, Hidden]:
     """``ReversedPackedLayer``: sequences join as their last step is reached."""
     outputs, start, last = [], data.shape[0], sizes[-1]
     hidden = _sliced(first, 0, last)
@@ -151,14 +153,14 @@ def _backward(data: Tensor, sizes: Sequence[int], first: Any, weights: Weights, 
     return torch.cat(outputs[::-1], 0), hidden
 
 
-def _sliced(hidden: Any, start: int, end: int) -> Any:
+def _sliced(hidden: Hidden, start: int, end: int) -> Hidden:
     """``hidden_slice``; C++ evaluates arguments from right to left, here and below."""
     if isinstance(hidden, tuple):
         return tuple(part.narrow(0, start, end - start) for part in reversed(hidden))[::-1]
     return hidden.narrow(0, start, end - start)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _joined(parts: Sequence[Hidden]) -> Hidden:
     """``hidden_concat``."""
     if isinstance(parts[0], tuple):
         return tuple(torch.cat([part[index] for part in parts], 0) for index in reversed(range(len(parts[0]))))[::-1]

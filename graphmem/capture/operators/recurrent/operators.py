@@ -7,16 +7,17 @@ does its own products, and a fused cell does the rest. Sources (PyTorch 2.13): `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.operators.recurrent.cells import Cell, cell_fakes, gru_cell, lstm_cell, simple_cell
-from graphmem.capture.operators.recurrent.cudnn import DropoutState, cudnn_acceptable, cudnn_fakes, cudnn_network
+from graphmem.capture.kernels.parts.script import Arguments, Card, named
+from graphmem.capture.operators import Decomposition
+from graphmem.capture.operators.recurrent.cells import Cell, gru_cell, lstm_cell, simple_cell
+from graphmem.capture.operators.recurrent.cudnn import DropoutState, cudnn_acceptable, cudnn_network
 from graphmem.capture.operators.recurrent.layers import (
     Layers,
     Options,
@@ -26,66 +27,69 @@ from graphmem.capture.operators.recurrent.layers import (
     plain_layers,
 )
 from graphmem.capture.operators.recurrent.packing import known_lengths, pack, pad
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.known_values import KnownValues
 
 _aten = torch.ops.aten
+#: Mode of a network -> its cell.
+_CELLS: dict[str, Cell] = {
+    "lstm": lstm_cell,
+    "gru": gru_cell,
+    "rnn_tanh": simple_cell(torch.tanh),
+    "rnn_relu": simple_cell(torch.relu),
+}
 
 
-def recurrent_composites(card: Card, values: KnownValues) -> dict[Any, Callable[..., Any]]:
+def recurrent_composites(card: Card, values: KnownValues) -> dict[OpOverload, Decomposition]:
     """Recurrent composites -> their decompositions on that card."""
     state = DropoutState(card)
-    composites: dict[Any, Callable[..., Any]] = {
-        _aten.lstm.input: partial(_lstm, state),
-        _aten.lstm.data: partial(_packed_lstm, state),
+    composites: dict[OpOverload, Decomposition] = {
         _aten._pack_padded_sequence.default: partial(pack, values),
         _aten._pad_packed_sequence.default: pad,
         _aten.lstm_cell.default: _lstm_cell,
         _aten.gru_cell.default: _gru_cell,
     }
-    for mode, cell in (
-        ("gru", gru_cell),
-        ("rnn_tanh", simple_cell(torch.tanh)),
-        ("rnn_relu", simple_cell(torch.relu)),
-    ):
+    for mode in _CELLS:
         operator = getattr(_aten, mode)
-        composites[operator.input] = _one_hidden(state, mode, cell)
-        composites[operator.data] = _packed_one_hidden(state, mode, cell)
+        composites[operator.input] = partial(_of_one_length, state, mode)
+        composites[operator.data] = partial(_packed, state, mode)
     return composites
 
 
-def recurrent_fakes() -> dict[str, Callable[..., Any]]:
-    """By operator name: shapes of recurrent kernels that have no meta kernel of use here."""
-    return cell_fakes() | cudnn_fakes()
+_Hidden: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
-# --- LSTM -------------------------------------------------------------------------------------------------------------
-
-
-def _lstm(
-    state: DropoutState, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``at::lstm``; ``options``: those of :class:`Options`, then ``batch_first``."""
+def _of_one_length(
+    state: DropoutState, mode: str, input: Tensor, hx: _Hidden, params: Sequence[Tensor], *options: bool
+) -> tuple[Tensor, ...]:
+    """``at::lstm``, ``at::gru``, ``at::rnn_*``; ``options``: those of :class:`Options`, then ``batch_first``."""
     given, batch_first = Options(*options[:-1]), options[-1]
     if cudnn_acceptable(input):
-        return cudnn_network(state, "lstm", input, hx[0], hx[1], params, given, batch_first)
+        return cudnn_network(state, mode, input, hx, params, given, batch_first)
     steps = input.transpose(0, 1) if batch_first else input
-    output, hy, cy = _lstm_step_by_step(steps, hx, params, given, plain_layers())
-    return (output.transpose(0, 1) if batch_first else output), hy, cy
+    output, *final = _step_by_step(mode, steps, hx, params, given, plain_layers())
+    return (output.transpose(0, 1) if batch_first else output), *final
 
 
-def _packed_lstm(
-    state: DropoutState,
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``at::lstm`` of packed sequences."""
+def _packed(
+    state: DropoutState, mode: str, data: Tensor, batch_sizes: Tensor, hx: _Hidden, params: Sequence[Tensor],
+    *options: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The same of packed sequences."""
     sizes, given = known_lengths(batch_sizes), Options(*options)
     if cudnn_acceptable(data):
-        return cudnn_network(state, "lstm", data, hx[0], hx[1], params, given, batch_sizes=sizes)
-    return _lstm_step_by_step(data, hx, params, given, packed_layers(sizes))
+        return cudnn_network(state, mode, data, hx, params, given, batch_sizes=sizes)
+    return _step_by_step(mode, data, hx, params, given, packed_layers(sizes))
+
+
+def _step_by_step(
+    mode: str, data: Tensor, hx: Tensor, params: Sequence[Tensor], options: Options, layers: Layers
+) -> tuple[Tensor, ...]:
+    if mode == "lstm":
+        return _lstm_step_by_step(data, hx, params, options, layers)
+    weights = gather(params, options.has_biases, projected=False)
+    output, final = layer_stack(data, hx.unbind(0), weights, options, layers, _CELLS[mode])
+    return output, torch.stack(final, 0)
 
 
 def _lstm_step_by_step(
@@ -103,57 +107,13 @@ def _lstm_step_by_step(
     return output, hy, cy
 
 
-def _lstm_cell(
-    input: Tensor,
-    hx: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@named("aten.lstm_cell.default")
+def _lstm_cell(call: Arguments) -> tuple[Tensor, Tensor]:
     """``at::lstm_cell``, which ``nn.LSTMCell`` calls: one step, never cuDNN's."""
-    return lstm_cell(input, (hx[0], hx[1]), (w_ih, w_hh, b_ih, b_hh, None))
+    return lstm_cell(call.input, tuple(call.hx), (call.w_ih, call.w_hh, call.b_ih, call.b_hh, None))
 
 
-# --- GRU and plain networks -------------------------------------------------------------------------------------------
-
-
-def _one_hidden(state: DropoutState, mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
-    def rnn(input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
-        """``at::gru``, ``at::rnn_tanh``, ``at::rnn_relu``."""
-        given, batch_first = Options(*options[:-1]), options[-1]
-        if cudnn_acceptable(input):
-            return cudnn_network(state, mode, input, hx, None, params, given, batch_first)[:2]
-        steps = input.transpose(0, 1) if batch_first else input
-        output, hy = _step_by_step(steps, hx, params, given, plain_layers(), cell)
-        return (output.transpose(0, 1) if batch_first else output), hy
-
-    return rnn
-
-
-def _packed_one_hidden(state: DropoutState, mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
-    def rnn(
-        data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """``at::gru``, ``at::rnn_tanh``, ``at::rnn_relu`` of packed sequences."""
-        sizes, given = known_lengths(batch_sizes), Options(*options)
-        if cudnn_acceptable(data):
-            return cudnn_network(state, mode, data, hx, None, params, given, batch_sizes=sizes)[:2]
-        return _step_by_step(data, hx, params, given, packed_layers(sizes), cell)
-
-    return rnn
-
-
-def _step_by_step(
-    data: Tensor, hx: Tensor, params: Sequence[Tensor], options: Options, layers: Layers, cell: Cell
-) -> tuple[Tensor, Tensor]:
-    weights = gather(params, options.has_biases, projected=False)
-    output, final = layer_stack(data, hx.unbind(0), weights, options, layers, cell)
-    return output, torch.stack(final, 0)
-
-
-def _gru_cell(
-    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor:
+@named("aten.gru_cell.default")
+def _gru_cell(call: Arguments) -> Tensor:
     """``at::gru_cell``, which ``nn.GRUCell`` calls: one step, never cuDNN's."""
-    return gru_cell(input, hx, (w_ih, w_hh, b_ih, b_hh, None))
+    return gru_cell(call.input, call.hx, (call.w_ih, call.w_hh, call.b_ih, call.b_hh, None))

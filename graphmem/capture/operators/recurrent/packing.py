@@ -6,10 +6,9 @@ between; others are refused. Source: ``aten/src/ATen/native/PackedSequence.cpp``
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values.known_values import KnownValues
@@ -41,7 +40,7 @@ class _Pack(torch.autograd.Function):  # type: ignore[misc]
     """``_pack_padded_sequence``: blocks of steps with one batch size are made contiguous, then joined."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, lengths: list[int], batch_first: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionCtx, input: Tensor, lengths: list[int], batch_first: bool) -> tuple[Tensor, Tensor]:
         steps = input.transpose(0, 1) if batch_first else input
         blocks, sizes, before = [], [], 0
         for index in range(len(lengths)):
@@ -61,7 +60,7 @@ class _Pack(torch.autograd.Function):  # type: ignore[misc]
         return packed, batch_sizes
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients[0].new_zeros(ctx.shape)
         return (gradient.transpose(0, 1) if ctx.batch_first else gradient), None, None
 

@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 
 from graphmem.graph.model import Graph, Node
+from graphmem.runtimes.onnxruntime.kernels.context import as_text
 
 
 @cache
@@ -59,10 +60,6 @@ def _accepts(types: Mapping[str, int], node: Node, graph: Graph) -> bool:
     return True
 
 
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _recurrent(activations: tuple[str, ...]) -> Callable[[Node], bool]:
     """``RNNNeedFallbackToCPU``: cells that cuDNN does not know."""
 
@@ -70,7 +67,7 @@ def _recurrent(activations: tuple[str, ...]) -> Callable[[Node], bool]:
         attributes = node.attributes
         if any(attributes.get(name) is not None for name in ("activation_alpha", "activation_beta", "clip")):
             return True
-        given = [_text(value).lower() for value in attributes.get("activations") or ()]
+        given = [as_text(value).lower() for value in attributes.get("activations") or ()]
         if any(name not in activations[i % len(activations)].split() for i, name in enumerate(given)):
             return True
         if node.op_type == "LSTM":
@@ -80,21 +77,12 @@ def _recurrent(activations: tuple[str, ...]) -> Callable[[Node], bool]:
     return left
 
 
-def _cast(node: Node) -> bool:
-    """``CastNeedFallbackToCPU``: to or from strings."""
-    return bool(node.attributes.get("to") == onnx.TensorProto.STRING)
-
-
-def _last_index(node: Node) -> bool:
-    """``ArgMaxOrArgMinNeedFallbackToCPU``."""
-    return bool(node.attributes.get("select_last_index", 0))
-
-
 _LEFT_TO_CPU: dict[str, Callable[[Node], bool]] = {
     "LSTM": _recurrent(("sigmoid", "tanh", "tanh")),
     "GRU": _recurrent(("sigmoid", "tanh")),
     "RNN": _recurrent(("tanh relu",)),
-    "Cast": _cast,
-    "ArgMax": _last_index,
-    "ArgMin": _last_index,
+    # CastNeedFallbackToCPU, ArgMaxOrArgMinNeedFallbackToCPU
+    "Cast": lambda node: bool(node.attributes.get("to") == onnx.TensorProto.STRING),
+    "ArgMax": lambda node: bool(node.attributes.get("select_last_index", 0)),
+    "ArgMin": lambda node: bool(node.attributes.get("select_last_index", 0)),
 }

@@ -24,7 +24,8 @@ from graphmem.cudnn.predicted.recurrent import workspace_bytes as recurrent_byte
 from graphmem.cudnn.predicted.workspaces import workspace_bytes
 from graphmem.cudnn.recurrent import GRU, LSTM, RELU, STANDARD, TANH, Network
 from graphmem.devices import Device, as_cuda
-from graphmem.graph.model import ELEMENT_BITS, Graph, Node
+from graphmem.graph.model import ELEMENT_BITS
+from graphmem.runtimes.onnxruntime.kernels.context import Context, as_text
 
 SEARCHES = {"EXHAUSTIVE": MODE_B, "HEURISTIC": INSTANT, "DEFAULT": FALLBACK}
 #: Alignment that cuDNN's frontend declares of every tensor, bytes (``Tensor_attributes``).
@@ -61,6 +62,7 @@ class Libraries:
     _sizes: dict[Convolution, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """The card as a CUDA card, and the process that asks."""
         self.card = as_cuda(self.card)
         if self.library is not None:
             self._asked = _asked(self.library, self.card)
@@ -72,14 +74,13 @@ class Libraries:
     @property
     def capability(self) -> tuple[int, int]:
         """Of the card."""
-        assert self.card.compute_capability is not None  # a CUDA card
-        return self.card.compute_capability
+        return self.card.capability
 
     # -- convolutions -------------------------------------------------------------------------------------------------
 
-    def convolution_workspace(self, node: Node, graph: Graph) -> int:
+    def convolution_workspace(self, kernel: Context) -> int:
         """Bytes of the plan that runs a ``Conv`` or ``ConvTranspose`` node."""
-        question = convolution_of(node, graph, self)
+        question = convolution_of(kernel, self)
         if 0 in question.input or 0 in question.output or 0 in question.filter:
             return 0
         if question not in self._sizes:
@@ -127,25 +128,22 @@ class Libraries:
         return states_bytes(self.card.sm_count or 0, self.card.max_threads_per_sm)
 
 
-def convolution_of(node: Node, graph: Graph, libraries: Libraries) -> Convolution:
+def convolution_of(kernel: Context, libraries: Libraries) -> Convolution:
     """A node as its kernel describes it to cuDNN: rows of values are images of one column, or of one row with
     ``cudnn_conv1d_pad_to_nc1d``."""
-    image, weight, output = (
-        tuple(int(d) for d in graph.tensors[name].shape) for name in (*node.inputs[:2], node.outputs[0])
-    )
+    image, weight, output = kernel.shape(0), kernel.shape(1), kernel.output_shape()
     rank = len(image) - 2
-    strides, dilations = (_ints(node, name, (1,) * rank) for name in ("strides", "dilations"))
-    before, after = _paddings(node, image[2:], weight[2:], output[2:], strides, dilations)
+    strides, dilations = (kernel.numbers(name, (1,) * rank) for name in ("strides", "dilations"))
+    before, after = _paddings(kernel, strides, dilations)
     if rank == 1:
-        image, weight, output = (
-            (*shape[:2], *_plane(shape[2:], 1, libraries.pad_to_nc1d)) for shape in (image, weight, output)
-        )
-        strides, dilations = (_plane(steps, 1, libraries.pad_to_nc1d) for steps in (strides, dilations))
-        before, after = (_plane(sizes, 0, libraries.pad_to_nc1d) for sizes in (before, after))
-    transposed = node.op_type == "ConvTranspose"
+        first = libraries.pad_to_nc1d
+        image, weight, output = ((*shape[:2], *_plane(shape[2:], 1, first)) for shape in (image, weight, output))
+        strides, dilations = (_plane(steps, 1, first) for steps in (strides, dilations))
+        before, after = (_plane(sizes, 0, first) for sizes in (before, after))
+    transposed = kernel.node.op_type == "ConvTranspose"
     return Convolution(
         "backward data" if transposed else "forward",
-        graph.tensors[node.inputs[0]].dtype,
+        kernel.input().dtype,
         output if transposed else image,
         weight,
         image if transposed else output,
@@ -165,31 +163,21 @@ def _plane(row: tuple[int, ...], other: int, is_first: bool) -> tuple[int, ...]:
     return (other, *row) if is_first else (*row, other)
 
 
-def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    found = node.attributes.get(name)
-    return tuple(int(value) for value in found) if found else default
-
-
 def _paddings(
-    node: Node,
-    image: tuple[int, ...],
-    kernel: tuple[int, ...],
-    output: tuple[int, ...],
-    strides: tuple[int, ...],
-    dilations: tuple[int, ...],
+    kernel: Context, strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Padding before and after each dimension; ``auto_pad`` gives what the shapes need (``ComputePad``,
     ``core/providers/common.h``)."""
-    rank = len(kernel)
-    automatic = str(node.attributes.get("auto_pad", "NOTSET"))
+    image, window, output = (shape[2:] for shape in (kernel.shape(0), kernel.shape(1), kernel.output_shape()))
+    automatic, none = kernel.text("auto_pad", "NOTSET"), (0,) * (2 * len(window))
     if automatic in ("NOTSET", "VALID", ""):
-        pads = _ints(node, "pads", (0,) * (2 * rank)) if automatic != "VALID" else (0,) * (2 * rank)
-        return pads[:rank], pads[rank:]
-    if node.op_type == "ConvTranspose":
+        pads = none if automatic == "VALID" else kernel.numbers("pads", none)
+        return pads[: len(window)], pads[len(window) :]
+    if kernel.node.op_type == "ConvTranspose":
         image, output = output, image
     needed = [
         max(0, (o - 1) * s + (k - 1) * d + 1 - i)
-        for i, k, o, s, d in zip(image, kernel, output, strides, dilations, strict=True)
+        for i, k, o, s, d in zip(image, window, output, strides, dilations, strict=True)
     ]
     halves = tuple(size // 2 for size in needed)
     rest = tuple(size - half for size, half in zip(needed, halves, strict=True))
@@ -223,15 +211,11 @@ def problem_of(question: Convolution) -> Problem:
 _MODES = {"LSTM": LSTM, "GRU": GRU}
 
 
-def network_of(node: Node, graph: Graph, libraries: Libraries) -> Network:
+def network_of(kernel: Context, libraries: Libraries) -> Network:
     """A recurrent node as its kernel describes it to cuDNN: one layer, the standard algorithm."""
-    steps, batch, inputs = (int(d) for d in graph.tensors[node.inputs[0]].shape)
-    directions, _, hidden = (int(d) for d in graph.tensors[node.inputs[2]].shape)
-    first = (node.attributes.get("activations") or ["Tanh"])[0]
-    mode = _MODES.get(node.op_type, RELU if _text(first).lower() == "relu" else TANH)
-    dtype = graph.tensors[node.inputs[0]].dtype
+    steps, batch, inputs = kernel.shape()
+    directions, _, hidden = kernel.shape(2)
+    first = as_text((kernel.node.attributes.get("activations") or ["Tanh"])[0])
+    mode = _MODES.get(kernel.node.op_type, RELU if first.lower() == "relu" else TANH)
+    dtype = kernel.input().dtype
     return Network(mode, STANDARD, dtype, steps, batch, inputs, hidden, 0, 1, directions, tf32=libraries.tf32)
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

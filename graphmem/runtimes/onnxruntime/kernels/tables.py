@@ -1,77 +1,56 @@
-"""Which kernels write their output over an input, by execution provider.
-
-``Alias(i, o)``: output ``o`` always is input ``i``. ``MayInplace(i, o)``: it may be, when the planner sees that nobody
-else needs the input. The CPU provider's are measured: ``tests/oracles/onnxruntime/record_operators.py`` runs onnx's
-test case of every operator between two others in a session of 1.31.1 and records the buffers. The CUDA provider's are
-read in ``core/providers/cuda`` and ``contrib_ops/cuda`` (~1.25) and compared with recorded sessions of 1.31.1.
-"""
+"""The facts of ``operators.toml`` about kernels: which write their output over an input, and how far rules go."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 
 from graphmem.graph.model import Node
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 Pairs = tuple[tuple[int, int], ...]
-MICROSOFT = "com.microsoft"
-NCHWC = "com.microsoft.nchwc"
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRule:
+class SharedBuffers:
     """(input, output) positions that share memory, always or where the planner may."""
 
     alias: Pairs = ()
-    may_inplace: Pairs = ()
+    in_place: Pairs = ()
 
 
 @dataclass(frozen=True)
 class KernelTable:
-    """The rules of one provider, by domain and operator; operators not listed have new buffers."""
+    """The facts about one provider's kernels, by operator (:attr:`Node.operator`)."""
 
-    provider: str
-    rules: Mapping[tuple[str, str], KernelRule]
+    shared: Mapping[str, SharedBuffers]
+    without_rule: frozenset[str]
+    uses_cublas: frozenset[str]
 
-    def rule(self, node: Node) -> KernelRule:
-        """The rule of the kernel of ``node``."""
-        return self.rules.get((node.domain, node.op_type), _NEW_BUFFERS)
-
-
-_NEW_BUFFERS = KernelRule()
-_ALIAS = KernelRule(alias=((0, 0),))
-_INPLACE = KernelRule(may_inplace=((0, 0),))
+    def shared_buffers(self, node: Node) -> SharedBuffers:
+        """The positions of ``node`` that share memory; operators that are not listed have new buffers."""
+        return self.shared.get(node.operator, _NEW_BUFFERS)
 
 
-def _rules(*groups: tuple[KernelRule, str, tuple[str, ...]]) -> dict[tuple[str, str], KernelRule]:
-    return {(domain, name): rule for rule, domain, names in groups for name in names}
+_NEW_BUFFERS = SharedBuffers()
 
 
-_ALIASES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
-_ACTIVATIONS = (
-    "Relu", "Sigmoid", "Tanh", "Elu", "Selu", "LeakyRelu", "HardSigmoid", "Softplus", "Softsign", "ThresholdedRelu",
-)  # fmt: skip
-_CPU_INPLACE = (
-    "Clip", "Softmax", "LogSoftmax", "Cast", "Trilu", "Shrink", "Scatter", "ScatterElements", "TensorScatter",
-)  # fmt: skip
+def _read() -> dict[str, KernelTable]:
+    found = {}
+    for provider, table in tomllib.loads(files(__package__).joinpath("operators.toml").read_text("utf-8")).items():
+        shared = {}
+        for row in table["shared"]:
+            pairs = (tuple((given, made) for given, made in row.get(key, ())) for key in ("alias", "in_place"))
+            shared.update(dict.fromkeys(row["operators"], SharedBuffers(*pairs)))
+        found[provider] = KernelTable(shared, frozenset(table["without_rule"]), frozenset(table["uses_cublas"]))
+    return found
 
-CPU = KernelTable(
-    "CPU",
-    _rules(
-        (_ALIAS, "", (*_ALIASES, "BitCast")),
-        (_INPLACE, "", (*_ACTIVATIONS, *_CPU_INPLACE)),
-        (_INPLACE, "ai.onnx.ml", ("TreeEnsemble",)),
-        (KernelRule(may_inplace=((3, 0),)), NCHWC, ("Conv",)),
-        (KernelRule(may_inplace=((3, 0),)), MICROSOFT, ("FusedConv",)),
-    ),
-)
-CUDA = KernelTable(
-    "CUDA",
-    _rules(
-        (_ALIAS, "", _ALIASES),
-        (_INPLACE, "", (*_ACTIVATIONS, "Gelu", "HardSwish")),  # activation/activations.cc, tensor/gelu.cc
-        (_INPLACE, MICROSOFT, ("Affine", "ParametricSoftplus", "ScaledTanh", "Gelu", "QuickGelu")),
-        (KernelRule(may_inplace=((3, 1), (4, 2))), MICROSOFT, ("GroupQueryAttention",)),  # past into present
-    ),
-)
-TABLES = {"cpu": CPU, "cuda": CUDA}
+
+#: By the name of the provider.
+TABLES = _read()

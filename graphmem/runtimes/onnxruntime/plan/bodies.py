@@ -119,7 +119,9 @@ def _run_of_loop(
     if is_written:
         outputs = _run_body(frame, node, body, graph, {}, given)
         return [outputs[name] for name in graph.outputs]
-    taken: list[Held] = [frame.take(graph.tensors[name].nbytes, name) for name in graph.outputs]
+    taken: list[Held] = [
+        given[name] if name in given else frame.take(graph.tensors[name].nbytes, name) for name in graph.outputs
+    ]
     for held in taken:
         frame.hold(held)
     return taken

@@ -100,11 +100,11 @@ class _Planner:
 
     def reusable_input(self, node: Node, position: int, name: str) -> str | None:
         """``FindReusableInput``: an alias must share; an in-place input may if this is its buffer's last use."""
-        rule = self.table.rule(node)
-        for source, target in rule.alias:
+        shared = self.table.shared_buffers(node)
+        for source, target in shared.alias:
             if target == position and source < len(node.inputs) and node.inputs[source]:
                 return node.inputs[source]
-        for source, target in rule.may_inplace:
+        for source, target in shared.in_place:
             if target != position or source >= len(node.inputs) or not node.inputs[source]:
                 continue
             given = node.inputs[source]

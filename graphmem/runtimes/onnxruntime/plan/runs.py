@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.graph.model import Graph, Node
+from graphmem.runtimes.onnxruntime.kernels.context import OUTPUTS
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory, Weights, weights_of
-from graphmem.runtimes.onnxruntime.kernels.working_buffers import OUTPUTS
 from graphmem.runtimes.onnxruntime.plan.bodies import run_bodies
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
@@ -185,7 +185,7 @@ class Frame:
         """Outputs and working buffers of one kernel, and what is given back after it."""
         session = self.session
         node = session.plan.nodes[index]
-        self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
+        self.operator = session.builder.operator(node.operator, node.name, self.phase)
         if node.key in self.graph.bodies:
             run_bodies(self, node)
         elif self.graph.tensors[node.key].items is not None:
@@ -340,8 +340,3 @@ class Frame:
 
 def _storages(held: Held) -> tuple[int, ...]:
     return () if held is None else held if isinstance(held, tuple) else (held,)
-
-
-def operator_name(node: Node) -> str:
-    """``domain.Operator``, the domain left out for ONNX's own."""
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type

@@ -1,0 +1,60 @@
+"""Modules that are executed by a function of ours when somebody imports them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: Is given the module before its code has run, and what runs it.
+Execute = Callable[[ModuleType, Callable[[], None]], None]
+
+
+@contextlib.contextmanager
+def watched_imports(executed: Mapping[str, Execute], applies: Callable[[], object] = lambda: True) -> Iterator[None]:
+    """Until the end, a module that is imported where it ``applies`` is executed by the function of its full name."""
+    finder = _Finder(executed, applies)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what the other finders find, and has it loaded by :class:`_Loader`."""
+
+    def __init__(self, executed: Mapping[str, Execute], applies: Callable[[], object]) -> None:
+        self._executed, self._applies = executed, applies
+        self._asked: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        execute = self._executed.get(name)
+        if execute is None or name in self._asked or not self._applies():
+            return None
+        self._asked.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asked.discard(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, execute)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, original: importlib.abc.Loader, execute: Execute) -> None:
+        self._original, self._execute = original, execute
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._original.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._execute(module, lambda: self._original.exec_module(module))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._original, name)

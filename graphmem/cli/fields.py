@@ -1,0 +1,177 @@
+"""Commands whose options are fields of dataclasses (:mod:`graphmem.base.options`): click's options made of the fields,
+and objects made of what the command line gives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, cast
+
+import click
+
+from graphmem.base.options import Given, Option, Whole, help_of, options_of
+from graphmem.errors import UsageError
+from graphmem.training import parse_optimizer_arg
+
+Object = TypeVar("Object")
+Command = TypeVar("Command", bound=Callable[..., object])
+
+OTHER = "Options"
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options under headings, in the order in which it has them."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section a heading; options without one come last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                groups.setdefault(getattr(parameter, "heading", None) or OTHER, []).append(record)
+        groups[OTHER] = groups.pop(OTHER, [])
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+class FieldOption(click.Option):
+    """A field as click's option, below a heading of the help."""
+
+    heading = ""
+
+
+def takes(name: str, kind: type, heading: str = "") -> Callable[[Command], Command]:
+    """Decorate a command: the fields of ``kind`` are its options, and the function is given the object as ``name``, or
+    without a name the fields as arguments."""
+
+    def decorate(command: Command) -> Command:
+        made = parameters(kind, heading)
+
+        @functools.wraps(command)
+        def taking(*arguments: Any, **values: Any) -> object:
+            given = click.get_current_context().params
+            others = {key: value for key, value in values.items() if key not in made}
+            found: object = built(kind, given)
+            return command(*arguments, **({name: found} if name else vars(found)), **others)
+
+        taking.__click_params__ = [*getattr(command, "__click_params__", ()), *reversed(made.values())]  # type: ignore[attr-defined]
+        return taking  # type: ignore[return-value]
+
+    return decorate
+
+
+def parameters(kind: type, heading: str = "", skipped: tuple[str, ...] = ()) -> dict[str, click.Option]:
+    """click's options of a class by parameter name, in the order of its fields, but for the fields ``skipped``."""
+    found: dict[str, click.Option] = {}
+    for field, option in options_of(kind):
+        heading = option.heading or heading
+        if field.name in skipped:
+            continue
+        for one in (*(() if option.parts else (option,)), *option.also):
+            found.setdefault(one.parameter, _parameter(kind, field, one, heading))
+        for part in option.parts:
+            more = parameters(part, heading, option.without)
+            found |= {name: parameter for name, parameter in more.items() if name not in found}
+    return found
+
+
+def _parameter(kind: type, field: Field[object], option: Option, heading: str) -> click.Option:
+    flags, help = list(option.flags), help_of(field, option)
+    if option.keyed:
+        help = ", ".join(other.name for other, one in options_of(kind) if one.flags == option.flags)
+    elif field.type == "bool | None" or field.default is True:
+        flags[0] = f"{flags[0]}/--no-{flags[0].removeprefix('--')}"
+    required = field.default is MISSING and not option.opens
+    declared = [*flags, option.parameter]
+    made = FieldOption(declared, default=None, help=help, required=required, **_attributes(field, option))
+    made.heading = heading
+    return made
+
+
+def _attributes(field: Field[object], option: Option) -> dict[str, Any]:
+    """click's arguments for what a field takes: nothing, a number, a word of a few, any text, several texts."""
+    type_name, number = str(field.type).removesuffix(" | None"), option.check
+    if option.keyed or option.repeated:
+        return {"multiple": True, "metavar": option.metavar or "NAME=VALUE"}
+    if option.is_flag or type_name == "bool":
+        return {"is_flag": True} if option.is_flag or field.default is False else {}
+    if option.choices:
+        return {"type": click.Choice(option.choices)}
+    if option.bare is not None:
+        return {"type": click.IntRange(min=0), "is_flag": False, "flag_value": option.bare, "metavar": option.metavar}
+    if option.read is not None or not (isinstance(number, Whole) or type_name in ("int", "float")):
+        return {"metavar": option.metavar}
+    if isinstance(number, Whole):
+        return {"type": click.IntRange(number.least, number.most), "metavar": option.metavar or "N"}
+    least = 0 if field.default == 0 else 1
+    return {"type": float if type_name == "float" else click.IntRange(min=least), "metavar": option.metavar or "N"}
+
+
+def is_given(value: object) -> bool:
+    """Whether the command line has a value for an option."""
+    return value is not None and value != ()
+
+
+def built(kind: type[Object], given: Given) -> Object:
+    """The object that the command line describes. Raises :class:`UsageError`."""
+    make: Callable[..., Object] = kind
+    return make(**values_of(kind, given))
+
+
+def values_of(kind: type, given: Given) -> dict[str, object]:
+    """The fields that the command line gives, by name. Raises :class:`UsageError`."""
+    found: dict[str, object] = {}
+    for field, option in options_of(kind):
+        value = _value(field, option, given)
+        if value is not None:
+            found[field.name] = value
+    return found
+
+
+def _value(field: Field[object], option: Option, given: Given) -> object:
+    if option.make is not None:
+        return option.make(given)
+    if option.parts:
+        return _part(option.parts[0], given)
+    value = given.get(option.parameter)
+    if not is_given(value) or option.is_flag or (option.bare is not None and value == option.bare):
+        return None
+    texts = cast("Iterable[str]", value)
+    if option.keyed:
+        return dict(map(parse_optimizer_arg, texts)).get(field.name)
+    if option.read is None:
+        return value
+    if not option.repeated:
+        return option.read(str(value))
+    found = tuple(map(option.read, texts))
+    return dict(cast("Iterable[tuple[str, object]]", found)) if str(field.type).startswith("Mapping") else found
+
+
+def _part(kind: type, given: Given) -> object:
+    """The object of a class within another; None where no option that opens it is given."""
+    options = [one for _, option in options_of(kind) for one in (option, *option.also)]
+    used = [option for option in options if is_given(given.get(option.parameter))]
+    opening = [option for option in options if option.opens]
+    if not any(option.opens for option in used):
+        if used:
+            raise UsageError(f"{used[0].flags[0]} needs {opening[0].flags[0]}")
+        return None
+    _check_keys(kind, given)
+    values = values_of(kind, given)
+    if any(field.name == "world_size" for field in fields(kind)) and "world_size" not in values:
+        if not is_given(given["world_size"]):
+            raise UsageError(f"{opening[0].flags[0]} needs --world-size, the number of processes")
+        values["world_size"] = given["world_size"]
+    return kind(**values)
+
+
+def _check_keys(kind: type, given: Given) -> None:
+    """Raise :class:`UsageError` for a name that no field has which shares the option."""
+    keyed = {field.name: option for field, option in options_of(kind) if option.keyed}
+    for option in list(keyed.values())[:1]:
+        for name, _ in map(parse_optimizer_arg, cast("Iterable[str]", given[option.parameter])):
+            if name not in keyed:
+                raise UsageError(f"unknown {option.flags[0]} {name!r}; accepted: {', '.join(keyed)}")

@@ -1,0 +1,365 @@
+"""transformers' model while vLLM's backend makes it, replaces its layers and runs it: the capture behind
+:mod:`graphmem.sources.vllm_backend`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from graphmem.capture.patches import Patches
+from graphmem.errors import UsageError
+from graphmem.sources.vllm_fusing import Fusable, Gate, Together, fusable
+from graphmem.sources.vllm_layers import Backend, Happening, Layer
+from graphmem.sources.vllm_modules import Absent, Gated, LookedUp, Normed, Part, Product, Shared, look_up
+from graphmem.trace import Category, EventKind, Place, Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: Tokens of the two runs that tell how much of each allocation is for one.
+_FEW, _TWICE = 1024, 2048
+#: Tokens of the run that is watched for what can be fused.
+_WATCHED = 8
+#: The operator that modules in place of the engine's use, and nothing else in their names' place.
+_EMPTY = "aten.empty.memory_format"
+#: The name of attention among the layers.
+_ATTENTION = "attention"
+
+
+class Making:
+    """The model while it is made, replaced and run."""
+
+    def __init__(self, config: PreTrainedConfig, name: str, dtype: str, tp: int, *, own_code: bool) -> None:
+        self.config, self.name, self.dtype, self.tp, self.own_code = config, name, dtype, tp, own_code
+        self.layers: list[Layer] = []
+        #: Names of layers in the order of their calls, "" for operators of modules that stand for others.
+        self.called: list[str] = []
+        #: Layers of attention by number: (module, heads, heads of keys, width of a head).
+        self.attended: dict[int, tuple[str, int, int, int]] = {}
+        self.architecture = ""
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, _: object) -> None:
+        """Everything, on the pretended card. Calls of ``empty_cache`` mark its parts: one when the model is made, one
+        before and one after each run."""
+        from transformers import AutoModel
+
+        patches = Patches()
+        dtype = getattr(torch, self.dtype)
+        self.config.dtype = dtype
+        try:
+            with torch.no_grad(), self._registered():
+                with torch.device("cuda"), _parameters_on_meta(patches):
+                    model = AutoModel.from_config(self.config, dtype=dtype)
+                self.architecture = type(model).__name__
+                torch.cuda.empty_cache()
+                self._check(model)
+                _materialised(model, dtype)
+                self._replace_all(model, fusable(model, lambda: _run(model, _WATCHED), own_code=self.own_code))
+                self.called.clear()
+                if self.own_code:
+                    _turned_in_place(patches, model)
+                for tokens in (_FEW, _TWICE):
+                    output = _run(model, tokens)
+                    torch.cuda.empty_cache()
+                    del output
+        finally:
+            patches.undo()
+
+    @contextlib.contextmanager
+    def _registered(self) -> Iterator[None]:
+        """Attention under a name of its own, which has no mask."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        name = f"graphmem_engine_{id(self)}"
+        ALL_ATTENTION_FUNCTIONS.register(name, self._attend)
+        self.config._attn_implementation = name
+        try:
+            yield
+        finally:
+            ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+
+    def _attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, None]:
+        """``vllm_attention_forward``: heads side by side, and an output of the queries' width."""
+        layer = getattr(module, "layer_idx", len(self.attended))
+        width = query.shape[-1]
+        self.attended[layer] = (getattr(module, "_graphmem_name", ""), query.shape[1], key.shape[1], width)
+        tokens, narrow = query.shape[-2], value.shape[-1] < width
+        query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+        query, key, value = (one.reshape(tokens, -1) for one in (query, key, value))
+        if narrow:  # values are padded to the width of queries, and the output cut again
+            value = torch.nn.functional.pad(value.view(-1, value.shape[-1]), (0, width - value.shape[-1]))
+        self.called.append(_ATTENTION)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        # Some models want heads apart, which the backend does not give them.
+        return (output.view(1, tokens, -1, width) if self.own_code else output), None
+
+    def _check(self, model: nn.Module) -> None:
+        """Raises :class:`UsageError` for what the capture does not follow."""
+        from transformers import AutoModelForCausalLM
+
+        generates = type(self.config) in AutoModelForCausalLM._model_mapping
+        if not generates or getattr(self.config, "is_encoder_decoder", False):
+            raise UsageError(f"{self.name}: {self.architecture} is no decoder of text, which is what is served here")
+        experts = [name for name, one in model.named_parameters() if one.ndim == 3]
+        if experts or any(name.rsplit(".", 1)[-1] == "experts" for name, _ in model.named_modules()):
+            raise UsageError(
+                f"{self.name}: {self.architecture} has experts; of architectures that are captured only dense decoders "
+                "are followed"
+            )
+        if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+            raise UsageError(
+                f"{self.name}: {self.architecture} attends in both directions; what has no KV cache is not served here"
+            )
+
+    # --- replacing ----------------------------------------------------------------------------------------------------
+
+    def _replace_all(self, model: nn.Module, seen: Fusable) -> None:
+        """``recursive_replace``, then the parameters that are left (``init_parameters``)."""
+        self._plan = {f"model.{pattern}": style for pattern, style in (model.tp_plan or {}).items()}
+        self._vocabularies = {
+            one for key, one in vars(self.config).items() if "vocab_size" in key and isinstance(one, int)
+        }
+        self._table, self._own = model.get_input_embeddings(), set[str]()
+        for name, module in model.named_modules():
+            module._graphmem_name = f"model.{name}"
+        self._replace(model, "model", seen)
+        for name, parameter in model.named_parameters():
+            if f"model.{name}" not in self._own:
+                self._kept(f"model.{name}", parameter, "left")
+
+    def _replace(self, module: nn.Module, prefix: str, seen: Fusable) -> None:
+        for name, child in list(module.named_children()):
+            path = f"{prefix}.{name}"
+            if isinstance(child, nn.Linear):
+                style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
+                setattr(module, name, self._linear(child, path, style))
+            elif self._is_engines(child):
+                self._keep_or_look_up(child, path)
+            elif (kind := seen.norms.get(path)) is not None:
+                self._norm(module, name, path, kind)
+            elif path in seen.activations and not isinstance(child, Gated):
+                setattr(module, name, Normed(self.called, ""))
+            else:
+                self._fused(child, path, seen)
+                self._replace(child, path, seen)
+
+    def _is_engines(self, module: nn.Module) -> bool:
+        """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""
+        if isinstance(module, nn.Embedding):
+            return module is self._table or module.num_embeddings in self._vocabularies
+        return type(module) is nn.LayerNorm and module.elementwise_affine and module.bias is not None
+
+    def _keep_or_look_up(self, module: nn.Module, path: str) -> None:
+        if isinstance(module, nn.Embedding):
+            self._embedding(module, path)
+            self._own.add(f"{path}.weight")
+            return
+        for name, parameter in module.named_parameters():
+            self._kept(f"{path}.{name}", parameter)
+            self._own.add(f"{path}.{name}")
+
+    def _kept(self, name: str, parameter: torch.Tensor, kind: Literal["parameter", "left"] = "parameter") -> None:
+        self.layers.append(Layer(kind, name, bytes=parameter.numel() * parameter.element_size()))
+
+    def _linear(self, linear: nn.Linear, path: str, style: str) -> nn.Module:
+        """``replace_linear_class``."""
+        inputs, outputs, several = linear.in_features, linear.out_features, self.tp > 1
+        columns, rows = style in ("colwise", "colwise_gather_output"), style in ("rowwise", "rowwise_split_input")
+        made = (outputs // self.tp if columns else outputs,)
+        self.layers.append(
+            Layer(
+                "linear", path, inputs // self.tp if rows else inputs, made, linear.bias is not None,
+                reduces=several and rows, gathers=several and style == "colwise_gather_output",
+                splits=several and style == "rowwise_split_input",
+            )
+        )  # fmt: skip
+        return Product(self.called, path, outputs if style != "colwise" else outputs // self.tp)
+
+    def _embedding(self, table: nn.Embedding, path: str) -> None:
+        """``replace_embedding_class``."""
+        if isinstance(table, LookedUp):  # tied ones are met more than once
+            return
+        self.layers.append(Layer("embedding", path, table.num_embeddings, (table.embedding_dim,)))
+        look_up(table, self.called)
+
+    def _norm(self, parent: nn.Module, name: str, path: str, kind: str) -> None:
+        weight = getattr(getattr(parent, name), "weight", None)
+        width = 0 if weight is None else weight.shape[0]
+        if not width:
+            return
+        self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, width))
+        setattr(parent, name, Normed(self.called, path))
+
+    def _fused(self, module: nn.Module, path: str, seen: Fusable) -> None:
+        """The projections of a module that read one input become one."""
+        gated = seen.gates.get(path)
+        if gated is not None:
+            self._gate(module, path, gated)
+            return
+        packed = seen.packed.get(path)
+        if packed is not None:
+            first, last, gated = *packed, Gated(self.called)
+            module.forward = lambda given: module.get_submodule(last)(gated(module.get_submodule(first)(given)))
+        together = seen.together.get(path)
+        if together is not None:
+            self._side_by_side(module, path, together)
+
+    def _gate(self, module: nn.Module, path: str, gated: Gate) -> None:
+        """``GLUFuser``: gate and up in one product, the activation multiplies, what follows is shared by rows."""
+        gate = module.get_submodule(gated.gate)
+        each = gate.out_features // self.tp
+        merged = f"{path}.gate_up_proj"
+        self.layers.append(Layer("linear", merged, gate.in_features, (each, each), gate.bias is not None))
+        setattr(module, gated.gate, Product(self.called, merged, 2 * each))
+        setattr(module, gated.up, Absent())
+        setattr(module, gated.act, Gated(self.called))
+        if gated.down is not None:
+            down = module.get_submodule(gated.down)
+            setattr(module, gated.down, self._linear(down, f"{path}.{gated.down}", "rowwise"))
+
+    def _side_by_side(self, module: nn.Module, path: str, together: Together) -> None:
+        """``QKVFuser`` and ``MergedColumnParallelFuser``: one product, cut."""
+        linears = [module.get_submodule(name) for name in together.names]
+        least = together.head_dim or 1
+        sizes = tuple(max(least, one.out_features // self.tp) for one in linears)
+        merged = f"{path}.{'qkv_proj' if together.head_dim else 'merged_proj'}"
+        self.layers.append(Layer("linear", merged, linears[0].in_features, sizes, linears[0].bias is not None))
+        shared = Shared(self.called, merged, sizes)
+        for at, name in enumerate(together.names):
+            setattr(module, name, Part(shared, at))
+        module.register_forward_hook(lambda *_: shared.let_go())
+        if together.out is not None:
+            out = module.get_submodule(together.out)
+            setattr(module, together.out, self._linear(out, f"{path}.{together.out}", "rowwise"))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, trace: Trace, version: str) -> Backend:
+        """The backend as it was recorded."""
+        marks = [at for at, kind in enumerate(trace.kinds) if kind == EventKind.EMPTY_CACHE]
+        if len(marks) != 6:
+            raise UsageError(f"{self.name}: the run of {self.architecture} was not recorded to its end")
+        making = self._happenings(trace, 0, marks[0], iter(()))
+        names = iter(self.called)
+        few, output = self._ran(trace, marks[2], marks[3], names)
+        twice, _ = self._ran(trace, marks[4], marks[5], names)
+        layers = range(len(self.attended))
+        if set(self.attended) != set(layers) or len(self.attended) != self.config.num_hidden_layers:
+            missing = next((one for one in range(self.config.num_hidden_layers) if one not in self.attended), 0)
+            raise UsageError(
+                f"{self.name}: layer {missing} of {self.architecture} does not go through transformers' attention "
+                "interface, which is all that vLLM's backend handles, and what is captured here"
+            )
+        kinds = {self.attended[one][1:] for one in layers}
+        if len(kinds) > 1:
+            raise UsageError(f"{self.name}: layers of attention whose heads differ are not followed")
+        heads, kv_heads, head_dim = kinds.pop()
+        return Backend(
+            self.architecture, version, tuple(making), tuple(self.layers), tuple(self._affine(few, twice)), output,
+            tuple(self.attended[one][0] for one in layers), heads, kv_heads, head_dim,
+        )  # fmt: skip
+
+    def _ran(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> tuple[list[Happening], int]:
+        """(the happenings of a run, the storage of its output): of the hidden states, the last that stayed."""
+        found = self._happenings(trace, start + 1, stop, names)
+        gone = {one.storage for one in found if one.kind == "free"}
+        stayed = [one.storage for one in found if one.kind not in ("free", "cublas") and one.storage not in gone]
+        if not stayed:
+            raise UsageError(f"{self.name}: {self.architecture} returned no hidden states")
+        return found, stayed[-1]
+
+    def _happenings(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> list[Happening]:
+        """Events between two marks; tensors that modules in place of layers made are theirs, in the order of calls."""
+        found: list[Happening] = []
+        numbers: dict[int, int] = {}
+        for at in range(start, stop):
+            kind, subject = trace.kinds[at], int(trace.subjects[at])
+            if kind not in (EventKind.ALLOC, EventKind.FREE) or trace.storages[subject].place is not Place.DEVICE:
+                continue
+            storage, operator = trace.storages[subject], trace.operators[trace.event_operators[at]]
+            if kind == EventKind.FREE:
+                if subject in numbers:
+                    found.append(Happening("free", numbers[subject]))
+                continue
+            if storage.category is Category.WORKSPACE:
+                found.append(Happening("cublas", -1))
+                continue
+            numbers[subject] = len(numbers)
+            name = next(names, "") if operator.name == _EMPTY else ""
+            if name == _ATTENTION:
+                found.append(Happening("attended", numbers[subject], operator.module, storage.bytes))
+            elif name:
+                found.append(Happening("returned", numbers[subject], name, storage.bytes))
+            else:
+                found.append(Happening("new", numbers[subject], operator.module, storage.bytes))
+        return found
+
+    def _affine(self, few: list[Happening], twice: list[Happening]) -> Iterator[Happening]:
+        """The happenings of any number of tokens."""
+        twice = [one for one in twice if one.kind != "cublas"]
+        alike = [one for one in few if one.kind != "cublas"]
+        if [(one.kind, one.storage, one.name) for one in alike] != [(one.kind, one.storage, one.name) for one in twice]:
+            raise UsageError(f"{self.name}: {self.architecture} runs otherwise with more tokens, which is not followed")
+        others = iter(twice)
+        for one in few:
+            if one.kind == "cublas":
+                yield one
+                continue
+            each, left = divmod(next(others).bytes - one.bytes, _TWICE - _FEW)
+            if left:
+                raise UsageError(f"{self.name}: what {one.name} takes does not grow with the tokens")
+            yield Happening(one.kind, one.storage, one.name, one.bytes - each * _FEW, each)
+
+
+# --- parts of the run -------------------------------------------------------------------------------------------------
+
+
+def _run(model: nn.Module, tokens: int) -> Tensor:
+    """``Base.forward``: a batch of one flattened text, its hidden states."""
+    ids, positions = (torch.zeros((1, tokens), dtype=torch.int64, device="cuda") for _ in range(2))
+    torch.cuda.empty_cache()
+    return model(input_ids=ids, position_ids=positions, use_cache=False, return_dict=False)[0]
+
+
+def _materialised(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters on the card, where operators find them."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            data = torch.empty(parameter.shape, dtype=dtype, device="cuda")
+            setattr(module, name, torch.nn.Parameter(data, requires_grad=False))
+
+
+def _turned_in_place(patches: Patches, model: nn.Module) -> None:
+    """Queries and keys are turned where they are, as the engine's kernel does it."""
+    module = sys.modules[type(model).__module__]
+    if hasattr(module, "apply_rotary_pos_emb"):
+        patches.set(module, "apply_rotary_pos_emb", lambda queries, keys, *_, **__: (queries, keys))
+
+
+@contextlib.contextmanager
+def _parameters_on_meta(patches: Patches) -> Iterator[None]:
+    """``init_on_device_without_buffers``: a parameter is made on the card, and at once
+    moved from there: to the host here, where fake tensors take nothing."""
+    register = torch.nn.Module.register_parameter
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            kept = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=False)
+            module._parameters[name] = kept
+
+    patches.set(torch.nn.Module, "register_parameter", registered)
+    try:
+        yield
+    finally:
+        patches.undo()

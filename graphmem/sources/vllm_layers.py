@@ -1,0 +1,56 @@
+"""A model in vLLM's backend for transformers: its layers, and the allocations around them, as values without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the engine's in place of some of the model's, or a ``parameter`` of one that runs as it is.
+    Those that are ``left`` are made last. Sizes are one rank's; ``reduces``: what it returns is summed over the ranks,
+    ``gathers``: it is put side by side, ``splits``: what it is given is this rank's part of what the others have too.
+    """
+
+    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left"]
+    name: str
+    inputs: int = 0
+    outputs: tuple[int, ...] = ()
+    bias: bool = False
+    reduces: bool = False
+    gathers: bool = False
+    splits: bool = False
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One event: a storage is ``new``, of so many bytes and so many more for every token; is ``attended``, a new one
+    that attention writes; is ``returned`` by the layer ``name``; or goes (``free``). ``cublas``: a product that is not
+    the engine's own asks for cuBLAS's workspace."""
+
+    kind: Literal["new", "returned", "attended", "free", "cublas"]
+    storage: int
+    name: str = ""
+    bytes: int = 0
+    token_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """A model in the backend. ``making``: while it is made, before any layer is; storages that stay are
+    buffers. ``output`` is the storage of the last hidden states. ``heads``, ``kv_heads`` and ``head_dim``: of one rank,
+    of every layer of ``attention``. ``own_code``: the engine runs code of its own, which this stands for."""
+
+    architecture: str
+    version: str
+    making: tuple[Happening, ...]
+    layers: tuple[Layer, ...]
+    forward: tuple[Happening, ...]
+    output: int
+    attention: tuple[str, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    own_code: bool = False
