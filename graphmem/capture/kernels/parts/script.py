@@ -265,9 +265,9 @@ class Script:
     ) -> list[int]:
         """Another operator runs inside this one: the steps of its rule are written here.
 
-        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births``:
-        what each of them is here: the number of an output of this operator, the label of a buffer that the caller gives back
-        (their tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
+        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births``: what each of
+        them is here: the number of an output of this operator, the label of a buffer that the caller gives back (their
+        tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
         """
         if len(outputs) != len(births):
             raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")
