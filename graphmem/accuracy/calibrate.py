@@ -1,4 +1,4 @@
-"""What a process holds on this machine's card outside PyTorch's allocator, and cuBLAS's workspace: measured, and kept
+"""The memory that a process holds on this machine's card outside PyTorch's allocator, and cuBLAS's workspace, measured
 as a card of the user's own."""
 
 from __future__ import annotations

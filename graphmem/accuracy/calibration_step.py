@@ -24,7 +24,7 @@ def run_calibration(meter: DeviceMeter) -> dict[str, Any]:
 
 
 def _first_product_keeps() -> int:
-    """What stays allocated after the first matrix product and its operands are gone."""
+    """Bytes that stay allocated after the first matrix product and its operands are gone."""
     import torch
 
     before = torch.cuda.memory_allocated()

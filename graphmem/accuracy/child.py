@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "transformers", "timm", "torchvision", "graphmem")
 
 
 class Watch:
-    """What the default loop expects of a capture's recorder and session, on a real device: it counts and looks."""
+    """A capture's recorder and session for the default loop on a real device: it counts iterations and reads meters."""
 
     def __init__(self, meter: DeviceMeter) -> None:
         self.recorder = self
@@ -188,7 +188,7 @@ def _write_trace(path: Path, case: Case) -> None:
 def main() -> None:
     """Read ``{"case", "cap_bytes", "trace"}`` from stdin and print the answer as the last line.
 
-    Without a case the answer is the machine, and its constants if the request says ``calibrate``. Exits with one line
+    Without a case the answer is the machine, and its constants if the request has ``calibrate``. Exits with one line
     where there is no CUDA card.
     """
     import torch

@@ -28,10 +28,10 @@ CAP_SLACK = 0.01
 
 @dataclass(frozen=True)
 class Predicted:
-    """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, the largest
+    """graphmem's prediction of a case: peaks in bytes, how often it met something it does not model, the largest
     buffer whose size is an estimate, and the workspaces at the peak. Or the error of the analysis. ``replayed`` are the
     allocated and reserved peaks of the recorded allocations in graphmem's allocator, where they lie beside the record.
-    ``told`` is how far each level is said to be known.
+    ``intervals``: how far each level is known.
     """
 
     peak: Peak | None = None
@@ -41,7 +41,7 @@ class Predicted:
     error: str = ""
     trace: Trace | None = None
     replayed: tuple[int, int] | None = None
-    told: Mapping[str, Interval] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Comparison:
         return int(getattr(self.predicted.peak, f"{level}_bytes"))
 
     def judged(self, level: str) -> Judged:
-        """The measured level beside how far it was said to be known."""
-        return Judged(self.predicted.told[level], self.measured_bytes(level), self.predicted_bytes(level))
+        """The measured level beside the interval of the prediction."""
+        return Judged(self.predicted.intervals[level], self.measured_bytes(level), self.predicted_bytes(level))
 
     @property
     def exceeds_cap(self) -> bool:
@@ -102,7 +102,7 @@ def compare(
 
 
 def _seconds(record: Record) -> float:
-    """What took long to measure takes long to predict: the same model, the same operators."""
+    """A case that took long to measure takes long to predict: the same model, the same operators."""
     return record.seconds
 
 
@@ -144,11 +144,11 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
     trace = estimate.trace if keep_trace else None
     workspaces = estimate.breakdown.get("WORKSPACE", 0)
     largest = max(guessed, default=0)
-    return Predicted(estimate.peak, unknown, largest, workspaces, trace=trace, told=intervals(estimate))
+    return Predicted(estimate.peak, unknown, largest, workspaces, trace=trace, intervals=intervals(estimate))
 
 
 def device_of(machine: Machine) -> Device:
-    """The card of a record: as the table knows it, with the multiprocessors that the record tells."""
+    """The card of a record: as the table knows it, with the multiprocessors of the record."""
     try:
         known = device_named(machine.gpu)
     except UsageError:

@@ -1,4 +1,4 @@
-"""How often what was measured lay inside the interval that was told of it, by the cause of the doubt."""
+"""How often measured bytes lay inside the interval of their prediction, by the cause of the doubt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ALL, NO_DOUBT = "all", "no doubt was told"
 
 @dataclass(frozen=True)
 class Interval:
-    """What was told of one level of a run: bytes from ``least`` to ``most`` (None: not bounded), and the names of the
-    causes that make it so wide."""
+    """The interval of one level of a predicted run: bytes from ``least`` to ``most`` (None: not bounded), and the names
+    of the causes that make it so wide."""
 
     least: int | None
     most: int | None
@@ -34,9 +34,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Judged:
-    """One measured run beside what was told of it."""
+    """One measured run beside its prediction."""
 
-    told: Interval
+    interval: Interval
     measured: int
     predicted: int
 
@@ -59,32 +59,32 @@ class Coverage:
 
 
 def intervals(estimate: Estimate) -> dict[str, Interval]:
-    """What an estimate tells of every level."""
+    """The interval of every level of an estimate."""
     return {
         level: around(estimate.doubts, level, int(getattr(estimate.peak, f"{level}_bytes")))
         for level in ("requested", "allocated", "reserved", "device")
     }
 
 
-def around(doubts: Doubts, level: str, said: int) -> Interval:
-    """What these doubts make of a figure of a level."""
+def around(doubts: Doubts, level: str, predicted: int) -> Interval:
+    """The interval that doubts put around the predicted bytes of a level."""
     least, most = doubts.least(level), doubts.most(level)
     names = tuple(cause.name for cause in doubts.about(level))
-    return Interval(None if least is None else said + least, None if most is None else said + most, names)
+    return Interval(None if least is None else predicted + least, None if most is None else predicted + most, names)
 
 
 def coverage(judged: Sequence[Judged]) -> tuple[Coverage, ...]:
     """Of all runs, of those without a doubt, and of those with each cause, which may have others besides."""
-    groups = {ALL: list(judged), NO_DOUBT: [one for one in judged if not one.told.causes]}
+    groups = {ALL: list(judged), NO_DOUBT: [one for one in judged if not one.interval.causes]}
     for one in judged:
-        for cause in one.told.causes:
+        for cause in one.interval.causes:
             groups.setdefault(cause, []).append(one)
     return tuple(_covered(name, group) for name, group in groups.items() if group)
 
 
 def _covered(name: str, judged: Iterable[Judged]) -> Coverage:
     runs = list(judged)
-    bounded = [one for one in runs if one.told.is_bounded]
-    inside = sum(one.told.contains(one.measured) for one in bounded)
+    bounded = [one for one in runs if one.interval.is_bounded]
+    inside = sum(one.interval.contains(one.measured) for one in bounded)
     under = sum(one.is_under_estimated for one in runs) / len(runs)
     return Coverage(name, len(runs), len(bounded), inside, under)

@@ -1,4 +1,4 @@
-"""Memory of the whole card in use: by NVML where its Python binding is installed, else as the CUDA runtime tells it."""
+"""Memory of the whole card in use: by NVML where its Python binding is installed, else by the CUDA runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document of the accuracy report: tables of errors, of what was said to be sure, and of every case.
+"""The document of the accuracy report: tables of errors, of how sure they are, and of every case.
 
 The same contents give the same document. Titles below those of a kind of truth begin with its name.
 """
@@ -24,7 +24,7 @@ from graphmem.accuracy.record import OK
 from graphmem.accuracy.report import Contents, Section, reason, section
 from graphmem.accuracy.statistics import ErrorSummary
 from graphmem.reports import document
-from graphmem.reports.document import Column, Document, Picture, Table, Text, Value
+from graphmem.reports.document import Document, Picture, Table, Text, Value, table
 
 SCHEMA = "graphmem.accuracy/1"
 _INTRODUCTION = (
@@ -115,69 +115,65 @@ def _of_records(part: Section) -> Iterator[document.Section]:
         title = f"{part.title}: the recorded allocations in graphmem's allocator"
         yield document.section(title, _replayed(part.replayed))
     if part.not_compared:
-        table = Table((Column("case"), Column("why")), part.not_compared)
-        yield document.section(f"{part.title}: not compared", table)
+        rows = table({"case": "", "why": ""}, part.not_compared, titled=True)
+        yield document.section(f"{part.title}: not compared", rows)
 
 
 def _summaries(title: str, rows: Sequence[tuple[str, ErrorSummary]]) -> Table:
     names = ("median signed", "median", "p90", "p95", "largest", "under-estimated")
-    counts = (Column("cases", "count"), Column("equal to the byte", "count"))
-    columns = (Column(title), *counts, *(Column(name, "figure") for name in names))
-    return Table(
-        columns,
-        [
-            (name, s.count, s.exact, _signed(s.median_signed),
-             *map(_percent, (s.median, s.p90, s.p95, s.largest, s.under_estimated)))
-            for name, s in rows
-        ],
-    )  # fmt: skip
+    columns = {title: "", "cases": "count", "equal to the byte": "count", **dict.fromkeys(names, "figure")}
+    found: list[Row] = []
+    for name, s in rows:
+        shares = (s.median, s.p90, s.p95, s.largest, s.under_estimated)
+        found.append((name, s.count, s.exact, _signed(s.median_signed), *map(_percent, shares)))
+    return table(columns, found, titled=True)
 
 
 def _covered(covered: Sequence[tuple[str, Sequence[Coverage]]]) -> Table:
-    columns = (
-        Column("level"), Column("cause of doubt"), Column("cases", "count"), Column("with an interval", "count"),
-        Column("measured inside", "figure"), Column("under-estimated by over 1 %", "figure"),
-    )  # fmt: skip
+    columns = {
+        "level": "", "cause of doubt": "", "cases": "count", "with an interval": "count", "measured inside": "figure",
+        "under-estimated by over 1 %": "figure",
+    }  # fmt: skip
     rows: list[Row] = []
     for level, found in covered:
         for one in found:
             inside = f"{one.inside} ({100 * one.inside / one.bounded:.1f} %)" if one.bounded else one.inside
             rows.append((level, one.cause, one.count, one.bounded, inside, _percent(one.under_estimated)))
-    return Table(columns, rows)
+    return table(columns, rows, titled=True)
 
 
 def _largest(comparisons: Sequence[Comparison]) -> Table:
-    columns = (
-        Column("case"), Column("measured reserved", "bytes"), Column("predicted", "bytes"), Column("error", "figure"),
-        Column("allocated error", "figure"), Column("what is known"),
-    )  # fmt: skip
-    return Table(columns, [(*_reserved(one), _signed(one.error("allocated")), reason(one)) for one in comparisons])
-
-
-def _reserved(one: Comparison) -> Row:
-    sizes = one.measured_bytes("reserved"), one.predicted_bytes("reserved")
-    return (one.record.case.name, *sizes, _signed(one.error("reserved")))
+    columns = {
+        "case": "", "measured reserved": "bytes", "predicted": "bytes", "error": "figure", "allocated error": "figure",
+        "what is known": "",
+    }  # fmt: skip
+    rows: list[Row] = []
+    for one in comparisons:
+        sizes = one.measured_bytes("reserved"), one.predicted_bytes("reserved")
+        errors = _signed(one.error("reserved")), _signed(one.error("allocated"))
+        rows.append((one.record.case.name, *sizes, *errors, reason(one)))
+    return table(columns, rows, titled=True)
 
 
 def _every(comparisons: Sequence[Comparison]) -> Table:
     levels = ("allocated", "reserved")
-    figures = *(Column(f"measured {at}", "bytes") for at in levels), *(Column(f"{at} error", "figure") for at in levels)
+    columns = {"case": "", **{f"measured {at}": "bytes" for at in levels}, **{f"{at} error": "figure" for at in levels}}
     rows: list[Row] = [
         (one.record.case.name, *map(one.measured_bytes, levels), *(_signed(one.error(at)) for at in levels))
         for one in comparisons
     ]
-    return Table((Column("case"), *figures), rows)
+    return table(columns, rows, titled=True)
 
 
 def _replayed(comparisons: Sequence[Comparison]) -> Table:
-    titles = ("recorded peak in use", "replayed", "recorded peak of the pool", "replayed")
+    titles = ("recorded peak in use", "the same replayed", "recorded peak of the pool", "the pool replayed")
     rows = []
     for one in comparisons:
         assert one.predicted.replayed is not None
         in_use, pool = one.predicted.replayed
         sizes = one.measured_bytes("allocated"), in_use, one.measured_bytes("reserved"), pool
         rows.append((one.record.case.name, *(f"{size} B" for size in sizes)))
-    return Table((Column("case"), *(Column(title, "figure") for title in titles)), rows)
+    return table({"case": "", **dict.fromkeys(titles, "figure")}, rows, titled=True)
 
 
 # --- published figures ------------------------------------------------------------------------------------------------
@@ -186,41 +182,37 @@ def _replayed(comparisons: Sequence[Comparison]) -> Table:
 def _of_published(runs: PublishedSection, cited: Any) -> Iterator[document.Section]:
     rows = [(level.name, one) for level in runs.levels for one in level.estimators]
     title = "Published figures"
-    table = _estimators(("level", "estimator"), [((level, one.name), one) for level, one in rows], shows_share=False)
-    yield document.section(title, Text([f"{_PUBLISHED}{runs.chosen}."]), table)
+    estimators = _estimators(("level", "estimator"), [((at, one.name), one) for at, one in rows], shows_share=False)
+    yield document.section(title, Text([f"{_PUBLISHED}{runs.chosen}."]), estimators)
     for source in runs.sources:
         yield _of_source(source)
     yield document.section(f"{title}: {_SURE}", _covered(runs.covered))
     if runs.skipped:
-        of_skipped = (Column("source"), Column("figures", "count"), Column("why"))
         skipped = [(source, count, why) for source, why, count in runs.skipped]
-        yield document.section(f"{title} that are not compared", Table(of_skipped, skipped))
-    columns = (
-        Column("estimator"), Column("year", "figure"), Column("median error", "figure"), Column("failures", "figure"),
-        Column("seconds a run", "figure"), Column("evaluation"), Column("source"),
-    )  # fmt: skip
+        rows_of_skipped = table({"source": "", "figures": "count", "why": ""}, skipped, titled=True)
+        yield document.section(f"{title} that are not compared", rows_of_skipped)
+    figures = dict.fromkeys(("year", "median error", "failures", "seconds a run"), "figure")
+    columns = {"estimator": "", **figures, "evaluation": "", "source": ""}
     others = [
         (one["name"], one["year"], _percent(one["median"]), _percent(one["failure_rate"]),
          "-" if one["seconds"] is None else one["seconds"], one["scope"], one["source"])
         for one in cited["estimators"]
     ]  # fmt: skip
-    words = Text([cited["comment"]])
-    yield document.section("What the authors of other estimators published of theirs", words, Table(columns, others))
+    words, cited_rows = Text([cited["comment"]]), table(columns, others, titled=True)
+    yield document.section("What the authors of other estimators published of theirs", words, cited_rows)
 
 
 def _of_source(source: PublishedSource) -> document.Section:
-    columns = (
-        Column("case"), Column("level"), Column("PyTorch", "figure"), Column("measured", "bytes"),
-        Column("predicted", "bytes"), Column("error", "figure"), Column("other estimators' errors"),
-        Column("what is known"),
-    )  # fmt: skip
+    columns = {
+        "case": "", "level": "", "PyTorch": "figure", "measured": "bytes", "predicted": "bytes", "error": "figure",
+        "other estimators' errors": "", "what is known": "",
+    }  # fmt: skip
     estimators = _estimators(("estimator",), [((one.name,), one) for one in source.estimators], shows_share=True)
     pairs = [(one.case.measured_bytes, one.peak_bytes or 0) for one in source.comparisons]
     errors = [one.signed_error() for one in source.comparisons]
     plots = _plots(pairs, errors, _ON_DEVICE, "device memory")
-    return document.section(
-        source.name, estimators, *plots, Table(columns, list(map(_published_row, source.comparisons)))
-    )
+    cases = table(columns, list(map(_published_row, source.comparisons)), titled=True)
+    return document.section(source.name, estimators, *plots, cases)
 
 
 def _published_row(one: PublishedComparison) -> Row:
@@ -232,16 +224,16 @@ def _published_row(one: PublishedComparison) -> Row:
 def _estimators(
     titles: Sequence[str], rows: Sequence[tuple[tuple[str, ...], EstimatorSummary]], *, shows_share: bool
 ) -> Table:
-    """A row an estimator, under its names; ``shows_share``: also how many it said too little of at all."""
+    """A row an estimator, under its names; ``shows_share``: also the share of runs with too low an estimate."""
     names = ["median signed", "median", "p90", "largest"]
     names += ["under-estimated", "failures at 1 %"] if shows_share else ["under-estimated by more than 1 %"]
-    columns = (*map(Column, titles), Column("cases", "count"), *(Column(name, "figure") for name in names))
+    columns = {**dict.fromkeys(titles, ""), "cases": "count", **dict.fromkeys(names, "figure")}
     found: list[Row] = []
     for named, one in rows:
         s = one.summary
         shares = [s.median, s.p90, s.largest, *([s.under_estimated] if shows_share else []), one.failures / s.count]
         found.append((*named, s.count, _signed(s.median_signed), *map(_percent, shares)))
-    return Table(columns, found)
+    return table(columns, found, titled=True)
 
 
 # --- words and plots --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Keeper(Generic[Item, Result]):
     """A function whose results, of the type ``gives``, are kept in ``folder``. ``maker``: what else they depend on."""
 
     function: Callable[[Item], Result]
-    gives: Any
+    gives: type[Result]
     folder: Path
     maker: str
 
@@ -38,21 +38,20 @@ class Keeper(Generic[Item, Result]):
         name = hashlib.sha256(f"{self.maker}\n{item!r}".encode()).hexdigest()
         path = self.folder / f"{name}.json"
         try:
-            found: Result = _read(self.gives, read_json(path))
-            return found
+            return read(self.gives, read_json(path))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             pass
         made = self.function(item)
-        if _read(self.gives, _plain(made)) != made:
+        if read(self.gives, plain(made)) != made:
             raise TypeError(f"{self.gives} does not come back as it was kept")
         unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(_plain(made)), encoding="utf-8")
+        unfinished.write_text(json.dumps(plain(made)), encoding="utf-8")
         unfinished.replace(path)
         return made
 
 
 def digest_of_folder(folder: Path = _PACKAGE) -> str:
-    """Of every file in a folder; of graphmem's own, so that what an older one said is not taken for its own."""
+    """Of every file in a folder; of graphmem's own, so that the answers of an older one are not taken for its own."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -60,19 +59,24 @@ def digest_of_folder(folder: Path = _PACKAGE) -> str:
     return found.hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Values of JSON for dataclasses, sequences and mappings of them."""
     if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
-def _read(hint: Any, value: Any) -> Any:
-    """The value of an annotated type. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for one of another type."""
+def read(kind: type[Result], value: object) -> Result:
+    """The value of an annotated type, such as a dataclass. Raises ``ValueError``, ``TypeError``, ``KeyError`` or
+    ``AttributeError`` for one of another type."""
+    return typing.cast(Result, _read(kind, value))
+
+
+def _read(hint: Any, value: Any) -> object:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _read_one_of(inner, value)
@@ -93,7 +97,7 @@ def _read(hint: Any, value: Any) -> Any:
     return value
 
 
-def _read_one_of(kinds: tuple[Any, ...], value: Any) -> Any:
+def _read_one_of(kinds: tuple[object, ...], value: object) -> object:
     for kind in kinds:
         try:
             return _read(kind, value)

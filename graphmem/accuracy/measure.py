@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, machine_from, read_records, record_from
+from graphmem.accuracy.kept import read
+from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, read_records, record_from
 from graphmem.errors import UsageError
 
 #: runtime -> the measuring program
@@ -45,11 +46,11 @@ class Plan:
 
 def machine_here(plan: Plan) -> Machine:
     """The card that the measuring processes will find. Raises :class:`UsageError` where there is none."""
-    return machine_from(ask({"case": None}, plan)["machine"])
+    return read(Machine, ask({"case": None}, plan)["machine"])
 
 
 def ask(request: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """What a fresh process on the card answers to a request without a case. Raises :class:`UsageError`."""
+    """The answer of a fresh process on the card to a request without a case. Raises :class:`UsageError`."""
     answer = _in_fresh_process(request, plan, plan.case_seconds)
     if answer["status"] == FAILED:
         raise UsageError(f"no CUDA GPU to measure on; predictions need none ({answer['error']})")

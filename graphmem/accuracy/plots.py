@@ -13,7 +13,7 @@ _SIZE = (6.0, 4.0)
 
 
 def scatter_plot(pairs: Sequence[tuple[int, int]], level: str = "reserved") -> str:
-    """Predicted against measured bytes, on logarithmic axes in GiB; ``level`` says of what."""
+    """Predicted against measured bytes, on logarithmic axes in GiB; ``level`` names the memory."""
     figure, axes = _figure()
     measured, predicted = ([value / GIB for value in column] for column in zip(*pairs, strict=True))
     span = [min(*measured, *predicted), max(*measured, *predicted)]
@@ -24,7 +24,7 @@ def scatter_plot(pairs: Sequence[tuple[int, int]], level: str = "reserved") -> s
 
 
 def error_plot(errors: Sequence[float], level: str = "reserved memory") -> str:
-    """Signed errors in percent, in ascending order; ``level`` says of what."""
+    """Signed errors in percent, in ascending order; ``level`` names the memory."""
     figure, axes = _figure()
     axes.axhline(0, color="0.7", linewidth=1)
     axes.bar(range(len(errors)), sorted(100 * error for error in errors), width=1.0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
+from graphmem.accuracy.kept import read
 from graphmem.base.documents import check_fields, parse_json, read_lines, shown
 from graphmem.errors import GraphmemError, TraceError
 
@@ -29,8 +30,9 @@ ONNXRUNTIME_CPU, TENSORFLOW_CPU = "onnxruntime on the CPU", "tensorflow on the C
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run was measured on. ``source`` is :data:`GPU` or another constant beside it; ``versions`` maps packages,
-    ``driver``, ``cuda`` and ``cudnn`` to their versions. On a CPU ``gpu`` names it, and the figures of a card are 0."""
+    """The machine that a run was measured on. ``source`` is :data:`GPU` or another constant beside it; ``versions``
+    maps packages, ``driver``, ``cuda`` and ``cudnn`` to their versions. On a CPU ``gpu`` names it, and the figures of a
+    card are 0."""
 
     source: str
     gpu: str
@@ -105,28 +107,13 @@ def record_from(document: Mapping[str, Any]) -> Record:
         values = {item.name: document[item.name] for item in fields(Record) if item.name in document}
         values["schema"] = SCHEMA
         values["case"] = Case.from_json(values["case"])
-        if values.get("machine") is not None:
-            values["machine"] = machine_from(values["machine"])
-        if values.get("measured") is not None:
-            measured = dict(values["measured"])
-            measured["device"] = None if measured["device"] is None else _checked(DeviceUse, measured["device"])
-            values["measured"] = _checked(Measured, {**measured, "iterations": tuple(measured["iterations"])})
-        record: Record = _checked(Record, values)
-        return record
-    except (KeyError, TypeError, ValueError) as error:
+        for name, kind in (("machine", Machine), ("measured", Measured)):
+            if values.get(name) is not None:
+                values[name] = read(kind, values[name])
+        check_fields(Record, values)
+        return Record(**values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(f"not a record of graphmem: {error}") from None
-
-
-def machine_from(document: Mapping[str, Any]) -> Machine:
-    """The machine of a record. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for another document."""
-    machine: Machine = _checked(Machine, {**document, "capability": tuple(document["capability"])})
-    return machine
-
-
-def _checked(kind: type, values: Mapping[str, Any]) -> Any:
-    """The dataclass of those values. Raises ``TypeError`` or ``ValueError`` where they do not fit."""
-    check_fields(kind, values)
-    return kind(**values)
 
 
 def read_records(path: Path) -> list[Record]:

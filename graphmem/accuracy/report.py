@@ -72,7 +72,7 @@ class Group:
 @dataclass(frozen=True)
 class Section:
     """One kind of truth. ``levels`` summarises every level; ``groups`` reserved memory by what the cases are;
-    ``covered``: how often each level lay in the interval told of it."""
+    ``covered``: how often each level lay in its interval."""
 
     title: str
     introduction: str
@@ -89,7 +89,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of: comparisons, graphmem on published runs, what others published of theirs, and which
+    """The contents of a report: comparisons, graphmem on published runs, what others published of theirs, and which
     versions made the predictions. ``sources`` are the kinds of records that have a section."""
 
     comparisons: Sequence[Comparison]
@@ -100,12 +100,12 @@ class Contents:
 
 
 def published_figures() -> Any:
-    """What other estimators' authors reported of theirs."""
+    """The figures that other estimators' authors reported of theirs."""
     return json.loads(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))
 
 
 def section(source: str, comparisons: Sequence[Comparison]) -> Section:
-    """Everything the report says about the records of one source."""
+    """The report's part on the records of one source."""
     mine = [item for item in comparisons if item.record.machine is not None and item.record.machine.source == source]
     free = [item for item in mine if item.is_comparable and item.record.cap_bytes is None]
     levels = [Group(level, _summary(free, level)) for level in _LEVELS[source]] if free else []
@@ -125,7 +125,7 @@ def section(source: str, comparisons: Sequence[Comparison]) -> Section:
 
 
 def reason(comparison: Comparison) -> str:
-    """What is known about a difference, from both sides' figures."""
+    """The known reasons for a difference, from both sides' figures."""
     words = []
     if comparison.error("reserved") == 0 and comparison.error("allocated") == 0:
         return "equal to the byte"
@@ -240,7 +240,7 @@ def _summary(comparisons: Sequence[Comparison], level: str) -> ErrorSummary:
 
 
 def _coverage(comparisons: Sequence[Comparison], level: str) -> tuple[Coverage, ...]:
-    return coverage([item.judged(level) for item in comparisons if level in item.predicted.told])
+    return coverage([item.judged(level) for item in comparisons if level in item.predicted.intervals])
 
 
 def _why_not(comparison: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""What a group of signed errors comes to."""
+"""Summaries of signed errors."""
 
 from __future__ import annotations
 

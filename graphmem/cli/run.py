@@ -158,7 +158,11 @@ def run_command(
         processes=allowed.processes,
     )
     own_process = click.get_current_context().find_root().obj is OWN_PROCESS
-    with entered(permissions, own_process=own_process), working() as progress, _silenced(followed.quiet):
+    with (
+        entered(permissions, own_process=own_process),
+        working(shows_warnings=True) as progress,
+        _silenced(followed.quiet),
+    ):
         from graphmem.analyze import analyze
 
         estimate = analyze(

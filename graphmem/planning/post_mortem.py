@@ -186,8 +186,8 @@ def replay_dead(
         top=top,
         margin=margin,
     )
-    told = {**found.to_dict(), "in_its_room": device is None}
-    return replace(estimate, details={**estimate.details, "out_of_memory": told})
+    document = {**found.to_dict(), "in_its_room": device is None}
+    return replace(estimate, details={**estimate.details, "out_of_memory": document})
 
 
 def room_of(found: PostMortem) -> Device:

@@ -64,7 +64,7 @@ class Request:
 
     @property
     def progress(self) -> Progress:
-        """The callback that is told the progress of an analysis."""
+        """The callback for the progress of an analysis."""
         return self.options.get("progress") or silent
 
     def run(self, captures: RunCache | None = None, say: Progress | None = None) -> Estimate:

@@ -136,12 +136,12 @@ def _one_by_one(
     captures = RunCache()  # of one group at a time; an ONNX file is read for all of them
     order = [number for numbers in groups for number in numbers]
 
-    def told(number: int) -> Progress:
+    def progress_of(number: int) -> Progress:
         words = ", ".join(map(" ".join, words_of(chosen[number]).items()))
         return labelled(report, f"{order.index(number) + 1} of {len(order)}, {words}")
 
     for numbers in groups:
-        yield numbers, _answer_group(request, {number: chosen[number] for number in numbers}, told, captures)
+        yield numbers, _answer_group(request, {number: chosen[number] for number in numbers}, progress_of, captures)
 
 
 def _side_by_side(

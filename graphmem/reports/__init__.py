@@ -55,7 +55,7 @@ class Answer:
     """An answer that can be shown: printed as its command prints it, in a notebook, in any format."""
 
     def document(self, *, details: bool = False) -> Document:
-        """What there is to show; ``details``: all of it."""
+        """The document to show; ``details``: with all there is."""
         raise NotImplementedError
 
     def report(self, form: str = "text", width: int | None = None, **options: Any) -> str:
@@ -66,7 +66,7 @@ class Answer:
         return found.render(self.document(**{"details": found.has_room, **options}), width)
 
     def brief(self) -> Document:
-        """What a screen or a notebook has room for."""
+        """The part that a screen or a notebook has room for."""
         return self.document()
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from graphmem.base.figures import Cause, Spread
     from graphmem.estimate import Estimate
 
-#: Levels that the line tells; what was requested is as sure as what is allocated.
+#: Levels of the line; requested bytes are as sure as allocated ones.
 _LEVELS = ("allocated", "reserved", "device")
 
 
@@ -19,10 +19,10 @@ def sentence(estimate: Estimate) -> str:
     """``How sure: allocated exact, ...``; empty for a recorded run that ran out of memory, which knows what it held."""
     if "out_of_memory" in estimate.details:
         return ""
-    told: dict[str, list[str]] = {}
+    by_interval: dict[str, list[str]] = {}
     for level in _LEVELS:
-        told.setdefault(interval(estimate, level), []).append(level)
-    levels = [f"{_listed(names)} {words}" for words, names in told.items()]
+        by_interval.setdefault(interval(estimate, level), []).append(level)
+    levels = [f"{_listed(names)} {words}" for words, names in by_interval.items()]
     causes = ", ".join(f"{cause.name} {_off(cause.spread('device'))}" for cause in estimate.doubts.about("device"))
     margin = estimate.fit.margin if estimate.fit is not None else None
     at = "" if margin is None else f"; device {_at_margin(estimate, margin)} at p{100 * margin:g}"

@@ -55,7 +55,7 @@ class Column:
         return "_".join(filter(None, (name, unit if unit in ("bytes", "seconds") else "")))
 
     def words(self, value: Value) -> str:
-        """A value of the column for people; None is nothing, and a text what it says itself."""
+        """A value of the column for people; None is nothing, and a text is itself."""
         if value is None or isinstance(value, str):
             return value or ""
         return UNITS[self.unit or "figure"](value)
@@ -128,7 +128,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over time, at least one; ``name`` says of what."""
+    """Values over time, at least one; ``name``: of which quantity."""
 
     name: str
     values: Any  # a sequence of numbers, or an array
@@ -183,7 +183,7 @@ class Section:
 class Document:
     """An answer. ``kind`` is one word for what it is of (``estimate``, ``plan``); ``data`` gives the answer as plain
     values, the JSON document. ``rows``: the answer as rows for a spreadsheet, where these are more than what its tables
-    show. ``width``: columns of its text."""
+    show; else ``about`` stands before these. ``width``: columns of its text."""
 
     kind: str
     title: str
@@ -191,14 +191,15 @@ class Document:
     data: Callable[[], Mapping[str, Any]]
     rows: Table | None = None
     width: int = WIDTH
+    about: Table | None = None
 
     def tables(self) -> list[Table]:
-        """What a spreadsheet is given: ``rows``, or every table that is shown."""
+        """The tables of a spreadsheet: ``rows``, or ``about`` and every table that is shown."""
         if self.rows is not None:
             return [self.rows]
         blocks = [block for section in self.sections for block in section.blocks]
         found = (block.table() if isinstance(block, Shares) else block for block in blocks)
-        return [block for block in found if isinstance(block, Table)]
+        return [*filter(None, (self.about,)), *(block for block in found if isinstance(block, Table))]
 
 
 def section(title: str, *blocks: Block) -> Section:
@@ -206,9 +207,11 @@ def section(title: str, *blocks: Block) -> Section:
     return Section(title, blocks)
 
 
-def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]]) -> Table:
-    """A table of columns without titles: what programs call each, and its unit (empty: words)."""
-    return Table([Column(unit=unit, name=name) for name, unit in columns.items()], rows)
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]], *, titled: bool = False) -> Table:
+    """A table of columns by name, each with its unit (empty: words). The names are for programs, or ``titled`` the
+    titles."""
+    made = (Column(name, unit) if titled else Column(unit=unit, name=name) for name, unit in columns.items())
+    return Table(tuple(made), rows)
 
 
 def clean(text: object) -> str:

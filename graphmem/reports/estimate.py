@@ -62,8 +62,8 @@ def document(estimate: Estimate, details: bool, top: int, budget_bytes: int | No
 def brief(estimate: Estimate) -> Document:
     """The part of the report that fits a screen: verdict, levels, what they are made of, when the peak happens, and
     how many remarks the whole report has."""
-    told = [(title.split(":")[0].lower(), _kinds(estimate, kind)) for kind, title in _DIAGNOSTIC_TITLES]
-    counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in told if count)]
+    counted = [(title.split(":")[0].lower(), _kinds(estimate, kind)) for kind, title in _DIAGNOSTIC_TITLES]
+    counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in counted if count)]
     sections = (
         *_head(estimate),
         *_decided(estimate),
@@ -76,7 +76,10 @@ def brief(estimate: Estimate) -> Document:
 
 
 def _document(estimate: Estimate, sections: Sequence[Section]) -> Document:
-    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict)
+    values = {"model": estimate.model, "step": estimate.step, "runtime": estimate.runtime, "gpu": estimate.gpu}
+    values["fits"] = "" if estimate.fit is None else estimate.fit.verdict
+    about = Table([Column(name) for name in values], [tuple(values.values())])
+    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict, about=about)
 
 
 def _kinds(estimate: Estimate, kind: str) -> int:
@@ -324,14 +327,14 @@ def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
     return [p for p in phases if p.iteration in (0, 1, last) or str(p) == peak_phase]
 
 
-def _formulas(told: Mapping[str, Any]) -> Section:
-    states, simulated = told["model_states"], told["simulated"]
+def _formulas(formulas: Mapping[str, Any]) -> Section:
+    states, simulated = formulas["model_states"], formulas["simulated"]
     first = (
-        f"{told['framework']} with {told['optimizer'] or 'Adam'}, model states {states['formula']}: "
+        f"{formulas['framework']} with {formulas['optimizer'] or 'Adam'}, model states {states['formula']}: "
         f"{format_bytes(states['bytes'])}; simulated: {format_bytes(simulated['allocated_bytes'])} allocated, "
         f"{format_bytes(simulated['reserved_bytes'])} reserved, because at the peak"
     )
-    differences = sorted(told["difference"].items(), key=lambda item: -abs(item[1]))[:_DIFFERENCES]
+    differences = sorted(formulas["difference"].items(), key=lambda item: -abs(item[1]))[:_DIFFERENCES]
     rows = [
         (
             "model states, other than the formula's" if name == "MODEL_STATES" else WORDS.get(name, name.lower()),
@@ -340,10 +343,10 @@ def _formulas(told: Mapping[str, Any]) -> Section:
         for name, size in differences
     ]
     after = []
-    for one in told["beyond"]:
+    for one in formulas["beyond"]:
         sized = f" ({one['option']})" if one["option"] else ""
         after.append(f"{format_bytes(one['bytes'])} of it made at {one['source']}{sized}")
-    kept = told.get("activations")
+    kept = formulas.get("activations")
     if kept is not None:
         after.append(
             f"activations {kept['formula']}: {format_bytes(kept['bytes'])} in 16 bits; simulated at the peak: "
@@ -353,17 +356,17 @@ def _formulas(told: Mapping[str, Any]) -> Section:
     return section("Beside the usual formulas (ZeRO; Korthikanti et al.)", *blocks)
 
 
-def _ranks(told: Mapping[str, Any]) -> Section:
+def _ranks(ranks: Mapping[str, Any]) -> Section:
     rows = []
-    for kind in told["kinds"]:
-        mark = " *" if told["fullest"] in kind["ranks"] else ""
+    for kind in ranks["kinds"]:
+        mark = " *" if ranks["fullest"] in kind["ranks"] else ""
         rows.append((f"rank {', '.join(map(str, kind['ranks']))}{mark}", *(kind[f"{one}_bytes"] for one in _LEVELS)))
     blocks: list[Block] = [Table(_by_level("rank"), rows)]
-    if told["world_size"] > len(told["analysed"]) and told["complete"]:
-        others = told["world_size"] - len(told["analysed"])
+    if ranks["world_size"] > len(ranks["analysed"]) and ranks["complete"]:
+        others = ranks["world_size"] - len(ranks["analysed"])
         words = "more lie between processes that are alike, event by event, or were not asked for"
         blocks.append(Text([f"{others} {words}"]))
-    title = f"Processes of {told['world_size']} that were analysed (* the fullest, of which all else is)"
+    title = f"Processes of {ranks['world_size']} that were analysed (* the fullest, of which all else is)"
     return section(title, *blocks)
 
 

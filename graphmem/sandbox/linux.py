@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 from functools import cache
 from typing import Any
 
@@ -24,11 +23,6 @@ _KEPT = {2: MS_NOSUID, 4: MS_NODEV, 8: MS_NOEXEC, 1024: MS_NOATIME, 2048: MS_NOD
 @cache
 def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def is_linux() -> bool:
-    """Whether these calls exist at all."""
-    return sys.platform == "linux"
 
 
 def function(name: str) -> Any:

@@ -1,9 +1,10 @@
-"""What the user points at, turned into a loaded model. One file a kind; this table says which text means which."""
+"""Loaders of the models that a user points at, one file for each kind; here is the table of kinds."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,30 +114,19 @@ _EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvisi
              "keras": "keras:model.py:build"}  # fmt: skip
 
 
+#: The module and the function that load a model by name. They are imported when they are needed, for the libraries
+#: that they import.
+_LOADERS = {
+    "hf": ("huggingface", "load_huggingface"), "keras": ("keras_model", "load_keras"),
+    "timm": ("image_models", "load_timm"), "torchvision": ("image_models", "load_torchvision"),
+    "zoo": ("zoo", "load_zoo"), "factory": ("factory", "load_factory"),
+}  # fmt: skip
+
+
 def _loader(kind: str) -> Callable[[str], TorchModel]:
-    if kind == "hf":
-        from graphmem.sources.huggingface import load_huggingface
-
-        return load_huggingface
-    if kind == "keras":
-        from graphmem.sources.keras_model import load_keras
-
-        return load_keras
-    if kind == "timm":
-        from graphmem.sources.image_models import load_timm
-
-        return load_timm
-    if kind == "torchvision":
-        from graphmem.sources.image_models import load_torchvision
-
-        return load_torchvision
-    if kind == "zoo":
-        from graphmem.sources.zoo import load_zoo
-
-        return load_zoo
-    from graphmem.sources.factory import load_factory
-
-    return load_factory
+    module, function = _LOADERS[kind]
+    found: Callable[[str], TorchModel] = getattr(import_module(f"graphmem.sources.{module}"), function)
+    return found
 
 
 def _suffix(text: str) -> str:

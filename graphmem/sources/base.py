@@ -1,4 +1,4 @@
-"""What a source turns into: something whose step can be captured, or a graph that can be planned."""
+"""The result of loading a source: something whose step can be captured, or a graph that can be planned."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asked for; None where the source's own default applies. ``weights``, ``dtype``, ``attention_mask``
-    and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the first,
-    only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt."""
+    """The sizes that the user asked for; None where the source's own default applies. ``weights``, ``dtype``,
+    ``attention_mask`` and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is
+    given the first, only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt."""
 
     batch: int | None = None
     seq_len: int | None = None

@@ -1,4 +1,4 @@
-"""What a checkpoint beside a configuration says in its headers: names, types and shapes of tensors, never their data.
+"""The headers of a checkpoint beside a configuration: names, types and shapes of tensors, never their data.
 
 Of ``.safetensors`` files only the header is read: eight bytes of its length and so much JSON
 (https://github.com/huggingface/safetensors, format). Of a folder's files that is ``model.safetensors``, else those
@@ -80,7 +80,7 @@ def _of_files(files: list[Path]) -> Checkpoint:
 
 
 def _of_index(index: Path) -> Checkpoint:
-    """The files that the index names; where none of them is there, what it says of all together."""
+    """The files that the index names; where none of them is there, its total."""
     document = read(index, "an index of safetensors files")
     table = document if isinstance(document, dict) else {}
     where = table.get("weight_map")
@@ -129,20 +129,20 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
 
 
 def _tensor(file: Path, name: str, entry: object) -> tuple[str, int]:
-    """(type, bytes); where the header says where its data lie, they have as many bytes."""
-    said = entry if isinstance(entry, dict) else {}
-    kind, shape = said.get("dtype"), said.get("shape")
+    """(type, bytes). Offsets of its data in the header must span as many bytes."""
+    fields = entry if isinstance(entry, dict) else {}
+    kind, shape = fields.get("dtype"), fields.get("shape")
     if (
         not isinstance(kind, str) or kind not in _BITS or not isinstance(shape, list)
         or not all(type(size) is int and 0 <= size <= LARGEST_NUMBER for size in shape)
     ):  # fmt: skip
-        what = said.get("dtype") if isinstance(shape, list) else entry
-        raise SourceError(f"{file}: tensor {shown(name)} is of {shown(what)}, which is no type and shape")
+        wrong = fields.get("dtype") if isinstance(shape, list) else entry
+        raise SourceError(f"{file}: tensor {shown(name)} is of {shown(wrong)}, which is no type and shape")
     values = math.prod(shape) if len(shape) <= 64 else LARGEST_NUMBER
     size = -(-values * _BITS[kind] // 8)
     if size > LARGEST_NUMBER:
         raise SourceError(f"{file}: tensor {shown(name)} has more than 64 bits of bytes")
-    offsets = said.get("data_offsets")
+    offsets = fields.get("data_offsets")
     if offsets is not None and not (
         isinstance(offsets, list) and len(offsets) == 2 and all(type(one) is int for one in offsets)
         and offsets[0] >= 0 and offsets[1] - offsets[0] == size

@@ -69,7 +69,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _beside_a_card() -> contextlib.AbstractContextManager[None]:
     """``device = "cuda" if torch.cuda.is_available() else "cpu"`` at the top of a file means the card. Which one is
-    analysed is not known yet, so it says to be the default one."""
+    analysed is not known yet, so it is taken to be the default one."""
     try:
         from graphmem.capture.device.cuda_namespace import card_at_import
     except ImportError:  # a Keras model beside another backend

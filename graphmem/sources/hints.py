@@ -1,4 +1,4 @@
-"""What to write instead, for a model given in a form that is none of the accepted ones."""
+"""Hints for a model given in a form that is none of the accepted ones: the form to write instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KERAS = (".keras", ".h5", ".hdf5")
 
 
 def hint_for_file(path: Path) -> str:
-    """What to write for a file or folder that exists, or nothing where only the list of forms helps."""
+    """The form to write for a file or folder that exists; empty where only the list of forms helps."""
     if path.is_dir():
         return f"write hf:{path}" if (path / "config.json").is_file() else "it is a directory; name a file in it"
     suffix = path.suffix.lower()
@@ -37,7 +37,7 @@ def hint_for_file(path: Path) -> str:
 
 
 def hint_for_name(text: str) -> str:
-    """What a bare word may have meant: ``gpt2``, ``resnet50``, ``org/model``."""
+    """The meanings that a bare word may have: ``gpt2``, ``resnet50``, ``org/model``."""
     if Path(text).suffix and "/" not in text:
         return ""
     if "/" in text or "\\" in text:

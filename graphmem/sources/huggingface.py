@@ -147,7 +147,7 @@ def _path(transformers: ModuleType, name: str) -> Path | None:
 
 
 def _configuration(transformers: ModuleType, name: str, path: Path | None) -> tuple[PreTrainedConfig, tuple[str, ...]]:
-    """The configuration that ``name`` means, in the file ``path`` if it has one, and what a reader is told of where it
+    """The configuration that ``name`` means, in the file ``path`` if it has one, and a note of where it
     is from."""
     if path is not None:
         shadowed = path.parent == Path(name) and (name in transformers.CONFIG_MAPPING or hub.known_model(name))
@@ -221,7 +221,7 @@ def _check_keys(values: dict[str, Any], path: Path | str) -> None:
 
 
 def _is_of_bitsandbytes(quantized: object) -> bool:
-    """Whether ``quantization_config`` says what :class:`transformers.BitsAndBytesConfig` does."""
+    """Whether ``quantization_config`` is one of :class:`transformers.BitsAndBytesConfig`."""
     if not isinstance(quantized, dict):
         return False
     named = quantized.get("quant_method") in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", None)
@@ -229,7 +229,7 @@ def _is_of_bitsandbytes(quantized: object) -> bool:
 
 
 def _checkpoint_notes(path: Path | None) -> tuple[str, ...]:
-    """What the headers of the checkpoint beside a configuration say, which the step's own precision may not be."""
+    """A note of the tensors of the checkpoint beside a configuration, whose types the step may not have."""
     if path is None or path.name != "config.json":
         return ()
     try:
@@ -243,7 +243,7 @@ def _checkpoint_notes(path: Path | None) -> tuple[str, ...]:
 
 
 def _dtype_notes(config: PreTrainedConfig) -> tuple[str, ...]:
-    """What is said of the precision that a configuration names: its checkpoint's."""
+    """A note of the precision that a configuration names: its checkpoint's."""
     dtype = str(getattr(config, "dtype", None)).removeprefix("torch.")
     if dtype in ("None", "float32"):
         return ()
@@ -300,15 +300,15 @@ def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes:
     with offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
-    said: list[str] = []
+    of_generation: list[str] = []
     draft = None
     if sizes.generate is not None:
         _check_generates(model)
         _check_cache(sizes.generate)
-        said = _generation_beside(model, path)
+        of_generation = _generation_beside(model, path)
         draft = _draft(model, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, (*notes, *said), lambda other: _inputs(model, task, other)[0], draft)
+    return Built(model, inputs, None, (*notes, *of_generation), lambda other: _inputs(model, task, other)[0], draft)
 
 
 def _draft(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel | None:
@@ -337,7 +337,8 @@ def _draft(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel | None:
 
 
 def _check_assisted(sizes: Sizes) -> None:
-    """What transformers refuses beside drafted tokens (``_assisted_decoding``). Raises :class:`SourceError`."""
+    """Raises :class:`SourceError` for options that transformers refuses beside drafted tokens
+    (``_assisted_decoding``)."""
     assert sizes.generate is not None
     if (sizes.batch or 1) > 1:
         raise SourceError(f"assisted decoding is for one text, and the batch has {sizes.batch}; leave out --batch")
@@ -350,8 +351,8 @@ def _check_assisted(sizes: Sizes) -> None:
 
 
 def _generation_beside(model: PreTrainedModel, path: Path | None) -> list[str]:
-    """What ``generation_config.json`` beside the configuration says becomes the model's, as ``from_pretrained`` has it;
-    a note of that. Raises :class:`SourceError`."""
+    """Give the model the ``generation_config.json`` beside its configuration, as ``from_pretrained`` does; a note of
+    it. Raises :class:`SourceError`."""
     file = None if path is None else path.with_name("generation_config.json")
     if file is None or not file.exists():
         return []
@@ -366,7 +367,7 @@ def _generation_beside(model: PreTrainedModel, path: Path | None) -> list[str]:
     return [f"generation_config.json beside it is followed{': ' if given else ''}{given}"]
 
 
-#: What of a generation's configuration decides memory, for the note.
+#: The fields of a generation's configuration that decide memory, for the note.
 _DECIDING = (
     "do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size", "use_cache",
     "top_k", "top_p", "guidance_scale", "output_scores", "penalty_alpha",
@@ -427,7 +428,7 @@ def _quantized(
 
     import torch
 
-    from graphmem.capture.program.absent_weights import checkpoint_of
+    from graphmem.capture.program.missing_weights import checkpoint_of
 
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):

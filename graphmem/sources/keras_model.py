@@ -154,7 +154,7 @@ def _host_tensors(data: object) -> object:
 
 
 def _train(model: keras.Model, inputs: object, targets: object, iterations: int) -> None:
-    """What ``fit`` does with every batch: the data go to the device, ``train_step`` does the rest."""
+    """Train as ``fit`` does: every batch goes to the device, ``train_step`` does the rest."""
     from keras import tree
 
     model.optimizer.build(model.trainable_variables)  # fit builds it before the first batch, too

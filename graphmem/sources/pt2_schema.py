@@ -1,12 +1,11 @@
 """The document of an exported program, checked value by value before PyTorch sees it.
 
 PyTorch trusts it: sizes are evaluated as Python (``sympify``), operators are looked up by dotted names from ``torch``
-on, tree specs import modules by name, guards are code, and names of nodes are pasted into the source of the module
-that it generates. So a new document is made of what is known here and nothing else. Its shape is that of the installed
-PyTorch's own classes (``torch/_export/serde/schema.py``); what texts there may hold is said here, field by field: names
-are identifiers, sizes are arithmetic, operators are those of a list. Metadata, guards, custom objects, and every field
-of text that a newer schema adds, are left out or refused.
-"""
+on, tree specs import modules by name, guards are code, and names of nodes are pasted into the source of the module that
+it generates. So a new document is made of what is known here and nothing else. Its shape is that of the installed
+PyTorch's own classes (``torch/_export/serde/schema.py``); the texts that they may hold are listed here, field by field:
+names are identifiers, sizes are arithmetic, operators are those of a list. Metadata, guards, custom objects, and every
+field of text that a newer schema adds, are left out or refused."""
 
 from __future__ import annotations
 
@@ -373,7 +372,7 @@ _NUMBERS: Mapping[type, Check] = {int: integer, float: number, bool: boolean}
 
 
 class _Unknown(Exception):
-    """A field of PyTorch's schema of which nobody has said what is harmless in it."""
+    """A field of PyTorch's schema for whose text there is no check."""
 
 
 class _Schema:

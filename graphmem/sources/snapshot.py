@@ -330,7 +330,8 @@ class Hole:
 
 @dataclass(frozen=True)
 class HeapAtDeath:
-    """What PyTorch held when the run died: blocks with what made them, the free memory between them, and all of it."""
+    """The memory that PyTorch held when the run died: blocks with what made them, the free memory between them, and all
+    of it."""
 
     blocks: tuple[RecordedBlock, ...]
     holes: tuple[Hole, ...]

@@ -245,7 +245,7 @@ class Making:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, trace: Trace, version: str) -> Backend:
-        """What was recorded."""
+        """The backend as it was recorded."""
         marks = [at for at, kind in enumerate(trace.kinds) if kind == EventKind.EMPTY_CACHE]
         if len(marks) != 6:
             raise UsageError(f"{self.name}: the run of {self.architecture} was not recorded to its end")
@@ -270,7 +270,7 @@ class Making:
         )  # fmt: skip
 
     def _ran(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> tuple[list[Happening], int]:
-        """(what happened in a run, the storage of its output): of the hidden states, the last that stayed."""
+        """(the happenings of a run, the storage of its output): of the hidden states, the last that stayed."""
         found = self._happenings(trace, start + 1, stop, names)
         gone = {one.storage for one in found if one.kind == "free"}
         stayed = [one.storage for one in found if one.kind not in ("free", "cublas") and one.storage not in gone]

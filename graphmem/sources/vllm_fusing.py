@@ -43,8 +43,8 @@ class Together:
 
 @dataclass
 class Fusable:
-    """What can be fused, by the names of the modules around it. ``packed``: the projection that a gate and what it
-    multiplies share, and the one that reads their product."""
+    """The modules that can be fused, by the names of the modules around it. ``packed``: the projection that a gate and
+    what it multiplies share, and the one that reads their product."""
 
     gates: dict[str, Gate] = field(default_factory=dict)
     together: dict[str, Together] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Fusable:
 
 
 def fusable(model: nn.Module, run: Callable[[], object], *, own_code: bool) -> Fusable:
-    """What can be fused in the model, which ``run`` runs once.
+    """The modules that can be fused in the model, which ``run`` runs once.
 
     The engine's ``own_code`` also has one kernel for the norms and the activations of its models, whatever they are,
     and for gates that are packed with what they are multiplied by.

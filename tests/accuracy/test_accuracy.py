@@ -300,7 +300,7 @@ def test_a_measured_figure_is_as_wide_as_its_last_digit() -> None:
     assert case.rounded_bytes == round((1 << 30) / 2000)  # three digits of GiB
     for off_by, inside in ((case.rounded_bytes, True), (case.rounded_bytes + 1, False)):
         judged = PublishedComparison(case, peak_bytes=case.measured_bytes - off_by).judged()
-        assert judged.told.contains(judged.measured) is inside
+        assert judged.interval.contains(judged.measured) is inside
 
 
 def test_a_full_card_is_as_uncertain_as_its_context() -> None:

@@ -31,7 +31,7 @@ COMPARISONS = [
     PublishedComparison(replace(CASE, run=Script("a.py", ("b",)), cuda_version=(11, 2)), error="no"),
     PublishedComparison(replace(CASE, run=replace(TRAINED, step=Inference())), is_limited=True),
 ]
-PREDICTED = Predicted(Peak(1, 2, 3, 4), 5, replayed=(6, 7), told={"device": Interval(None, 9, ("plans",))})
+PREDICTED = Predicted(Peak(1, 2, 3, 4), 5, replayed=(6, 7), intervals={"device": Interval(None, 9, ("plans",))})
 
 
 def _counted(result: Any) -> tuple[Callable[[object], Any], list[object]]:

@@ -24,6 +24,10 @@ class Plain(torch.Tensor):
     """A class and nothing else."""
 
 
+class Weight(torch.nn.Parameter):
+    """A class of parameters."""
+
+
 def in_capture(function: Callable[[], Any]) -> Any:
     answers: list[Any] = []
     record(lambda: answers.append(function()))
@@ -114,3 +118,39 @@ def test_attention_without_a_kernel_is_pytorchs_error() -> None:
             return str(error)
 
     assert in_capture(asked) == "No available kernel. Aborting execution."
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_class_is_called_as_tensors_are(device: str) -> None:
+    def asked() -> list[Any]:
+        of_tensor = Plain(torch.zeros(3, dtype=torch.float64, device=device))
+        return [(type(one).__name__, isinstance(one, Plain), one.device.type, one.dtype, tuple(one.shape))
+                for one in (of_tensor, of_tensor * 2, Plain([1.0, 2.0]), Plain(2, 3), Plain())]  # fmt: skip
+
+    double, single = torch.float64, torch.float32
+    on_device = ("Plain", True, device, double, (3,))
+    on_host = [("Plain", True, "cpu", single, shape) for shape in ((2,), (2, 3), (0,))]
+    assert in_capture(asked) == [on_device, on_device, *on_host]
+
+
+def test_a_class_that_was_called_shares_the_storage() -> None:
+    def asked() -> bool:
+        tensor = torch.zeros(3, device="cuda")
+        return bool(Plain(tensor).data_ptr() == tensor.data_ptr())
+
+    assert in_capture(asked)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_parameters_keep_their_class(requires_grad: bool) -> None:
+    def asked() -> list[Any]:
+        module = torch.nn.Linear(3, 3)
+        module.weight = Weight(module.weight.data, requires_grad=requires_grad)
+        kept = [isinstance(module.weight, Weight), module.weight.requires_grad]
+        module.to("cuda")
+        module(torch.ones(2, 3, device="cuda")).sum().backward()
+        torch.optim.Adam(module.parameters()).step()
+        names = [name for name, _ in module.named_parameters()]
+        return [*kept, isinstance(module.weight, Weight), module.weight.is_cuda, names]
+
+    assert in_capture(asked) == [True, requires_grad, True, True, ["weight", "bias"]]

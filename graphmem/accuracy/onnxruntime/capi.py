@@ -30,7 +30,7 @@ SLOTS = {
 
 
 class OrtError(RuntimeError):
-    """What ONNX Runtime said."""
+    """An error of ONNX Runtime, in its own words."""
 
 
 class _Base(c.Structure):

@@ -88,7 +88,7 @@ class Script:
 
 @dataclass(frozen=True)
 class PublishedCase:
-    """``level`` says what was measured: ``allocated``, ``reserved`` or ``device`` (all of a process, or of a card, of
+    """A published measurement. ``level``: ``allocated``, ``reserved`` or ``device`` (all of a process, or of a card, of
     which others then hold ``others_bytes``). ``estimates`` are other estimators' bytes for this very run;
     ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
     is one of today. ``beyond_model``: reserved bytes were counted from an instrument's first sample, which was taken
@@ -118,7 +118,7 @@ class PublishedCase:
 
     @property
     def level_name(self) -> str:
-        """The level in words: who is asked about a card tells a process or the whole of it."""
+        """The level in words; the device level is of a process or of the whole card."""
         return self.level if self.level != "device" else "whole card" if self.others_bytes else "process"
 
 
@@ -152,12 +152,12 @@ class PublishedComparison:
     doubts: Doubts = NO_DOUBTS
 
     def judged(self) -> Judged:
-        """What was measured beside how far the prediction is said to be known, and how it was rounded."""
+        """The measured bytes beside the interval of the prediction, widened by how they were rounded."""
         assert self.peak_bytes is not None
-        told, rounded = around(self.doubts, self.case.level, self.peak_bytes), self.case.rounded_bytes
-        least = None if told.least is None else told.least - rounded
-        most = None if told.most is None else told.most + rounded
-        return Judged(replace(told, least=least, most=most), self.case.measured_bytes, self.peak_bytes)
+        interval, rounded = around(self.doubts, self.case.level, self.peak_bytes), self.case.rounded_bytes
+        least = None if interval.least is None else interval.least - rounded
+        most = None if interval.most is None else interval.most + rounded
+        return Judged(replace(interval, least=least, most=most), self.case.measured_bytes, self.peak_bytes)
 
     def signed_error(self) -> float:
         """Of graphmem, relative to the measured bytes."""
@@ -196,7 +196,7 @@ def runs_of(cases: Sequence[PublishedCase]) -> list[list[PublishedCase]]:
 
 
 def _run(case: PublishedCase) -> PublishedCase:
-    """What an analysis depends on."""
+    """The part of a case that an analysis depends on."""
     silent = replace(case, level="", measured_bytes=0, rounded_bytes=0, estimates=(), why="")
     return replace(silent, beyond_model=False, grown_bytes=0)
 
@@ -278,7 +278,7 @@ def _reserved_by_model(estimate: Estimate, torch_version: str) -> int:
 
 
 def _reserved_within(trace: Trace, limit_bytes: int, torch_version: str) -> int:
-    """What the allocator reserves where the card's end makes it give its cache back."""
+    """Bytes that the allocator reserves where the card's end makes it give its cache back."""
     version = version_named(torch_version)
     return replay(trace, pytorch.default_allocator("", limit_bytes, version)).peak_reserved_bytes
 
@@ -288,18 +288,18 @@ _SIZES_TRIED = 7
 
 
 def end_of_card(
-    trace: Trace, doubts: Doubts, limit_bytes: int, said_bytes: int, torch_version: str
+    trace: Trace, doubts: Doubts, limit_bytes: int, predicted_bytes: int, torch_version: str
 ) -> tuple[Cause, ...]:
-    """What else than ``said_bytes`` the allocator reserves in ``limit_bytes``, where the context is another that its
-    doubts allow: one cause, or none. The cache is given back as a whole when it no longer fits, and plans of cuDNN that
-    find no workspace are passed over: what is reserved jumps by hundreds of MiB where the room changes by one, so a few
-    sizes are tried, ends among them."""
+    """The bytes other than ``predicted_bytes`` that the allocator reserves in ``limit_bytes``, where the context is
+    another that its doubts allow: one cause, or none. The cache is given back as a whole when it no longer fits, and
+    plans of cuDNN that find no workspace are passed over: what is reserved jumps by hundreds of MiB where the room
+    changes by one, so a few sizes are tried, ends among them."""
     of_context = Doubts(tuple(cause for cause in doubts.causes if set(cause.spreads) == {"device"}))
     least, most = of_context.least("device"), of_context.most("device")
     if least is None or most is None:
         return ()
     rooms = np.linspace(limit_bytes - most, limit_bytes - least, _SIZES_TRIED)
-    seen = [_reserved_within(trace, int(room), torch_version) - said_bytes for room in rooms]
+    seen = [_reserved_within(trace, int(room), torch_version) - predicted_bytes for room in rooms]
     spread = bounded(min(seen), max(seen))
     if spread == EXACT:
         return ()

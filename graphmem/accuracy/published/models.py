@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def factory_of(spec: ModelSpec, batch: int, *, training: bool) -> Callable[[], tuple[Any, ...]]:
-    """What ``graphmem analyze`` takes as a factory. Raises :class:`SourceError` for a library that is not there."""
+    """The factory that ``graphmem analyze`` takes. Raises :class:`SourceError` for a library that is not there."""
     makers = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
     return makers[spec.library](spec, batch, training)
 

@@ -78,13 +78,14 @@ def _xmem(row: Row) -> Iterator[Found]:
     """torch 2.6, fp32, ``zero_grad`` before each iteration, the output in a variable; 4 iterations of CNNs
     and 3 of language models.
 
-    What NVML says is used, less its first sample, which is taken when the training loop begins: the context is there by
-    then and falls out, so that what is left is the reserved level (``evaluation_result.json`` and the plugin that takes
-    the samples, Stone-ResearchLife/xMem). The plugin's thread starts just before the model is moved to the card. The
-    loop of language models waits two seconds in between; that of images does not (``exp/trainer/train_loop.py``), and
-    its first sample sees the model there. Its runs under a cap show it: ConvNeXt-Tiny, RMSprop, batch 500 (not among
-    the cases) is 7,628 MiB without a cap and 7,556 with one of 7,704, which would not have bound 7,628. How much of a
-    large model it sees is chance: ResNet-152 is 10,648 MiB at first and 10,702 when repeated, under a cap above both.
+    The measure is NVML's used memory less its first sample, which is taken when the training loop begins: the context
+    is there by then and falls out, so that what is left is the reserved level (``evaluation_result.json`` and the
+    plugin that takes the samples, Stone-ResearchLife/xMem). The plugin's thread starts just before the model is moved
+    to the card. The loop of language models waits two seconds in between; that of images does not
+    (``exp/trainer/train_loop.py``), and its first sample sees the model there. Its runs under a cap show it:
+    ConvNeXt-Tiny, RMSprop, batch 500 (not among the cases) is 7,628 MiB without a cap and 7,556 with one of 7,704,
+    which would not have bound 7,628. How much of a large model it sees is chance: ResNet-152 is 10,648 MiB at first and
+    10,702 when repeated, under a cap above both.
 
     What is loaded after the first sample, kernels and libraries, is in the figure (:data:`_XMEM_GROWTH`).
     """

@@ -1,4 +1,4 @@
-"""What the report says of published figures: graphmem beside the estimators that published theirs on the same runs."""
+"""The report's part on published figures: graphmem beside the estimators that published theirs on the same runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PublishedLevel:
 
 @dataclass(frozen=True)
 class PublishedSection:
-    """Everything the report says about published figures. ``skipped``: (source, reason, how many); ``chosen`` says
+    """The report's part on published figures. ``skipped``: (source, reason, how many); ``chosen``:
     which of the rebuilt runs were predicted; ``covered``: by the level that was measured, how often it lay in the
     interval told of it."""
 
@@ -130,7 +130,7 @@ def sample(cases: Sequence[PublishedCase], per_source: int) -> list[PublishedCas
 
 
 def published_reason(item: PublishedComparison) -> str:
-    """What is known of one prediction's uncertainty."""
+    """The known reasons why one prediction is uncertain."""
     words = []
     if item.case.level == "device" and not item.context_is_measured:
         words.append(f"context assumed, {format_bytes(item.context_bytes)}")

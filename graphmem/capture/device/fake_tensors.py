@@ -58,6 +58,8 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(FakeTensor, "__new__", staticmethod(around(_new)(FakeTensor.__new__)))
     patches.set(FakeTensorMode, "cache", _RESULTS.setdefault(cards().own, {}))
     _attributes.cache_clear()
+    patches.set(torch.Tensor, "__new__", staticmethod(around(_new_of_class)(torch.Tensor.__new__)))
+    patches.set(torch.nn.Parameter, "__new__", staticmethod(around(_new_parameter)(torch.nn.Parameter.__new__)))
     deep_copy = {"__deepcopy__": _deep_copy(values)}
     patches.around(torch.Tensor, {"as_subclass": _as_subclass, "is_shared": _is_shared, **deep_copy})
     patches.around(torch.nn.Parameter, deep_copy)
@@ -117,6 +119,24 @@ def _shown_device(threads: Threads) -> property:
         return shown if called_by_operator() else _META
 
     return property(device, FakeTensor.device.fset)
+
+
+def _new_of_class(original: _Make, cls: type, *args: Any, **kwargs: object) -> torch.Tensor:
+    """``T(data)`` of a class of tensors: a plain tensor, viewed as that class. PyTorch gives the plain one itself the
+    class, which it refuses for a fake tensor: that has one already."""
+    if cls is torch.Tensor or issubclass(cls, FakeTensor):
+        return original(cls, *args, **kwargs)
+    plain = args[0] if len(args) == 1 and isinstance(args[0], FakeTensor) else original(torch.Tensor, *args, **kwargs)
+    return plain.as_subclass(cls)
+
+
+def _new_parameter(
+    original: _Make, cls: type, data: torch.Tensor | None = None, requires_grad: bool = True
+) -> torch.Tensor:
+    """``P(data)`` of a class of parameters, which PyTorch makes of plain tensors by ``Tensor._make_subclass``."""
+    if type(data) is FakeTensor and cls is not torch.nn.Parameter:
+        return _make_subclass(make_subclass, cls, data, requires_grad)
+    return original(cls, data, requires_grad)
 
 
 _guard_memory: Any = private(

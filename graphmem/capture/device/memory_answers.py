@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ _COUNTERS = (
     "num_alloc_retries", "num_ooms", "max_split_size", "num_sync_all_streams", "num_device_alloc", "num_device_free",
     "num_oom_rejections",
 )  # fmt: skip
+_T = TypeVar("_T")
 
 
 class Answers:
@@ -36,41 +37,28 @@ class Answers:
         self._shown_card = shown_card
         self._book = book
 
-    def _memory(self) -> DeviceMemory | None:
-        """The allocator as of now. Its figures depend on its options, and near its limit on the card."""
-        memory = self._now()
-        if memory is not None:
-            self._shown_card.asked.add("allocator")
-        return memory
-
     def _now(self) -> DeviceMemory | None:
+        """The allocator as of now."""
         if self._book is None:
             return None
         self._book.settle()
         return self._book.memory
 
-    def statistics(self, *_: object) -> dict[str, Any]:
-        """``torch._C._cuda_memoryStats``."""
-        memory = self._memory()
-        return _zeros() if memory is None else memory.statistics()
+    def _note_allocator(self) -> None:
+        """The figures of an allocator depend on its options, and near its limit on the card."""
+        self._shown_card.asked.add("allocator")
 
-    def reset_peaks(self, *_: object) -> None:
-        """``torch._C._cuda_resetPeakMemoryStats``."""
-        memory = self._memory()
-        if memory is not None:
-            memory.reset_peaks()
+    def of(self, read: Callable[[DeviceMemory], _T], without: Callable[[], _T]) -> Callable[..., _T]:
+        """A function that reads something of the allocator, or gives what there is ``without`` one."""
 
-    def reset_accumulated(self, *_: object) -> None:
-        """``torch._C._cuda_resetAccumulatedMemoryStats``."""
-        memory = self._memory()
-        if memory is not None:
-            memory.reset_accumulated()
+        def answer(*_: object, **__: object) -> _T:
+            memory = self._now()
+            if memory is None:
+                return without()
+            self._note_allocator()
+            return read(memory)
 
-    def snapshot(self, *_: object, **__: object) -> dict[str, Any]:
-        """``torch._C._cuda_memorySnapshot``: the heap; no history is kept."""
-        memory = self._memory()
-        segments = [] if memory is None else memory.segments()
-        return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
+        return answer
 
     def free_and_total(self, *_: object, **__: object) -> tuple[int, int]:
         """``torch.cuda.mem_get_info``."""
@@ -78,7 +66,7 @@ class Answers:
         memory = self._now()
         free = empty if memory is None else memory.free_bytes()
         if free != empty:
-            self._shown_card.asked.add("allocator")
+            self._note_allocator()
         return free, total
 
     def used(self, *_: object, **__: object) -> int:
@@ -86,40 +74,30 @@ class Answers:
         free, total = self.free_and_total()
         return total - free
 
-    def fraction(self, *_: object) -> float:
-        """``torch._C._cuda_getMemoryFraction``."""
-        memory = self._memory()
-        return 1.0 if memory is None else memory.fraction
-
-    def set_fraction(self, fraction: float, *_: object) -> None:
-        """``torch._C._cuda_setMemoryFraction``; the bounds have been checked."""
-        if self._book is not None:
-            self._book.memory_fraction(float(fraction))
-
-    def set_settings(self, text: str, *_: object) -> None:
-        """``torch._C._accelerator_setAllocatorSettings``, and its name before 2.9."""
-        if self._book is not None:
-            self._book.allocator_settings(str(text))
-
 
 def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
     answers = Answers(shown_card, book)
+    reset_peaks = answers.of(lambda memory: memory.reset_peaks(), lambda: None)
+    reset_accumulated = answers.of(lambda memory: memory.reset_accumulated(), lambda: None)
 
     def event(name: str) -> Callable[..., None]:
         return lambda *_, **__: book.allocator_event(name)
 
+    def set_settings(text: object, *_: object) -> None:
+        book.allocator_settings(str(text))
+
     c_functions: dict[str, Callable[..., object]] = {
-        "_cuda_memoryStats": answers.statistics,
-        "_cuda_resetPeakMemoryStats": answers.reset_peaks,
-        "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
-        "_cuda_memorySnapshot": answers.snapshot,
-        "_cuda_getMemoryFraction": answers.fraction,
-        "_cuda_setMemoryFraction": answers.set_fraction,
+        "_cuda_memoryStats": answers.of(lambda memory: memory.statistics(), _zeros),
+        "_cuda_resetPeakMemoryStats": reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
+        "_cuda_memorySnapshot": answers.of(lambda memory: _snapshot(memory.segments()), lambda: _snapshot([])),
+        "_cuda_getMemoryFraction": answers.of(lambda memory: memory.fraction, lambda: 1.0),
+        "_cuda_setMemoryFraction": lambda fraction, *_: book.memory_fraction(float(fraction)),
         "_cuda_synchronize": event("synchronize"),
         "_cuda_emptyCache": event("empty_cache"),
-        "_accelerator_setAllocatorSettings": answers.set_settings,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": answers.set_settings,
+        "_accelerator_setAllocatorSettings": set_settings,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": set_settings,  # its name before 2.9
     }
     patches.table(torch._C, c_functions)
     patches.where_found(CUDA_MODULES, {"mem_get_info": answers.free_and_total, "device_memory_used": answers.used})
@@ -127,8 +105,8 @@ def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> N
         of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
         functions: dict[str, Callable[..., object]] = {
             **{name: partial(_of_own_card, name) for name in of_cuda},
-            "reset_peak_memory_stats": answers.reset_peaks,
-            "reset_accumulated_memory_stats": answers.reset_accumulated,
+            "reset_peak_memory_stats": reset_peaks,
+            "reset_accumulated_memory_stats": reset_accumulated,
             "get_memory_info": answers.free_and_total,
             "synchronize": event("synchronize"),
             "empty_cache": event("empty_cache"),
@@ -139,6 +117,11 @@ def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> N
 def _of_own_card(name: str, *_: object, **__: object) -> object:
     """The function of ``torch.cuda``, for the current device."""
     return getattr(torch.cuda, name)()
+
+
+def _snapshot(segments: list[dict[str, Any]]) -> dict[str, Any]:
+    """The heap; no history is kept."""
+    return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
 
 
 def _zeros() -> dict[str, Any]:

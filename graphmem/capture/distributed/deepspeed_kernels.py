@@ -8,7 +8,7 @@ buffers for NVMe are host memory, and what is written there is counted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -62,19 +62,18 @@ def _lamb(p: torch.Tensor, *_: object) -> torch.Tensor:
 _SYMMETRIC, _ASYMMETRIC = 0, 1
 
 
-def _scales(groups: int, kind: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(groups, 2 if kind == _ASYMMETRIC else 1, dtype=torch.float32, device=device)
-
-
-def _quantize(values: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
-    scales = _scales(groups, kind, values.device)
-    shape = (*values.shape[:-1], values.shape[-1] // (1 if bits == 8 else 2))
+def _quantized(values: torch.Tensor, shape: Sequence[int], groups: int, kind: int) -> list[torch.Tensor]:
+    """Whole numbers of a byte, after their scales."""
+    scales = torch.empty(groups, 2 if kind == _ASYMMETRIC else 1, dtype=torch.float32, device=values.device)
     return [torch.empty(shape, dtype=torch.int8, device=values.device), scales]
 
 
+def _quantize(values: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
+    return _quantized(values, (*values.shape[:-1], values.shape[-1] // (1 if bits == 8 else 2)), groups, kind)
+
+
 def _dequantize_to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    def dequantize(values: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int) -> torch.Tensor:
-        del scales, groups, kind
+    def dequantize(values: torch.Tensor, _: torch.Tensor, __: int, bits: int, ___: int) -> torch.Tensor:
         shape = (*values.shape[:-1], values.shape[-1] * (1 if bits == 8 else 2))
         return torch.empty(shape, dtype=dtype, device=values.device)
 
@@ -82,21 +81,16 @@ def _dequantize_to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 
 def _swizzle_quant(values: torch.Tensor, groups: int, bits: int, kind: int, *_: int) -> list[torch.Tensor]:
-    scales = _scales(groups, kind, values.device)
-    return [torch.empty(values.numel() // (8 // bits), dtype=torch.int8, device=values.device), scales]
+    return _quantized(values, [values.numel() // (8 // bits)], groups, kind)
 
 
 def _quantized_reduction(
-    values: torch.Tensor, scales: torch.Tensor, groups: int, out_groups: int, bits: int, kind: int, on_node: int
+    values: torch.Tensor, _: torch.Tensor, __: int, out_groups: int, ___: int, kind: int, on_node: int
 ) -> list[torch.Tensor]:
-    del scales, groups, bits
-    made = _scales(out_groups, kind, values.device)
-    shape = (*values.shape[:-1], values.shape[-1] // on_node)
-    return [torch.empty(shape, dtype=torch.int8, device=values.device), made]
+    return _quantized(values, (*values.shape[:-1], values.shape[-1] // on_node), out_groups, kind)
 
 
-def _dequantize_half(values: torch.Tensor, scales: torch.Tensor, least: object, groups: int, size: int) -> torch.Tensor:
-    del scales, least
+def _dequantize_half(values: torch.Tensor, _: torch.Tensor, __: object, groups: int, size: int) -> torch.Tensor:
     return torch.empty(groups, size, dtype=torch.float16, device=values.device)
 
 

@@ -24,14 +24,10 @@ def process_mesh(training: Training) -> DeviceMesh:
 def shards_of(mesh: DeviceMesh) -> DeviceMesh:
     """The part of ``mesh`` that FSDP2 shards over: one dimension, or replicas of one. Processes that share a sequence
     share the parameters too (torchtitan's ``dp_shard_cp``)."""
+    names = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
+    if "cp" not in mesh.mesh_dim_names:
+        return mesh if names == tuple(mesh.mesh_dim_names) else mesh[names]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that slices of what is flattened will be made in another way
-        return _shards_of(mesh)
-
-
-def _shards_of(mesh: DeviceMesh) -> DeviceMesh:
-    names = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
-    if "cp" in mesh.mesh_dim_names:
         joint = mesh["shard", "cp"]._flatten("shard_cp")
         return mesh["replicate", "shard_cp"] if "replicate" in names else joint
-    return mesh if names == tuple(mesh.mesh_dim_names) else mesh[names]

@@ -8,9 +8,9 @@ moved there, once, as a real one (``persistent_load`` and ``restore_location``, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils.hooks import warn_if_has_hooks
@@ -40,7 +40,8 @@ _FAKE_PREFIXES = (
 
 @dataclass
 class Books:
-    """What the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then ``omitted``."""
+    """The values that the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then
+    ``omitted``."""
 
     values: KnownValues
     left: int = IN_FULL
@@ -64,7 +65,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
     size_: int
     place: torch.device
 
-    def __new__(cls, *_: Any, **__: Any) -> FileStorage:
+    def __new__(cls, *_: object, **__: object) -> FileStorage:
         made: FileStorage = super().__new__(cls, 0)
         return made
 
@@ -101,7 +102,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
         return bool(self.place.type == "cuda")
 
     @property
-    def _cdata(self) -> Any:
+    def _cdata(self) -> object:
         """Tells storages apart; of one without values a name that says so (in files of the older format)."""
         live = self._live
         number = id(self) if live is None else live.untyped_storage()._cdata
@@ -130,10 +131,10 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
     def cpu(self) -> FileStorage:
         return self.to(device=_CPU)
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> FileStorage:
+    def cuda(self, device: torch.device | str | int | None = None, non_blocking: bool = False) -> FileStorage:
         return self.to(device=torch.device("cuda", device) if type(device) is int else device or "cuda")
 
-    def to(self, *, device: Any, non_blocking: bool = False) -> FileStorage:
+    def to(self, *, device: torch.device | str | int | None, non_blocking: bool = False) -> FileStorage:
         """A copy on a device, allocated now; itself if it is there."""
         place = torch.device(device)
         if place.type == self.place.type:
@@ -147,7 +148,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
     #: ``_legacy_load`` says it, and means that a copy to the device need not be made.
     _torch_load_uninitialized = property(lambda self: False, lambda self, _: None)
 
-    def _write_file(self, file: Any, is_real_file: bool, save_size: bool, element_size: int) -> None:
+    def _write_file(self, file: BinaryIO, is_real_file: bool, save_size: bool, element_size: int) -> None:
         """In the older format: its elements, as eight bytes, and its data. Without the data the number is negative."""
         content = None if self.read is None else self.read()
         has_data = content is not None or is_plain_file(file) or self.books.has_room(self.size_)
@@ -161,7 +162,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
         if is_real_file:
             file.flush()  # a real storage that follows is written past Python's buffer
 
-    def _set_from_file(self, file: Any, offset: int | None, is_real_file: bool, element_size: int) -> None:
+    def _set_from_file(self, file: BinaryIO, offset: int | None, is_real_file: bool, element_size: int) -> None:
         """Read :meth:`_write_file`'s. Raises :class:`RuntimeError` for another number of bytes."""
         if offset is not None:
             file.seek(offset)
@@ -239,7 +240,7 @@ HOLLOW_KEY = "h-"
 class _UntypedInFile(torch.storage.TypedStorage):  # type: ignore[misc]
     """Is pickled as an ``UntypedStorage``, which tensors of newer types are stored in."""
 
-    def __new__(cls, *_: Any) -> Any:
+    def __new__(cls, *_: object) -> _UntypedInFile:
         return object.__new__(cls)
 
     def __init__(self, storage: FileStorage) -> None:
@@ -249,7 +250,7 @@ class _UntypedInFile(torch.storage.TypedStorage):  # type: ignore[misc]
         return "UntypedStorage"
 
 
-def bytes_of(storage: torch.UntypedStorage) -> Any:
+def bytes_of(storage: torch.UntypedStorage) -> object:
     """The bytes of a real host storage, as memory."""
     with disable_current_modes(), unset_fake_temporarily():
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy().data
@@ -262,7 +263,7 @@ def patch_pickling(patches: Patches, books: Books) -> None:
     """Let fake tensors be pickled as what they stand for, and be made again of their storages in files."""
     of_parameter = torch.nn.Parameter.__reduce_ex__
 
-    def reduced(self: Any, protocol: Any) -> Any:
+    def reduced(self: Any, protocol: object) -> object:
         is_parameter, state = isinstance(self, torch.nn.Parameter), _own_state(self)
         if is_parameter:
             data: Any = (self.data, self.requires_grad, OrderedDict())
@@ -275,7 +276,7 @@ def patch_pickling(patches: Patches, books: Books) -> None:
             return function, args
         return private("torch._tensor._rebuild_from_type_v2", _LOST), (function, kind, args, state)
 
-    def parameter_reduced(self: Any, protocol: Any) -> Any:
+    def parameter_reduced(self: Any, protocol: object) -> object:
         return (reduced if isinstance(self, FakeTensor) else of_parameter)(self, protocol)
 
     patches.set(FakeTensor, "__reduce_ex__", reduced)
@@ -283,7 +284,7 @@ def patch_pickling(patches: Patches, books: Books) -> None:
     _patch_rebuilding(patches)
 
 
-def _rebuilding(tensor: Any, protocol: Any, books: Books) -> tuple[Any, tuple[Any, ...]]:
+def _rebuilding(tensor: torch.Tensor, protocol: object, books: Books) -> tuple[Any, tuple[Any, ...]]:
     """The function and arguments that make a tensor again (``Tensor._reduce_ex_internal``, torch/_tensor.py, 2.13)."""
     if tensor.device.type == "meta" or tensor.layout is not torch.strided or tensor.is_nested:
         rebuilding: tuple[Any, tuple[Any, ...]] = tensor._reduce_ex_internal(protocol)
@@ -305,43 +306,20 @@ def _rebuilding(tensor: Any, protocol: Any, books: Books) -> tuple[Any, tuple[An
     return private("torch._utils._rebuild_tensor_v2", _LOST), (typed, *geometry, *last)
 
 
-def _own_state(tensor: Any) -> dict[str, Any]:
-    """What the program has put on a tensor."""
+def _own_state(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that the program has put on a tensor."""
     return {
         name: value for name, value in vars(tensor).items() if name not in _FAKE and not name.startswith(_FAKE_PREFIXES)
     }
 
 
-def _kind(tensor: Any) -> Any:
+def _kind(tensor: torch.Tensor) -> object:
     """The class of a fake tensor, to all appearance."""
     return torch.Tensor if type(tensor) is FakeTensor else type(tensor).__bases__[0]
 
 
-def _patch_rebuilding(patches: Patches) -> None:
-    utils, unpickler = private("torch._utils", _LOST), private("torch._weights_only_unpickler", _LOST)
-    from_storage, newer, quantized = utils._rebuild_tensor, utils._rebuild_tensor_v3, utils._rebuild_qtensor
-    of_type, allowed = private("torch._tensor._rebuild_from_type_v2", _LOST), unpickler._get_allowed_globals
-
-    def rebuild(storage: Any, offset: Any, size: Any, stride: Any) -> Any:
-        stored = getattr(storage, "_untyped_storage", None)
-        if not isinstance(stored, FileStorage):  # of a real tensor that is copied
-            with disable_current_modes(), unset_fake_temporarily():
-                return from_storage(storage, offset, size, stride)
-        return stored.tensor(storage.dtype, offset, size, stride)
-
-    def rebuild_newer(
-        storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
-    ) -> Any:
-        stored = getattr(storage, "_untyped_storage", None)
-        if not isinstance(stored, FileStorage):
-            with disable_current_modes(), unset_fake_temporarily():
-                return newer(storage, offset, size, stride, grad, hooks, dtype, metadata)
-        made = stored.tensor(dtype, offset, size, stride).requires_grad_(grad)
-        if metadata:
-            utils.set_tensor_metadata(made, metadata)
-        return made
-
-    def rebuild_quantized(storage: Any, *args: Any) -> Any:
+def _rebuilding_quantized(quantized: Callable[..., object]) -> Callable[..., object]:
+    def rebuild_quantized(storage: Any, *args: object) -> object:
         """A real one: quantised tensors have no fake form. Of hollow storages the values count as unknown."""
         stored = getattr(storage, "_untyped_storage", None)
         if not isinstance(stored, FileStorage):
@@ -355,7 +333,41 @@ def _patch_rebuilding(patches: Patches) -> None:
             stored.books.values.forget(tensor)
         return tensor
 
-    def rebuild_of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
+    return rebuild_quantized
+
+
+def _patch_rebuilding(patches: Patches) -> None:
+    utils, unpickler = private("torch._utils", _LOST), private("torch._weights_only_unpickler", _LOST)
+    from_storage, newer = utils._rebuild_tensor, utils._rebuild_tensor_v3
+    of_type, allowed = private("torch._tensor._rebuild_from_type_v2", _LOST), unpickler._get_allowed_globals
+
+    def rebuild(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> object:
+        stored = getattr(storage, "_untyped_storage", None)
+        if not isinstance(stored, FileStorage):  # of a real tensor that is copied
+            with disable_current_modes(), unset_fake_temporarily():
+                return from_storage(storage, offset, size, stride)
+        return stored.tensor(storage.dtype, offset, size, stride)
+
+    def rebuild_newer(
+        storage: Any,
+        offset: int,
+        size: Sequence[int],
+        stride: Sequence[int],
+        grad: Any,
+        hooks: Any,
+        dtype: Any,
+        metadata: object = None,
+    ) -> object:
+        stored = getattr(storage, "_untyped_storage", None)
+        if not isinstance(stored, FileStorage):
+            with disable_current_modes(), unset_fake_temporarily():
+                return newer(storage, offset, size, stride, grad, hooks, dtype, metadata)
+        made = stored.tensor(dtype, offset, size, stride).requires_grad_(grad)
+        if metadata:
+            utils.set_tensor_metadata(made, metadata)
+        return made
+
+    def rebuild_of_type(function: Any, kind: Any, args: Any, state: Any) -> object:
         made = function(*args)
         if isinstance(made, FakeTensor):
             if not isinstance(made, kind):
@@ -366,7 +378,7 @@ def _patch_rebuilding(patches: Patches) -> None:
     replaced: dict[tuple[Any, str], Any] = {
         (utils, "_rebuild_tensor"): rebuild,
         (utils, "_rebuild_tensor_v3"): rebuild_newer,
-        (utils, "_rebuild_qtensor"): rebuild_quantized,
+        (utils, "_rebuild_qtensor"): _rebuilding_quantized(utils._rebuild_qtensor),
         (private("torch._tensor", _LOST), "_rebuild_from_type_v2"): rebuild_of_type,
     }
     now = {}

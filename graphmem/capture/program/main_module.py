@@ -38,8 +38,8 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
         return Ending("shortened" if leaving.is_ending else "itself", leaving.steps)
 
 
-def _exit(code: Any, steps: int) -> Ending:
-    """What Python does with the argument of ``sys.exit``."""
+def _exit(code: object, steps: int) -> Ending:
+    """The ending by ``sys.exit`` with this argument, as Python has it."""
     if code is None or isinstance(code, int):
         return Ending("exit", steps, code or 0)
     return Ending("exit", steps, 1, str(code))

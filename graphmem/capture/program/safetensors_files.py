@@ -17,10 +17,11 @@ import struct
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO
 
 import torch
 
@@ -55,7 +56,7 @@ class Described:
     shape: tuple[int, ...]
     data: bytes | None = None
 
-    def tensor(self, device: Any) -> torch.Tensor:
+    def tensor(self, device: torch.device | str | int | None) -> torch.Tensor:
         if self.data is None:
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         with disable_current_modes(), unset_fake_temporarily():
@@ -97,7 +98,9 @@ class _Spec:
     data_len: int
 
 
-def _laid_out(module: Any, specs: dict[str, Any], metadata: Any, values: KnownValues) -> tuple[bytes, list[Any]]:
+def _laid_out(
+    module: ModuleType, specs: dict[str, Any], metadata: object, values: KnownValues
+) -> tuple[bytes, list[Any]]:
     """The header, and of every tensor its bytes, or how many zeros stand for them."""
     plain = {name: _spec(spec) for name, spec in specs.items()}
     if hasattr(module, "TensorSpec"):
@@ -124,9 +127,12 @@ def _laid_out(module: Any, specs: dict[str, Any], metadata: Any, values: KnownVa
     return struct.pack("<Q", len(text)) + text, pieces
 
 
-def _spec(spec: Any) -> Any:
+def _spec(spec: Any) -> _Spec:
     """Of older versions' dictionaries, a record."""
-    return _Spec(spec["dtype"], spec["shape"], spec["data"], spec["data"].nbytes) if isinstance(spec, dict) else spec
+    if isinstance(spec, dict):
+        return _Spec(spec["dtype"], spec["shape"], spec["data"], spec["data"].nbytes)
+    found: _Spec = spec
+    return found
 
 
 def _marked(fields: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def _is_marked(fields: dict[str, Any]) -> bool:
     return next(iter(fields)) == "shape"
 
 
-def _write(file: Any, header: bytes, pieces: list[Any]) -> None:
+def _write(file: BinaryIO, header: bytes, pieces: list[Any]) -> None:
     file.write(header)
     for piece in pieces:
         if isinstance(piece, int):
@@ -150,7 +156,7 @@ def _write(file: Any, header: bytes, pieces: list[Any]) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def saved_on_disk(file: Any) -> tuple[dict[str, Described], Any] | None:
+def saved_on_disk(file: BinaryIO) -> tuple[dict[str, Described], Any] | None:
     """The tensors and the metadata of an open file; None for what is not understood, which safetensors may explain."""
     try:
         header, begin = _header(file)
@@ -160,7 +166,7 @@ def saved_on_disk(file: Any) -> tuple[dict[str, Described], Any] | None:
         return None
 
 
-def _header(file: Any) -> tuple[dict[str, Any], int]:
+def _header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     """The header, and where the data begin."""
     (length,) = struct.unpack("<Q", file.read(8))
     if length > _LARGEST_HEADER:
@@ -168,7 +174,7 @@ def _header(file: Any) -> tuple[dict[str, Any], int]:
     return parse_json(file.read(length)), 8 + length
 
 
-def _described(entry: dict[str, Any], file: Any, begin: int) -> Described:
+def _described(entry: dict[str, Any], file: BinaryIO, begin: int) -> Described:
     """A tensor of the header. Raises for what is no description."""
     dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
     start, end = entry["data_offsets"]
@@ -190,8 +196,8 @@ class SafeFile:
     def __init__(
         self,
         tensors: dict[str, Described],
-        metadata: Any = None,
-        device: Any = "cpu",
+        metadata: object = None,
+        device: torch.device | str | int | None = "cpu",
         forget: Callable[[torch.Tensor], None] = lambda _: None,
     ) -> None:
         self._tensors, self._metadata, self._forget = tensors, metadata, forget
@@ -208,13 +214,13 @@ class SafeFile:
 
     offset_keys = keys
 
-    def metadata(self) -> Any:
+    def metadata(self) -> object:
         return self._metadata
 
     def described(self, name: str) -> Described:
         return self._tensors[name]
 
-    def get_tensor(self, name: str, device: Any = None) -> torch.Tensor:
+    def get_tensor(self, name: str, device: torch.device | str | int | None = None) -> torch.Tensor:
         described = self._tensors[name]
         with torch.no_grad():
             tensor = described.tensor(device or self.device)
@@ -250,17 +256,50 @@ class _Slice:
 
 def patch_safetensors(
     patches: Patches,
-    stage: Callable[[str], AbstractContextManager[Any]],
-    place: Callable[[Any, str], Any],
+    stage: Callable[[str], AbstractContextManager[object]],
+    place: Callable[[object, str], Any],
     values: KnownValues,
-    absent: dict[str, dict[str, Described]],
+    missing: dict[str, dict[str, Described]],
 ) -> None:
-    """Let safetensors write holes and read headers. ``place`` says where a path is opened; ``absent`` are tensors of
-    files that are not there, by path."""
+    """Let safetensors write holes and read headers. ``place`` gives the path to open; ``missing`` are tensors of files
+    that are not there, by path."""
     library, module = import_module("safetensors"), import_module("safetensors.torch")
-    safe_open, deserialize, as_tensors = library.safe_open, module.deserialize, module._view2torch
+    _patch_writing(patches, library, module, stage, place, values)
+    safe_open = library.safe_open
 
-    def serialize_file(specs: dict[str, Any], filename: Any, metadata: Any = None) -> None:
+    def opened(filename: Any, framework: str = "pt", device: Any = "cpu", **options: object) -> object:
+        found = missing.get(os.path.abspath(filename))
+        if found is not None:
+            return SafeFile(found, None, device)
+        filename, saved = place(filename, "rb"), None
+        if framework in ("pt", "torch", "pytorch"):
+            with suppress(OSError), open(filename, "rb") as file:
+                saved = saved_on_disk(file)
+        if saved is not None:
+            return SafeFile(*saved, device, values.forget)
+        return safe_open(filename, framework, device=device, **options)
+
+    for owner in _that_know("safe_open", safe_open):
+        patches.set(owner, "safe_open", opened)
+    deserialize, as_tensors = module.deserialize, module._view2torch
+
+    def deserialized(data: bytes) -> object:
+        saved = saved_on_disk(io.BytesIO(data))
+        return deserialize(data) if saved is None else SafeFile(*saved, "cpu", values.forget).get_tensors()
+
+    patches.set(module, "deserialize", deserialized)
+    patches.set(module, "_view2torch", lambda flat: flat if isinstance(flat, dict) else as_tensors(flat))
+
+
+def _patch_writing(
+    patches: Patches,
+    library: ModuleType,
+    module: ModuleType,
+    stage: Callable[[str], AbstractContextManager[object]],
+    place: Callable[[object, str], Any],
+    values: KnownValues,
+) -> None:
+    def serialize_file(specs: dict[str, Any], filename: str, metadata: object = None) -> None:
         with stage("save"):
             header, pieces = _laid_out(library, specs, metadata, values)
             try:
@@ -269,46 +308,21 @@ def patch_safetensors(
             except OSError as error:
                 raise library.SafetensorError(f"Error while serializing: I/O error: {error}") from None
 
-    def serialize(specs: dict[str, Any], metadata: Any = None) -> bytes:
+    def serialize(specs: dict[str, Any], metadata: object = None) -> bytes:
         """Whole up to a limit, beyond without the data."""
         with stage("save"):
             header, pieces = _laid_out(library, specs, metadata, values)
             size = sum(piece if isinstance(piece, int) else len(piece) for piece in pieces)
-            if size > IN_FULL:
-                return header
-            return b"".join([header, *(bytes(piece) for piece in pieces)])
+            return header if size > IN_FULL else b"".join([header, *(bytes(piece) for piece in pieces)])
 
-    def opened(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
-        found = absent.get(os.path.abspath(filename))
-        if found is not None:
-            return SafeFile(found, None, device)
-        filename = place(filename, "rb")
-        if framework in ("pt", "torch", "pytorch"):
-            try:
-                with open(filename, "rb") as file:
-                    saved = saved_on_disk(file)
-            except OSError:
-                saved = None
-            if saved is not None:
-                return SafeFile(*saved, device, values.forget)
-        return safe_open(filename, framework, device=device, **options)
-
-    def deserialized(data: bytes) -> Any:
-        saved = saved_on_disk(io.BytesIO(data))
-        return deserialize(data) if saved is None else SafeFile(*saved, "cpu", values.forget).get_tensors()
-
-    for owner in _that_know("safe_open", safe_open):
-        patches.set(owner, "safe_open", opened)
     patches.set(module, "serialize_file", serialize_file)
     patches.set(module, "serialize", serialize)
-    patches.set(module, "deserialize", deserialized)
-    patches.set(module, "_view2torch", lambda flat: flat if isinstance(flat, dict) else as_tensors(flat))
     if hasattr(module, "TensorSpec"):
         patches.set(module, "TensorSpec", _Spec)
-    for name in ("_to_ndarray", "_tobytes"):  # the newer gives the tensor too
-        if hasattr(module, name):
-            with_tensor = name == "_to_ndarray"
-            patches.set(module, name, lambda t, *_, both=with_tensor: (_Tensor(t), t) if both else _Tensor(t))
+    if hasattr(module, "_to_ndarray"):  # the newer gives the tensor too
+        patches.set(module, "_to_ndarray", lambda tensor, *_: (_Tensor(tensor), tensor))
+    if hasattr(module, "_tobytes"):
+        patches.set(module, "_tobytes", lambda tensor, *_: _Tensor(tensor))
 
 
 def _that_know(name: str, value: Any) -> Iterator[Any]:

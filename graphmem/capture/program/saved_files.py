@@ -20,13 +20,14 @@ import types
 import zipfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO
 
 import torch
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.program.absent_weights import absent_weights
 from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorage, bytes_of, patch_pickling
+from graphmem.capture.program.missing_weights import missing_weights
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
 from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
 from graphmem.capture.values.known_values import KnownValues
@@ -68,16 +69,16 @@ def files_of_tensors(
 ) -> Iterator[None]:
     """Until the end what is saved is hollow, and what is loaded has shapes."""
     patches, folder, books = Patches(), Folder(whole_program), Books(values)
-    absent: dict[str, dict[str, Described]] = {}
+    missing: dict[str, dict[str, Described]] = {}
     try:
         patch_pickling(patches, books)
         _patch_saving(patches, stage, folder, values)
         _patch_loading(patches, stage, folder, books)
         if find_spec("safetensors") is not None:
-            patch_safetensors(patches, stage, folder.place, values, absent)
+            patch_safetensors(patches, stage, folder.place, values, missing)
         if hasattr(shutil, "_fastcopy_sendfile") and hasattr(os, "SEEK_DATA"):
             patches.set(shutil, "_fastcopy_sendfile", keeping_holes(shutil._fastcopy_sendfile))
-        with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
+        with missing_weights(lambda path: missing.update({os.path.abspath(path): {}}), remark):
             yield
         if books.omitted:
             remark(Code.WEIGHTS_OMITTED.about(size=format_bytes(books.omitted)))
@@ -93,7 +94,7 @@ def _patch_saving(patches: Patches, stage: _Stage, folder: Folder, values: Known
     serialization = torch.serialization
 
     def staged(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*args: Any, **kwargs: Any) -> Any:
+        def save(*args: object, **kwargs: object) -> object:
             with stage("save"):
                 return original(*args, **kwargs)
 
@@ -102,7 +103,7 @@ def _patch_saving(patches: Patches, stage: _Stage, folder: Folder, values: Known
     for name in ("_save", "_legacy_save"):
         patches.set(serialization, name, staged(getattr(serialization, name)))
 
-    def writer(file: Any, compute_crc32: bool = True, storage_alignment: int = 64) -> _Writer:
+    def writer(file: BinaryIO, compute_crc32: bool = True, storage_alignment: int = 64) -> _Writer:
         if not isinstance(file, str):
             return _Writer(values, file, alignment=storage_alignment)
         return _Writer(values, _opened_for_archive(file, folder), file, storage_alignment)
@@ -110,7 +111,7 @@ def _patch_saving(patches: Patches, stage: _Stage, folder: Folder, values: Known
     patches.replace("torch._C.PyTorchFileWriter", _LOST, writer)
 
 
-def _opened_for_archive(name: str, folder: Folder) -> Any:
+def _opened_for_archive(name: str, folder: Folder) -> object:
     """Raises the errors of ``PyTorchStreamWriter`` (caffe2/serialize/inline_container.cc, 2.13)."""
     if not os.path.basename(name).rpartition(".")[0] and "." in os.path.basename(name):
         raise RuntimeError(f"invalid file name: {name}")
@@ -126,11 +127,11 @@ def _opened_for_archive(name: str, folder: Folder) -> Any:
 class _Writer(ArchiveWriter):
     """Writes storages too: those with values, and holes for the others."""
 
-    def __init__(self, values: KnownValues, stream: Any, name: str | None = None, alignment: int = 64) -> None:
+    def __init__(self, values: KnownValues, stream: BinaryIO, name: str | None = None, alignment: int = 64) -> None:
         super().__init__(stream, name, alignment)
         self._values = values
 
-    def write_record(self, name: str, data: Any, size: int) -> None:
+    def write_record(self, name: str, data: object, size: int) -> None:
         if isinstance(data, FileStorage):
             data = None if data.read is None else data.read()
         elif isinstance(data, torch.UntypedStorage):
@@ -162,11 +163,11 @@ def _patch_loading(patches: Patches, stage: _Stage, folder: Folder, books: Books
         finally:
             reading.depth -= 1
 
-    def load(zip_file: Any, *args: Any, overall_storage: Any = None, **kwargs: Any) -> Any:
+    def load(zip_file: BinaryIO, *args: object, overall_storage: Any = None, **kwargs: object) -> object:
         with loading():
             return load_archive(zip_file, *args, **kwargs)
 
-    def load_older(file: Any, map_location: Any, pickle_module: Any, **options: Any) -> Any:
+    def load_older(file: BinaryIO, map_location: Any, pickle_module: ModuleType, **options: object) -> object:
         before, reading.older = getattr(reading, "older", None), _OlderFile(pickle_module, books)
         try:
             with loading():
@@ -174,7 +175,7 @@ def _patch_loading(patches: Patches, stage: _Stage, folder: Folder, books: Books
         finally:
             reading.older = before
 
-    def made(kind: Any, value: Any) -> Any:
+    def made(kind: Any, value: Any) -> object:
         """``typing.cast``, by which ``_legacy_load`` passes each new storage."""
         older = getattr(reading, "older", None)
         return older.storage(value.nbytes()) if older and isinstance(value, torch.UntypedStorage) else value
@@ -193,17 +194,17 @@ def _patch_loading(patches: Patches, stage: _Stage, folder: Folder, books: Books
 class ArchiveReader:
     """Stands for ``torch._C.PyTorchFileReader``, which it asks for all but the storages."""
 
-    def __init__(self, file: Any, books: Books) -> None:
+    def __init__(self, file: BinaryIO, books: Books) -> None:
         self._reader = private("torch._C.PyTorchFileReader", _LOST)(file)
         self._books = books
         self._left = books.values.budget.one
         self._sizes, self._hollow = _directory(file)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._reader, name)
 
-    def get_storage_from_record(self, name: str, size: int, kind: Any) -> Any:
-        """A storage of ``size`` bytes. Raises PyTorch's error for a record that is absent or of another size."""
+    def get_storage_from_record(self, name: str, size: int, kind: Any) -> object:
+        """A storage of ``size`` bytes. Raises PyTorch's error for a record that is missing or of another size."""
         if self._sizes.get(name) != size:
             return self._reader.get_storage_from_record(name, size, kind)
         read = None
@@ -217,7 +218,7 @@ class ArchiveReader:
         return content
 
 
-def _directory(file: Any) -> tuple[dict[str, int], set[str]]:
+def _directory(file: BinaryIO) -> tuple[dict[str, int], set[str]]:
     """Of an archive's records the bytes, and the names of those without values."""
     start = file.tell()
     with zipfile.ZipFile(_Rest(file)) as archive:
@@ -232,7 +233,7 @@ class _Rest:
     ``torch.distributed.checkpoint`` know no other (``_ReaderView``, 2.13, takes places from the end the wrong way).
     """
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file, self._start = file, file.tell()
         file.seek(0, os.SEEK_END)
         self._size = file.tell() - self._start
@@ -258,12 +259,12 @@ class _OlderFile(types.SimpleNamespace):
     The storages follow the pickled object, in the order of a list of keys.
     """
 
-    def __init__(self, pickle_module: Any, books: Books) -> None:
+    def __init__(self, pickle_module: ModuleType, books: Books) -> None:
         super().__init__(**{name: getattr(pickle_module, name) for name in ("Unpickler", "__name__")})
         self._load, self._books = pickle_module.load, books
         self._keys: Iterator[str] = iter(())
 
-    def load(self, file: Any, **options: Any) -> Any:
+    def load(self, file: BinaryIO, **options: object) -> object:
         found = self._load(file, **options)
         if isinstance(found, list):
             self._keys = iter(found)

@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from graphmem.units import MIB
 
@@ -38,11 +38,11 @@ _STORED, _DEFLATED = 0, 8
 def is_plain_file(stream: Any) -> bool:
     """Whether what is written to a stream stands unchanged in a file of the disk (``NamedTemporaryFile`` too)."""
     stream = getattr(stream, "file", stream) if type(stream).__module__ == "tempfile" else stream
-    raw = stream.raw if type(stream) in (io.BufferedWriter, io.BufferedRandom) else stream
+    raw: object = stream.raw if type(stream) in (io.BufferedWriter, io.BufferedRandom) else stream
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
-def write_zeros(stream: Any, count: int) -> None:
+def write_zeros(stream: BinaryIO, count: int) -> None:
     """Let ``count`` zeros follow: as a hole in a plain file, else as bytes."""
     if is_plain_file(stream):
         stream.flush()
@@ -165,7 +165,7 @@ class ArchiveWriter:
     """Stands for ``torch._C.PyTorchFileWriter``: writes an archive to a stream, or to an open file called ``name``, and
     closes that with it."""
 
-    def __init__(self, stream: Any, name: str | None = None, alignment: int = 64) -> None:
+    def __init__(self, stream: BinaryIO, name: str | None = None, alignment: int = 64) -> None:
         self._stream, self._closes = stream, name is not None
         self._folder = _stem(name) if name is not None else "archive"
         self._alignment = alignment

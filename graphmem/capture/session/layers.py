@@ -428,6 +428,7 @@ LAYERS: tuple[Layer, ...] = (
         (
             "torch.Tensor.*",
             "torch.nn.parameter.Parameter.__deepcopy__",
+            "torch.nn.parameter.Parameter.__new__",
             "torch.storage.UntypedStorage.data_ptr",
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",

@@ -28,7 +28,7 @@ from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.threads import capturing
 from graphmem.capture.torch_internals import Never
-from graphmem.capture.values.assumed_values import AssumedValues, Told
+from graphmem.capture.values.assumed_values import AssumedValues, Assumptions
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
 from graphmem.capture.values.messages import Post
@@ -83,7 +83,7 @@ class Session:
         """Parameters and buffers of ``model`` are known by name from now on."""
         self.watch.adopt(model)
 
-    def label_inputs(self, inputs: Any, name: str = "input") -> None:
+    def label_inputs(self, inputs: object, name: str = "input") -> None:
         """Tensors anywhere in ``inputs`` are the step's inputs."""
         for path, tensor in named_tensors(inputs, name):
             self.recorder.storages.label(tensor, Category.INPUT, path)
@@ -114,7 +114,7 @@ def capture(
     processes: Processes | None = None,
     post: Post | None = None,
     data_dependent: float | None = None,
-    assume: Told = (),
+    assume: Assumptions = (),
     budget: Budget | None = None,
     asked: set[str] | None = None,
     leave_after: int | None = None,
@@ -312,7 +312,7 @@ def raised_by_program(error: Exception) -> str | None:
     return f"{where}{': ' if where else ''}{said(error)}"
 
 
-def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor in nested tuples, lists and dicts, with a path for people."""
     if isinstance(value, torch.Tensor):
         yield name, value

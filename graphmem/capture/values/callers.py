@@ -1,4 +1,4 @@
-"""Who calls: what the arguments of a call do not say, read from the interpreter's frames.
+"""The caller of an operator or a replaced function, read from the interpreter's frames.
 
 The same operator is called by the user's line, by the autograd engine, by PyTorch's reducer, by a model library that
 asks a question. Where an analysis must tell them apart, nothing but the stack does, and it is asked only here: every
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from inspect import CO_OPTIMIZED
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -58,14 +61,24 @@ def user_line() -> str:
 
 def user_place() -> tuple[str, str, int]:
     """The same for a value that is read: ``file:line``, and the file and the line for who looks into the source."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        shown = "" if code.co_filename.startswith(_OWN_LOOP) else _shorten(code.co_filename)
-        if shown:
-            return f"{shown}:{frame.f_lineno}", code.co_filename, frame.f_lineno
-        frame = frame.f_back
+    for frame, shown in _user_frames(sys._getframe(1)):
+        return f"{shown}:{frame.f_lineno}", frame.f_code.co_filename, frame.f_lineno
     return "", "", 0
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _user_frames(innermost: FrameType) -> Iterator[tuple[FrameType, str]]:
+    """The frames of the user's lines and of libraries', with their files' names for people."""
+    for frame in _frames(innermost):
+        file = frame.f_code.co_filename
+        shown = "" if file.startswith(_OWN_LOOP) else _shorten(file)
+        if shown:
+            yield frame, shown
 
 
 class Where(NamedTuple):
@@ -82,14 +95,8 @@ _MOST_CALLERS = 8
 
 def user_frames() -> tuple[Where, ...]:
     """The lines that run, from the innermost outwards: where a number is read, and who called that function."""
-    found: list[Where] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(found) < _MOST_CALLERS:
-        code = frame.f_code
-        if not code.co_filename.startswith(_OWN_LOOP) and _shorten(code.co_filename):
-            found.append(Where(code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back
-    return tuple(found)
+    found = islice(_user_frames(sys._getframe(1)), _MOST_CALLERS)
+    return tuple(Where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame, _ in found)
 
 
 def is_library(filename: str) -> bool:
@@ -99,14 +106,9 @@ def is_library(filename: str) -> bool:
 
 def raised_at(error: BaseException) -> str:
     """``file:line`` of the deepest line in an error's traceback that is the user's or a model library's; "" if none."""
-    found = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        shown = _shorten(traceback.tb_frame.f_code.co_filename)
-        if shown:
-            found = f"{shown}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return found
+    shown = ((_shorten(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__))
+    places = [f"{file}:{line}" for file, line in shown if file]
+    return places[-1] if places else ""
 
 
 def place_of(frame: FrameType) -> str:
@@ -129,33 +131,28 @@ def _shorten(filename: str) -> str:
 _OPERATORS = tuple(os.path.join(_CAPTURE, name) + os.sep for name in ("record", "operators"))
 
 
-def clear_frames_below(traceback: TracebackType | None) -> bool:
+def clear_frames_below(raised: TracebackType | None) -> bool:
     """Empty the frames of a traceback that a card does not have, where they stand for C++: from the first that works on
     an operator downwards, and above it those of replaced functions. Whether all of them could be emptied."""
     below, done = False, True
-    while traceback is not None:
-        frame = traceback.tb_frame
-        file = frame.f_code.co_filename
+    while raised is not None:
+        file = raised.tb_frame.f_code.co_filename
         below = below or file.startswith(_OPERATORS)
         if below or file.startswith(_CAPTURE):
             try:
-                frame.clear()
+                raised.tb_frame.clear()
             except RuntimeError:  # it is running: the session's own, or one that handles the error now
                 done = done and not below
-        traceback = traceback.tb_next
+        raised = raised.tb_next
     return done
 
 
-def function_in_torch_cuda(traceback: TracebackType | None) -> str:
+def function_in_torch_cuda(raised: TracebackType | None) -> str:
     """The last Python function of ``torch.cuda`` in a traceback. For errors of C functions that a build without CUDA
     has not: their message names the C function, and the user called a Python one."""
-    name = "torch.cuda"
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if "torch/cuda/" in code.co_filename.replace("\\", "/"):
-            name = f"torch.cuda.{code.co_name}"
-        traceback = traceback.tb_next
-    return name
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(raised))
+    names = [code.co_name for code in codes if "torch/cuda/" in code.co_filename.replace("\\", "/")]
+    return f"torch.cuda.{names[-1]}" if names else "torch.cuda"
 
 
 # --- the caller of an operator ----------------------------------------------------------------------------------------
@@ -164,7 +161,7 @@ def function_in_torch_cuda(traceback: TracebackType | None) -> str:
 #: and PyTorch's wrappers around a mode's ``__torch_dispatch__``.
 _BETWEEN = (os.path.join(_CAPTURE, "record") + os.sep, os.path.join(_CAPTURE, "patches.py"))
 _WRAPPERS = ("_python_dispatch.py", "eval_frame.py", "_compile.py")
-_ENGINE: Any = getattr(
+_ENGINE: object = getattr(
     private(
         "torch.autograd.graph._engine_run_backward",
         "additions that the engine makes in place of gradients are counted as operators",
@@ -215,86 +212,76 @@ def called_for_reducer() -> bool:
 # --- questions of libraries -------------------------------------------------------------------------------------------
 
 
+class LibraryCaller:
+    """Functions of a library's file (all, if none is named). Called: whether one of them is on the stack."""
+
+    def __init__(self, file: str, *functions: str) -> None:
+        self._file, self._functions = file, functions
+
+    def __call__(self) -> bool:
+        return any(map(self.runs, _frames(sys._getframe(1))))
+
+    def runs(self, frame: FrameType) -> bool:
+        """Whether a frame is of one of the functions."""
+        code = frame.f_code
+        is_named = not self._functions or code.co_name in self._functions
+        return is_named and code.co_filename.replace("\\", "/").endswith(self._file)
+
+
+_GENERATION = "transformers/generation/utils.py"
+_STOPPING, _DRAFTING = "transformers/generation/stopping_criteria.py", "transformers/generation/candidate_generator.py"
+
+#: The loop of transformers' ``generate`` for greedy decoding and sampling.
+called_to_sample = LibraryCaller(_GENERATION, "_sample")
+#: Assisted decoding looks which drafted tokens are right.
+called_to_check_draft = LibraryCaller(_GENERATION, "_assisted_decoding", "_speculative_sampling")
+#: hqq looks if the error of a quantisation still falls: it goes on while it does, 20 times at the most.
+called_to_fit_quantizer = LibraryCaller("hqq/core/optimize.py")
+#: ``torch.distributions`` looks if its parameters and samples are in range, as they are in a program that works.
+called_to_validate_distribution = LibraryCaller("torch/distributions/distribution.py", "__init__", "_validate_sample")
+_looks_for_end, _drafts = LibraryCaller(_STOPPING), LibraryCaller(_DRAFTING)
+_asks_confidence, _keeps_probabilities = (
+    LibraryCaller(_STOPPING, "__call__"),
+    LibraryCaller(_DRAFTING, "_generate_candidates"),
+)
+_loops = LibraryCaller(
+    _GENERATION, "_sample", "_beam_search", "_assisted_decoding", "_contrastive_search", "_dola_decoding"
+)
+_generates = LibraryCaller(_GENERATION, "generate")
+
+
 def called_to_stop_generation() -> bool:
     """Whether transformers looks which sequences have ended: data, and generation would be cut off by a guess."""
-    files = ("transformers/generation/stopping_criteria.py", "transformers/generation/candidate_generator.py")
-    return any(_called_from(file) for file in files) or called_to_check_draft()
-
-
-def called_to_check_draft() -> bool:
-    """Whether assisted decoding looks which drafted tokens are right."""
-    return _called_from("transformers/generation/utils.py", ("_assisted_decoding", "_speculative_sampling"))
-
-
-def called_to_fit_quantizer() -> bool:
-    """Whether hqq looks if the error of a quantisation still falls: it goes on while it does, 20 times at the most."""
-    return _called_from("hqq/core/optimize.py")
+    return _looks_for_end() or _drafts() or called_to_check_draft()
 
 
 def called_to_ask_confidence(is_probability: bool) -> bool:
     """Whether transformers looks how sure a model is of the token that it drafts (``ConfidenceCriteria``), or keeps
     these probabilities to learn from them (where scikit-learn is installed)."""
-    if _called_from("transformers/generation/stopping_criteria.py", ("__call__",)):
-        return True
-    return is_probability and _called_from("transformers/generation/candidate_generator.py", ("_generate_candidates",))
+    return _asks_confidence() or (is_probability and _keeps_probabilities())
 
 
 def called_to_look_up_draft() -> bool:
     """Whether transformers, which drafts from the text itself, asks if a token is forbidden there
     (``PromptLookupCandidateGenerator``)."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if "/transformers/" in frame.f_code.co_filename.replace("\\", "/"):
-            return frame.f_code.co_name == "get_candidates"
-        frame = frame.f_back
-    return False
+    codes = (frame.f_code for frame in _frames(sys._getframe(1)))
+    names = (code.co_name for code in codes if "/transformers/" in code.co_filename.replace("\\", "/"))
+    return next(names, "") == "get_candidates"
 
 
 def called_in_generation_loop() -> bool:
     """Whether a loop of transformers' ``generate`` reads a value to decide whether it goes on: an assumed value could
-    keep it going for ever."""
-    loops = ("_sample", "_beam_search", "_assisted_decoding", "_contrastive_search", "_dola_decoding")
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.replace("\\", "/").endswith("transformers/generation/utils.py"):
-            if frame.f_code.co_name in loops:
-                return True
-            if frame.f_code.co_name == "generate":  # of the model that drafts, for the loop around it
-                return False
-        frame = frame.f_back
+    keep it going for ever. A model that drafts runs in a ``generate`` of its own, in the loop around it."""
+    for frame in _frames(sys._getframe(1)):
+        if _loops.runs(frame) or _generates.runs(frame):
+            return not _generates.runs(frame)
     return False
-
-
-def called_to_sample() -> bool:
-    """Whether the loop of transformers' ``generate`` that runs is that of greedy decoding and sampling."""
-    return _called_from("transformers/generation/utils.py", ("_sample",))
 
 
 def called_to_generate() -> bool:
     """Whether a model runs for a function that is called ``generate``, as transformers' and most others': a report
     tells generation from evaluation."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "generate":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def called_to_validate_distribution() -> bool:
-    """Whether ``torch.distributions`` looks if its parameters and samples are in range, as they are in a program that
-    works."""
-    return _called_from("torch/distributions/distribution.py", ("__init__", "_validate_sample"))
-
-
-def _called_from(file: str, names: tuple[str, ...] = ()) -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        in_file = frame.f_code.co_filename.replace("\\", "/").endswith(file)
-        if in_file and (not names or frame.f_code.co_name in names):
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name == "generate" for frame in _frames(sys._getframe(2)))
 
 
 # --- what is active around a call -------------------------------------------------------------------------------------
@@ -303,11 +290,11 @@ def _called_from(file: str, names: tuple[str, ...] = ()) -> bool:
 def node_name() -> str:
     """Class name of the autograd node whose formula runs now; "" outside one. Formulas are no operators: the node is
     all that tells which one calls."""
-    node: Any = current_autograd_node()
+    node: object = current_autograd_node()
     return "" if node is None else type(node).__name__
 
 
-_transform: Any = private(
+_transform: Callable[[], object] = private(
     "torch._C._functorch.peek_interpreter_stack", "transforms of torch.func are taken for plain code", lambda: None
 )
 
@@ -323,7 +310,7 @@ def package_that_asks(frames_between: int = 0) -> str:
     return str(sys._getframe(2 + frames_between).f_globals.get("__name__", "")).partition(".")[0]
 
 
-def namespace_that_imports() -> dict[str, Any] | None:
+def namespace_that_imports() -> dict[str, object] | None:
     """The globals of the code whose import asks a finder now; None where somebody only asks whether a module is there
     (``importlib.util.find_spec``)."""
     frame: FrameType | None = sys._getframe(2)
@@ -334,7 +321,7 @@ def namespace_that_imports() -> dict[str, Any] | None:
     return frame.f_globals if imports and frame is not None else None
 
 
-def lists_by_name() -> list[list[Any]]:
+def lists_by_name() -> list[list[object]]:
     """The lists that the function knows by name whose loop asks for its next item, and lists in short ones of them: a
     loop that is put forward may have collected its tokens there."""
     frame = sys._getframe(2)
@@ -346,8 +333,8 @@ def lists_by_name() -> list[list[Any]]:
     return [*found, *inner]
 
 
-def named_arguments() -> dict[str, Any]:
-    """What the module whose hook asks is called with by name: hooks for all modules are given positions alone
+def named_arguments() -> dict[str, object]:
+    """The keyword arguments of the module whose hook asks: hooks for all modules are given positions alone
     (``Module._call_impl``)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != "torch.nn.modules.module":

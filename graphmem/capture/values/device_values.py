@@ -1,8 +1,8 @@
-"""Values of scalars on the device that are known all the same, and what is assumed of the others.
+"""Values on the device that are known though nobody computes them: what checks, loops and libraries ask.
 
-A learning rate kept in a tensor on the card was copied from a number: comparing it with another number has a known
-answer, and the optimizers ask (``if not 0.0 <= lr``). A tensor filled with a number is known too, and what follows from
-such tensors: generation keeps its list of unfinished sequences so.
+Values of small tensors are kept and computed by :class:`KnownValues`. Here are the others. A tensor of any size whose
+elements are all one number keeps it, and what follows from such numbers is known too. Questions whose answer every
+program that works gives alike are answered so: whether values are finite, whether a generation goes on.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values import callers
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.capture.values.uniform_numbers import Mark, Number
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
 _aten = torch.ops.aten
-#: Operators whose result has the elements of their first argument, in another type or shape.
-_COPIES = {
-    _aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default, _aten.view.default,
-    _aten._unsafe_view.default, _aten.select.int, _aten.slice.Tensor, _aten.unsqueeze.default, _aten.squeeze.default,
-    _aten.expand.default,
-}  # fmt: skip
-_COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[OpOverload, Callable[..., bool]] = {
     _aten.ge.Scalar: operator.ge,
     _aten.gt.Scalar: operator.gt,
     _aten.le.Scalar: operator.le,
@@ -38,45 +36,49 @@ _COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
     _aten.ne.Scalar: operator.ne,
 }
 #: Operators that fill a tensor with one number.
-_FILLS: dict[Any, Callable[..., Any]] = {
-    _aten.full.default: lambda size, value, *_: value,
+_FILLS: dict[OpOverload, Callable[..., Number]] = {
+    _aten.full.default: lambda size, number, *_: number,
     _aten.ones.default: lambda *_: 1,
     _aten.zeros.default: lambda *_: 0,
 }
-_AND, _ADD, _TIMES = _aten.bitwise_and.Tensor, _aten.add.Tensor, _aten.mul.Tensor
-#: Operators of filled tensors element by element.
-_COMBINATIONS: dict[Any, Callable[..., Any]] = {
+_AND, _TIMES, _OR = _aten.bitwise_and.Tensor, _aten.mul.Tensor, _aten.bitwise_or.Tensor
+_LOGICAL_OR = _aten.logical_or.default
+#: Operators whose result has one number in all its elements if their arguments have: the number, of those.
+_ONE_NUMBER: dict[OpOverload, Callable[..., Number]] = {
+    **_COMPARISONS,
+    **dict.fromkeys(
+        (
+            _aten._to_copy.default, _aten.clone.default, _aten.max.default, _aten.amax.default, _aten.any.default,
+            _aten.any.dim, _aten.all.default, _aten.all.dim, _aten._is_any_true.default, _aten._is_all_true.default,
+        ),
+        lambda number, *_: number,
+    ),
+    **_FILLS,
     _AND: operator.and_,
-    _aten.bitwise_or.Tensor: operator.or_,
+    _OR: operator.or_,
     _TIMES: operator.mul,
-    _ADD: operator.add,
+    _aten.add.Tensor: operator.add,
+    _aten.bitwise_not.default: lambda number: not number if type(number) is bool else ~number,
+    _aten.logical_not.default: operator.not_,
     _aten.logical_and.default: lambda one, other: bool(one) and bool(other),
-    _aten.logical_or.default: lambda one, other: bool(one) or bool(other),
+    _LOGICAL_OR: lambda one, other: bool(one) or bool(other),
     _aten.logical_xor.default: lambda one, other: bool(one) != bool(other),
-}
-_OR = {_aten.bitwise_or.Tensor, _aten.logical_or.default}
-_NOT, _LOGICAL_NOT = _aten.bitwise_not.default, _aten.logical_not.default
-#: Operators that keep the value of a filled tensor.
-_REDUCTIONS = {
-    _aten.max.default, _aten.amax.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim,
-    _aten._is_any_true.default, _aten._is_all_true.default,
 }  # fmt: skip
 #: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
-_ENDS = _aten.isin.Tensor_Tensor
+_IS_END_TOKEN = _aten.isin.Tensor_Tensor
 #: Of assisted decoding: how many drafted tokens are wrong, up to each of them (``transformers/generation/utils.py``).
-_WRONG = _aten.cumsum.default
+_COUNT_WRONG_DRAFTS = _aten.cumsum.default
 #: In a beam search: how many of its places every sequence has filled, before it is cut there.
-_LENGTHS = _aten.sum.dim_IntList
+_COUNT_FILLED_PLACES = _aten.sum.dim_IntList
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
-_CURVATURE = _aten.le.Tensor
+_CURVATURE_CONDITION = _aten.le.Tensor
 #: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
 _IS_NAN, _IS_INFINITE, _SAME, _OTHER = _aten.isnan.default, _aten.isinf.default, _aten.eq.Tensor, _aten.ne.Tensor
 _FINITE = Code.FINITE.about()
-#: What the output says of ``torch.distributions``, which looks whether its parameters and samples are in range.
+#: The remark where ``torch.distributions`` looks whether its parameters and samples are in range.
 VALID = Code.DISTRIBUTION_VALID.about()
-#: What the output says of generation.
+#: Remarks on generation, on assisted decoding, and on hqq's search.
 GOES_ON = Code.GENERATION_GOES_ON.about()
-#: What the output says of assisted decoding, and of hqq's search.
 CONFIDENT = Code.DRAFTS_CONFIDENT.about()
 ALL_RIGHT = Code.DRAFTS_RIGHT.about()
 SOME_RIGHT = Code.DRAFTS_ACCEPTED.about()
@@ -84,8 +86,8 @@ ALLOWED = Code.TOKENS_ALLOWED.about()
 FITTED = Code.QUANTIZER_FITTED.about()
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _LOGICAL_NOT, _ENDS, _LENGTHS, _CURVATURE,
-    _WRONG, _IS_NAN, _IS_INFINITE, _SAME, _OTHER,
+    *_ONE_NUMBER, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION, _COUNT_WRONG_DRAFTS, _IS_NAN, _IS_INFINITE,
+    _SAME, _OTHER,
 }  # fmt: skip
 
 #: Elements of the largest tensor of flags.
@@ -121,13 +123,13 @@ def drafting(accepted: int | None) -> Iterator[None]:
         _accepted.pop()
 
 
-#: What library code that runs now is told of values that it reads back, and what the output says of that.
-_answers: list[tuple[Any, Diagnostic]] = []
+#: Answers to library code that runs now and reads unknown values back, with their remarks.
+_answers: list[tuple[bool, Diagnostic]] = []
 
 
 @contextlib.contextmanager
-def answering(value: Any, remark: Diagnostic) -> Iterator[None]:
-    """Until the end, what is read from the device and is not known is ``value``; ``remark`` tells of it."""
+def answering(value: bool, remark: Diagnostic) -> Iterator[None]:
+    """Until the end, an unknown value that is read from the device is ``value``, and ``remark`` is noted."""
     _answers.append((value, remark))
     try:
         yield
@@ -135,45 +137,35 @@ def answering(value: Any, remark: Diagnostic) -> Iterator[None]:
         _answers.pop()
 
 
-def answered() -> tuple[Any, Diagnostic] | None:
+def answered() -> tuple[bool, Diagnostic] | None:
     """The innermost answer of :func:`answering` and its remark; None outside of it."""
     return _answers[-1] if _answers else None
 
 
-def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> Diagnostic | None:
-    """Note the value of every element of ``out`` if it is known. ``func`` is one of :data:`TRACKED`. A flag goes into
-    ``values`` too: frameworks add flags up in place, and send them round.
+def follow(values: KnownValues, func: OpOverload, args: Sequence[object], out: object) -> Diagnostic | None:
+    """Note what is known of ``out``, which ``func``, one of :data:`TRACKED`, has returned.
 
-    Returns what had to be assumed for it, or None.
+    Flags go into ``values`` as well: frameworks add them up in place, and send them round. Returns what had to be
+    assumed, or None.
     """
     if not isinstance(out, FakeTensor):
         return None
-    if func is _WRONG:
+    if func is _COUNT_WRONG_DRAFTS:
         return _drafted(values, args[0], out)
-    is_inference = out.is_inference()
-    value, remark = _outcome(func, args), None
-    if is_inference and value is not None and not callers.called_in_generation_loop():
-        return None  # who writes into it is not counted there
-    is_check = False
-    if value is None:
-        value = _if_finite(func, args)
-        remark = None if value is None else _FINITE
-        is_check = value is not None
-    if value is None and func in _OR and any(getattr(arg, "_graphmem_check", False) and not known(arg) for arg in args):
-        value, remark, is_check = False, _FINITE, True  # what stands beside a check of finite values is one too
-    if value is None and func is _ENDS and callers.called_to_stop_generation():
-        value, remark = False, GOES_ON
-    if value is None and func is _LENGTHS and args[0].dtype is torch.bool and callers.called_in_generation_loop():
-        value, remark = math.prod(args[0].shape[dim] for dim in args[1]), GOES_ON
-    if value is not None:
-        out._graphmem_value = (value, None if is_inference else out._version)
-        if is_check or getattr(args[0], "_graphmem_check", False):
-            out._graphmem_check = True
-        is_short = out.numel() <= _FLAGS or func is _ENDS
-        if is_short and func not in _FILLS and values.of(out) is None:
-            values.fill(out, value)
-    elif func is _AND and _is_open(args):
-        out._graphmem_open = True
+    is_computed = values.is_known(out)
+    number, remark = None if is_computed else _outcome(values, func, args), None
+    if number is None:
+        number, remark = _assumed(values, func, args)
+    if number is None and not is_computed:
+        if func is _AND and _is_yes_beside_unknown(values, args):
+            values.numbers.set_mark(out, Mark.GOES_ON)
+        return remark
+    if remark is _FINITE or values.mark_of(args[0]) is Mark.FINITE_CHECK:
+        values.numbers.set_mark(out, Mark.FINITE_CHECK)
+    if number is not None and not is_computed:
+        if func is _IS_END_TOKEN or (out.numel() <= _FLAGS and func not in _FILLS):
+            values.fill(out, number)
+        values.numbers.learn(out, number)
     return remark
 
 
@@ -189,68 +181,27 @@ def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> Diagn
     return ALL_RIGHT if accepted is None else SOME_RIGHT
 
 
-def expected(tensor: torch.Tensor) -> tuple[Any, Diagnostic] | None:
-    """What a loop of a library reads that goes on as long as it can, and what the output says of that; None for what
-    others read."""
-    is_bool = tensor.dtype is torch.bool
-    if callers.called_to_look_up_draft():
-        return (False if is_bool else 0), ALLOWED  # or the token that it is asked of
-    if is_bool:
-        return (True, FITTED) if callers.called_to_fit_quantizer() else None
-    if not callers.called_to_ask_confidence(tensor.is_floating_point()):
-        return None
-    return (1.0 if tensor.is_floating_point() else 0), CONFIDENT  # a probability, or the token that it is asked of
-
-
-def _is_open(args: Sequence[Any]) -> bool:
-    """Whether it is only from here on up to the unknown one of two answers: the other is yes."""
-    answers = [known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args[:2]]
-    return answers.count(None) == 1 and bool(answers[answers[0] is None])
-
-
-def goes_on(tensor: torch.Tensor) -> bool:
-    """Whether a generation that reads this value is not over by its length, and goes on unless its tokens end it:
-    transformers' beam search asks for ``improvement_possible & exists_open_beam & valid_continuations``, and the last
-    one is known to be false at the largest length."""
-    return getattr(tensor, "_graphmem_open", False) and callers.called_in_generation_loop()
-
-
-def _outcome(func: Any, args: Sequence[Any]) -> Any:
-    """The value of the result's elements; None where it is not known."""
-    fill = _FILLS.get(func)
-    if fill is not None:
-        return fill(*args)
-    source = args[0]
-    if not isinstance(source, torch.Tensor):
-        return None
-    value = known(source)
-    if func in _COMBINATIONS:
-        other = known(args[1]) if isinstance(args[1], torch.Tensor) else args[1]
-        if func is _AND and (value is False or other is False):
-            return False
-        if func is _TIMES and 0 in (value, other) and not _is_float(args):
-            return 0
-        return None if value is None or other is None else _COMBINATIONS[func](value, other)
-    compare = _COMPARISONS.get(func)
-    if value is None and _descents:
-        if func is _CURVATURE:
-            return True
+def _outcome(values: KnownValues, func: OpOverload, args: Sequence[object]) -> Number | None:
+    """The number in every element of the result; None where it is not known."""
+    combine = _ONE_NUMBER.get(func)
+    if combine is None:
+        return True if func is _CURVATURE_CONDITION and _descents and values.number(args[0]) is None else None
+    numbers: list[Any] = [values.number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    if func is _AND and False in [number for number in numbers if type(number) is bool]:
+        return False
+    if func is _TIMES and 0 in numbers and not any(map(_is_float, args)):
+        return 0
+    if _descents and func in _COMPARISONS and numbers[0] is None:
         # Norms and curvatures exceed tolerances, which are positive; a slope is below its negative one.
-        value = math.copysign(_MAGNITUDE, args[1]) if compare is not None else None
-    if value is None or func is _CURVATURE or func is _ENDS:
-        return None
-    if func is _LOGICAL_NOT:
-        return not value
-    if func is _NOT:
-        return not value if source.dtype is torch.bool else ~value
-    return value if compare is None else compare(value, args[1])
+        numbers[0] = math.copysign(_MAGNITUDE, numbers[1])
+    return None if None in numbers[:2] else combine(*numbers)
 
 
-def _is_float(args: Sequence[Any]) -> bool:
-    return any(arg.is_floating_point() if isinstance(arg, torch.Tensor) else type(arg) is float for arg in args)
+def _is_float(value: object) -> bool:
+    return value.is_floating_point() if isinstance(value, torch.Tensor) else type(value) is float
 
 
-def _if_finite(func: Any, args: Sequence[Any]) -> bool | None:
+def _if_finite(func: OpOverload, args: Sequence[Any]) -> bool | None:
     """The answer to a question whether values are finite, for values that are; None for other questions."""
     if func in (_IS_NAN, _IS_INFINITE):
         return False
@@ -261,24 +212,49 @@ def _if_finite(func: Any, args: Sequence[Any]) -> bool | None:
     return None
 
 
-def known(tensor: torch.Tensor) -> Any:
-    """The number that every element of the tensor holds; None where it is not known."""
-    if not isinstance(tensor, FakeTensor):
-        with unset_fake_temporarily():
-            return tensor.item() if tensor.device.type == "cpu" and tensor.dim() == 0 else None
-    value, version = getattr(tensor, "_graphmem_value", (None, -1))
-    now = None if tensor.is_inference() else tensor._version  # those are not counted in inference mode
-    return value if value is not None and version == now else None
+def _is_open_check(values: KnownValues, tensor: object) -> bool:
+    """Whether it is of a check of finite values, and not known to have found another one."""
+    return values.mark_of(tensor) is Mark.FINITE_CHECK and not values.number(tensor)
 
 
-def learn(tensor: torch.Tensor, value: Any) -> None:
-    """From now on every element of the tensor is this number."""
-    tensor._graphmem_value = (value, None if tensor.is_inference() else tensor._version)
+def _assumed(values: KnownValues, func: OpOverload, args: Sequence[Any]) -> tuple[Number | None, Diagnostic | None]:
+    """The answer to a check or to a question of a generation, with its remark: values are finite, no token ends its
+    sequence, all places of a beam search are filled."""
+    number: Number | None = _if_finite(func, args)
+    if number is None and func in (_OR, _LOGICAL_OR) and any(_is_open_check(values, arg) for arg in args):
+        number = False  # what stands beside a check of finite values is one too
+    if number is not None:
+        return number, _FINITE
+    if func is _IS_END_TOKEN and callers.called_to_stop_generation():
+        return False, GOES_ON
+    if func is _COUNT_FILLED_PLACES and args[0].dtype is torch.bool and callers.called_in_generation_loop():
+        return int(math.prod(args[0].shape[dim] for dim in args[1])), GOES_ON
+    return None, None
 
 
-def forget(tensor: torch.Tensor) -> None:
-    """The tensor was written into, where PyTorch does not count it."""
-    vars(tensor).pop("_graphmem_value", None)
+def _is_yes_beside_unknown(values: KnownValues, args: Sequence[object]) -> bool:
+    """Whether one of two answers is yes and the other unknown, which then decides."""
+    answers = [values.number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args[:2]]
+    return answers.count(None) == 1 and bool(answers[answers[0] is None])
+
+
+def expected(tensor: torch.Tensor) -> tuple[Number, Diagnostic] | None:
+    """The value for a loop of a library that goes on as long as it can, with its remark; None for other readers."""
+    is_bool = tensor.dtype is torch.bool
+    if callers.called_to_look_up_draft():
+        return (False if is_bool else 0), ALLOWED  # or the token that it is asked of
+    if is_bool:
+        return (True, FITTED) if callers.called_to_fit_quantizer() else None
+    if not callers.called_to_ask_confidence(tensor.is_floating_point()):
+        return None
+    return (1.0 if tensor.is_floating_point() else 0), CONFIDENT  # a probability, or the token that it is asked of
+
+
+def goes_on(values: KnownValues, tensor: torch.Tensor) -> bool:
+    """Whether a generation that reads this value is not over by its length, and goes on unless its tokens end it:
+    transformers' beam search asks for ``improvement_possible & exists_open_beam & valid_continuations``, and the last
+    one is known to be false at the largest length."""
+    return values.mark_of(tensor) is Mark.GOES_ON and callers.called_in_generation_loop()
 
 
 def of_descent(tensor: torch.Tensor) -> float | None:

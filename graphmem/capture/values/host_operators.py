@@ -1,15 +1,20 @@
-"""Operators as they are computed on the host: what they write, what they may return, what they draw."""
+"""Operators as they are computed on the host: the tensors they write, bounds of their results, their random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 
@@ -28,16 +33,21 @@ _OVERWRITING = {
 #: Random operators whose draws are counted by shape.
 _UNIFORM = {"aten::uniform_", "aten::rand", "aten::rand_like"}
 _NORMAL = {"aten::normal_", "aten::randn", "aten::randn_like", "aten::normal"}
-#: What a host operator may raise: then nothing is known of its result.
+#: Errors of a host operator: then nothing is known of its result.
 FAILURES = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
 
 
+#: Operators that take a few elements out of a tensor of any size.
+LOOK_UPS = {_aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.gather.default}
+_FROM_ZERO = {_aten.randint.default, _aten.randint.generator}
+
+
 class HostOperator:
-    """What following needs to know of an operator: which arguments it writes, and whether its results are views."""
+    """The properties of an operator that following needs: which arguments it writes, whether its results are views."""
 
     __slots__ = ("follows", "is_random", "is_unwritten", "is_view", "name", "overwrites", "written")
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: OpOverload) -> None:
         schema = func._schema
         self.name = schema.name
         self.written = tuple(
@@ -54,71 +64,108 @@ class HostOperator:
         known = func.namespace == "aten" and func not in RESIZING
         self.follows = known and bool(schema.returns or self.written)
 
-    def targets(self, args: Any, kwargs: Any) -> Iterator[Any]:
+    def targets(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
         """The tensors that a call writes into."""
         for position, name, is_out in self.written:
             yield from tensors_in(kwargs.get(name) if is_out or position >= len(args) else args[position])
 
 
-#: Operators that take a few elements out of a tensor of any size.
-LOOK_UPS = {_aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.gather.default}
+host_operator = cache(HostOperator)
 
 
-_FROM_ZERO = {_aten.randint.default, _aten.randint.generator}
+class HostCall(NamedTuple):
+    """A call of an operator, to be computed on the host."""
 
+    func: OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
 
-def words_drawn(operator: HostOperator, func: Any, args: Any, target: FakeTensor) -> int | None:
-    """The words that a random operator draws on the host for what it makes; None where its shape does not tell."""
-    if operator.name == "aten::randint":  # ``random_from_to``, ATen/native/cpu/DistributionTemplates.h
-        low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
-        return int(target.numel()) if high - low < 1 << 28 else None
-    if operator.name == "aten::randperm":
-        return max(0, int(target.numel()) - 1)
-    if operator.name in _UNIFORM:
-        return generators.words_of_uniform(target.numel(), target.dtype)
-    if operator.name in _NORMAL and target.is_contiguous() and not target.is_complex():
-        return generators.words_of_normal(target.numel(), target.dtype)
-    return None
+    @property
+    def operator(self) -> HostOperator:
+        return host_operator(self.func)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        return list(tensors_in((self.args, self.kwargs)))
 
-def drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A random operator on real tensors: it draws from the generator that it is given, else from the program's."""
-    if generators.named(kwargs.get("generator")) is not None:
-        return func(*args, **kwargs)
-    host = generators.current()
-    with_generator = overload_with_generator(func)
-    if with_generator is not None:
-        return with_generator(*args, **{**kwargs, "generator": host.settled()})
-    with generators.in_place_of_default(host.settled()):
-        return func(*args, **kwargs)
+    @property
+    def targets(self) -> list[torch.Tensor]:
+        """The tensors that it writes into."""
+        return list(self.operator.targets(self.args, self.kwargs))
 
+    def on_host(self, known: Mapping[int, object], **options: object) -> HostCall:
+        """The same with ``known`` in place of tensors, by identity, the host in place of devices, and ``options``."""
+        kwargs = {name: on_host(value, known) for name, value in self.kwargs.items() if name != "pin_memory"}
+        return HostCall(self.func, on_host(self.args, known), {**kwargs, **options})
 
-def overload_with_generator(func: Any) -> Any:
-    """The overload of a random operator that takes a generator: draws here must not disturb the process's own. None if
-    there is none."""
-    if any(argument.name == "generator" for argument in func._schema.arguments):
-        return func
-    name = func._overloadname
-    return getattr(func.overloadpacket, "generator" if name == "default" else f"{name}_generator", None)
+    def run(self) -> object:
+        """The operator's result. Raises what it raises."""
+        return self.func(*self.args, **self.kwargs)
 
+    def draw(self) -> object:
+        """A random operator's result on real tensors, from the generator that it is given, else the program's."""
+        if not self.operator.is_random or generators.named(self.kwargs.get("generator")) is not None:
+            return self.run()
+        host = generators.current()
+        seeded = self.drawing_from(host.settled())
+        if seeded is not None:
+            return seeded.run()
+        with generators.in_place_of_default(host.settled()):
+            return self.run()
 
-def elements_at_most(func: Any, args: Any) -> int:
-    """More elements than the result of an operator can have, mostly: the product of all that it is given."""
-    if torch.Tag.pointwise in func.tags:
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(args)]
-        return _product(max(sizes) for sizes in _aligned(shapes))
-    elements = 1
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            elements *= max(1, value.numel())
-        elif isinstance(value, int):
-            elements *= max(1, abs(value))
-        elif isinstance(value, (list, tuple)):
-            if any(isinstance(item, torch.Tensor) for item in value):
-                elements *= max(1, sum(item.numel() for item in value if isinstance(item, torch.Tensor)))
-            else:
-                elements *= _product(max(1, abs(item)) for item in value if isinstance(item, int))
-    return elements
+    def drawing_from(self, generator: object) -> HostCall | None:
+        """The call of the overload that takes a generator: draws here must not disturb the process's own. None if
+        there is none."""
+        func = self.func
+        if all(argument.name != "generator" for argument in func._schema.arguments):
+            name = func._overloadname
+            func = getattr(func.overloadpacket, "generator" if name == "default" else f"{name}_generator", None)
+        return None if func is None else HostCall(func, self.args, {**self.kwargs, "generator": generator})
+
+    def words_drawn(self, target: FakeTensor) -> int | None:
+        """The words that a random operator draws on the host for what it makes; None where its shape does not tell."""
+        name = self.operator.name
+        if name == "aten::randint":  # ``random_from_to``, ATen/native/cpu/DistributionTemplates.h
+            low, high = (0, self.args[0]) if self.func in _FROM_ZERO else self.args[:2]
+            return int(target.numel()) if high - low < 1 << 28 else None
+        if name == "aten::randperm":
+            return max(0, int(target.numel()) - 1)
+        if name in _UNIFORM:
+            return generators.words_of_uniform(target.numel(), target.dtype)
+        if name in _NORMAL and target.is_contiguous() and not target.is_complex():
+            return generators.words_of_normal(target.numel(), target.dtype)
+        return None
+
+    def elements_at_most(self) -> int:
+        """More elements than the result can have, mostly: the product of all arguments."""
+        if torch.Tag.pointwise in self.func.tags:
+            shapes = [tuple(tensor.shape) for tensor in tensors_in(self.args)]
+            return int(math.prod(max(sizes) for sizes in _aligned(shapes)))
+        return int(math.prod(_elements(value) for value in self.args))
+
+    def bytes_on_meta(self) -> int:
+        """Bytes of the result, from shapes; where they are data, as many as the arguments have."""
+        tensors = self.tensors
+        with unset_fake_temporarily(), torch.no_grad():
+            try:
+                like = {
+                    id(tensor): torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                    for tensor in tensors
+                }
+                meta = {"device": torch.device("meta")} if "device" in self.kwargs else {}
+                kept = {name: value for name, value in self.kwargs.items() if name != "generator"}
+                out = HostCall(self.func, self.args, kept).on_host(like, **meta).run()
+                return sum(int(tensor.nbytes) for tensor in tensors_in(out))
+            except FAILURES:
+                return sum(int(8 * max(1, tensor.dim()) * tensor.numel()) for tensor in tensors)
+
+    def names_device(self) -> bool:
+        """Whether a device other than the host is named: by position in ``aten.to.device``, which arrives whole in
+        inference mode."""
+        named = (*(value for value in self.args if isinstance(value, torch.device)), self.kwargs.get("device"))
+        places = [torch.device(device) for device in named if device is not None]
+        return any(place.type != "cpu" or place == NOWHERE for place in places)
 
 
 def _aligned(shapes: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
@@ -126,31 +173,21 @@ def _aligned(shapes: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
         yield [shape[-position] if position <= len(shape) else 1 for shape in shapes]
 
 
-def _product(numbers: Any) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
+def _elements(value: object) -> int:
+    """The elements that an argument may stand for; at least 1."""
+    if isinstance(value, torch.Tensor):
+        return max(1, int(value.numel()))
+    if isinstance(value, int):
+        return max(1, abs(value))
+    if not isinstance(value, (list, tuple)):
+        return 1
+    tensors = [item for item in value if isinstance(item, torch.Tensor)]
+    if tensors:
+        return max(1, sum(int(tensor.numel()) for tensor in tensors))
+    return math.prod(max(1, abs(item)) for item in value if isinstance(item, int))
 
 
-def bytes_on_meta(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
-    """Bytes of what an operator returns, from shapes; where they are data, as many as its arguments have."""
-    tensors = list(tensors_in((args, list(kwargs.values()))))
-    with unset_fake_temporarily(), torch.no_grad():
-        try:
-            like = {
-                id(tensor): torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                for tensor in tensors
-            }
-            named = {"device": torch.device("meta")} if "device" in kwargs else {}
-            kept = {name: on_host(v, like) for name, v in kwargs.items() if name not in ("pin_memory", "generator")}
-            out = func(*on_host(args, like), **{**kept, **named})
-            return sum(tensor.nbytes for tensor in tensors_in(out))
-        except FAILURES:
-            return sum(8 * max(1, tensor.dim()) * tensor.numel() for tensor in tensors)
-
-
-def on_host(value: Any, known: dict[int, Any]) -> Any:
+def on_host(value: object, known: Mapping[int, object]) -> Any:
     """``value`` with what is known in place of tensors, and the host in place of devices."""
     if isinstance(value, torch.Tensor):
         return known[id(value)]
@@ -161,14 +198,6 @@ def on_host(value: Any, known: dict[int, Any]) -> Any:
     return value
 
 
-def names_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the call names a device other than the host: by position in ``aten.to.device``, which arrives whole in
-    inference mode."""
-    named = (*(value for value in args if isinstance(value, torch.device)), kwargs.get("device"))
-    places = [torch.device(device) for device in named if device is not None]
-    return any(place.type != "cpu" or place == NOWHERE for place in places)
-
-
-def has_real(args: Any) -> bool:
+def has_real(args: Iterable[object]) -> bool:
     """Whether one of the tensors is no fake."""
     return any(not isinstance(tensor, FakeTensor) for tensor in tensors_in(args))

@@ -13,9 +13,9 @@ device are a possible draw; whatever a model computes stays unknown.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,18 +26,17 @@ from graphmem.capture.values.host_operators import (
     FAILURES,
     LOOK_UPS,
     RESIZING,
-    HostOperator,
-    bytes_on_meta,
-    drawing,
-    elements_at_most,
+    HostCall,
     has_real,
-    names_device,
+    host_operator,
     on_host,
-    overload_with_generator,
-    words_drawn,
 )
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
+from graphmem.capture.values.uniform_numbers import Mark, Number, UniformNumbers
 from graphmem.units import MIB
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 #: Bound before a library puts its own there (``deepspeed.zero.Init``).
@@ -66,12 +65,12 @@ class Budget:
 
 
 class _Mirror:
-    """What is known of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
+    """The values of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
     nothing has been written yet; a parameter's is never followed."""
 
     __slots__ = ("bytes", "drawn", "is_blank", "is_weight", "later", "nbytes", "reference")
 
-    def __init__(self, storage: torch.UntypedStorage, forget: Callable[[Any], None]) -> None:
+    def __init__(self, storage: torch.UntypedStorage, forget: Callable[[object], None]) -> None:
         self.reference = weakref.ref(storage, forget)
         self.nbytes = storage.nbytes()
         self.bytes: torch.UntypedStorage | None = None
@@ -79,6 +78,10 @@ class _Mirror:
         self.is_blank = True
         self.is_weight = False
         self.drawn = 0  # random numbers of the card have a part in it: possible ones, not the program's
+
+    @property
+    def is_known(self) -> bool:
+        return not (self.is_blank or self.is_weight)
 
 
 class KnownValues:
@@ -94,13 +97,13 @@ class KnownValues:
         self._mirrors: dict[int, _Mirror] = {}
         self._later: set[int] = set()  # storages whose values wait, and some that did
         self._stale: dict[int, Any] = {}  # real tensors that hold other values than the program's
-        self._operators: dict[Any, HostOperator] = {}
+        self.numbers = UniformNumbers()
         with unset_fake_temporarily():
             self._draws = torch.Generator().manual_seed(seed)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def of(self, tensor: Any) -> torch.Tensor | None:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor's values as a host tensor of its shape and strides, which shares memory with what is kept here;
         None where they are not known."""
         if tensor.layout is not torch.strided:
@@ -108,7 +111,7 @@ class KnownValues:
         if not isinstance(tensor, FakeTensor):
             return tensor if self._is_true(tensor) and tensor.nbytes <= self.budget.one else None
         mirror = self._current(tensor)
-        if mirror is None or mirror.is_blank or mirror.is_weight:
+        if mirror is None or not mirror.is_known:
             return None
         data = mirror.bytes if mirror.bytes is not None else self._compute(mirror)
         if data is None:
@@ -117,11 +120,35 @@ class KnownValues:
         with unset_fake_temporarily():
             return Geometry.of(tensor).on(data)
 
-    def result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What ``func`` returns for these arguments, computed on the host; None where one is not known."""
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a fake tensor are known, or can be computed."""
+        mirror = self._current(tensor)
+        return mirror is not None and mirror.is_known
+
+    def number(self, tensor: torch.Tensor) -> Number | None:
+        """The number that every element of the tensor holds; None where it is not known."""
+        if not isinstance(tensor, FakeTensor):
+            with unset_fake_temporarily():
+                return tensor.item() if tensor.device.type == "cpu" and tensor.dim() == 0 else None
+        number = self.numbers.of(tensor)
+        if number is not None or not 0 < tensor.numel() <= FLOAT_LIMIT or not self.is_known(tensor):
+            return number
+        known = self.of(tensor)
+        if known is None:
+            return None
+        with unset_fake_temporarily():
+            first = known.reshape(-1)[0]
+            return first.item() if bool((known == first).all()) else None
+
+    def mark_of(self, value: object) -> Mark:
+        """The mark of a tensor's storage."""
+        return self.numbers.mark_of(value) if isinstance(value, FakeTensor) else Mark.NONE
+
+    def result(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+        """The result of ``func`` for these arguments, computed on the host; None where one is not known."""
         if not self._mirrors and not has_real(args):
             return None
-        return self._computed(func, args, kwargs)
+        return self._computed(HostCall(func, args, kwargs))
 
     def is_stale(self, storage: torch.UntypedStorage) -> bool:
         """Whether a real host storage holds other values than the program's."""
@@ -143,49 +170,40 @@ class KnownValues:
 
     # --- host tensors that are no fakes -------------------------------------------------------------------------------
 
-    def runs_for_real(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def runs_for_real(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Whether an operator of tensors goes on outside the fake mode: all are real, or it writes known values into
         real ones."""
         tensors = list(tensors_in((args, kwargs) if kwargs else args))
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if len(fakes) == len(tensors) or any(tensor.fake_device.type == "cuda" for tensor in fakes):
             return False
-        if names_device(args, kwargs) or not all(tensor.device.type == "cpu" for tensor in tensors):
+        call = HostCall(func, args, kwargs)
+        if call.names_device() or not all(tensor.device.type == "cpu" for tensor in tensors):
             return False
-        operator = self._operator(func)
         if fakes:
-            targets = list(operator.targets(args, kwargs))
+            targets = call.targets
             if not targets or any(isinstance(tensor, FakeTensor) for tensor in targets):
                 return False
             return all(self.of(tensor) is not None for tensor in tensors)
-        if operator.is_view:
-            return True
-        return all(self._is_true(tensor) for tensor in tensors) and self._has_room(operator, func, args, kwargs)
+        return call.operator.is_view or (all(map(self._is_true, tensors)) and self._has_room(call, tensors))
 
-    def run_for_real(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator returns that :meth:`runs_for_real`. Raises what it raises."""
+    def run_for_real(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """The result of an operator that :meth:`runs_for_real`. Raises what it raises."""
+        call = HostCall(func, args, kwargs)
         known = {
-            id(tensor): tensor if not isinstance(tensor, FakeTensor) else self.of(tensor)
-            for tensor in tensors_in((args, list(kwargs.values())))
+            id(tensor): tensor if not isinstance(tensor, FakeTensor) else self.of(tensor) for tensor in call.tensors
         }
-        args = on_host(args, known)
-        kwargs = {name: on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
         with unset_fake_temporarily():
-            out = drawing(func, args, kwargs) if self._operator(func).is_random else func(*args, **kwargs)
+            out = call.on_host(known).draw()
         if isinstance(out, torch.Tensor) and out.nbytes >= MIB:
             self._hold_real(out)
         return out
 
-    def _has_room(self, operator: HostOperator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        tensors = list(tensors_in((args, list(kwargs.values()))))
-        if any(tensor.nbytes > self.budget.one for tensor in tensors) and func not in LOOK_UPS:
+    def _has_room(self, call: HostCall, tensors: Sequence[torch.Tensor]) -> bool:
+        if any(tensor.nbytes > self.budget.one for tensor in tensors) and call.func not in LOOK_UPS:
             return False
-        if operator.written:
-            return True
-        bound = 8 * elements_at_most(func, args)
-        if bound > self.budget.one or bound + self._held > self.budget.together:
-            bound = bytes_on_meta(func, args, kwargs)
-        return bound <= self.budget.one and bound + self._held <= self.budget.together
+        most = min(self.budget.one, self.budget.together - self._held)
+        return bool(call.operator.written) or 8 * call.elements_at_most() <= most or call.bytes_on_meta() <= most
 
     def _hold_real(self, tensor: torch.Tensor) -> None:
         size = tensor.untyped_storage().nbytes()
@@ -197,62 +215,59 @@ class KnownValues:
 
     # --- following ----------------------------------------------------------------------------------------------------
 
-    def follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    def follow(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], out: object) -> None:
         """Note what is known after ``func`` has run on fake tensors and returned ``out``."""
-        operator = self._operator(func)
+        operator = host_operator(func)
         if operator.is_view:
             return
-        if operator.is_random and self._draw_on_host(operator, func, args, kwargs, out):
+        call = HostCall(func, args, kwargs)
+        for target in call.targets if operator.written else ():
+            self.numbers.forget(target)
+        if operator.is_random and self._draw_on_host(call, out):
             return
         if operator.written:
-            self._write(operator, func, args, kwargs)
+            self._write(call)
         elif operator.follows:
-            self._make(operator, func, args, kwargs, out)
+            self._make(call, out)
 
-    def _operator(self, func: Any) -> HostOperator:
-        operator = self._operators.get(func)
-        if operator is None:
-            operator = self._operators[func] = HostOperator(func)
-        return operator
-
-    def _make(self, operator: HostOperator, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _make(self, call: HostCall, out: object) -> None:
         if isinstance(out, FakeTensor) and not self._fits(out):
             return  # as most results
-        outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
+        outputs = list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(map(self._fits, fakes)):
             return
-        if operator.is_unwritten:
+        if call.operator.is_unwritten:
             self._mirror(fakes[0])
             return
-        if len(outputs) != 1 or not self._defer(func, args, kwargs, fakes[0]):
-            computed = self._computed(func, args, kwargs, operator.is_random)
+        if len(outputs) != 1 or not self._defer(call, fakes[0]):
+            computed = self._computed(call)
             if computed is None:
                 return
             self._learn_all(outputs, computed)
-        drawn = _kind(fakes[0]) if operator.is_random else self.drawn(args, kwargs)
+        drawn = _kind(fakes[0]) if call.operator.is_random else self.drawn(call.args, call.kwargs)
         for tensor in fakes if drawn else ():
             self._mark_drawn(tensor, drawn)
 
-    def drawn(self, args: Any, kwargs: Any = None) -> int:
+    def drawn(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> int:
         """Whether what is known of some tensor comes of random numbers of the card, which nobody knows: what was drawn
         there is a possible draw. 0: no; :data:`INTEGERS`: of none but integers; :data:`FLOATS`."""
         if not self._has_drawn:
             return 0
-        return max(map(self._drawn, tensors_in((args, list(kwargs.values())) if kwargs else args)), default=0)
+        return max(map(self._drawn, tensors_in((args, kwargs) if kwargs else args)), default=0)
 
-    def _drawn(self, tensor: Any) -> int:
+    def _drawn(self, tensor: torch.Tensor) -> int:
         mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
         return 0 if mirror is None else mirror.drawn
 
-    def _mark_drawn(self, tensor: Any, drawn: int) -> None:
+    def _mark_drawn(self, tensor: torch.Tensor, drawn: int) -> None:
         mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
         if mirror is not None:
             mirror.drawn = drawn
             self._has_drawn = self._has_drawn or bool(drawn)
 
-    def _learn_all(self, outputs: Sequence[Any], computed: Any) -> None:
-        values = [computed] if isinstance(computed, torch.Tensor) else list(tensors_in(computed))
+    def _learn_all(self, outputs: Sequence[torch.Tensor], computed: object) -> None:
+        values = list(tensors_in(computed))
         if len(values) != len(outputs):
             return
         for tensor, value in zip(outputs, values, strict=True):
@@ -261,12 +276,13 @@ class KnownValues:
 
     def learn(self, tensor: FakeTensor, value: torch.Tensor) -> None:
         """From now on the tensor has these values."""
+        self.numbers.forget(tensor)
         data = self._written(tensor)
         if data is not None:
             with unset_fake_temporarily(), torch.no_grad():
                 Geometry.of(tensor).on(data).copy_(value)
 
-    def fill(self, tensor: FakeTensor, number: Any) -> None:
+    def fill(self, tensor: FakeTensor, number: Number) -> None:
         """From now on every element of the tensor is this number."""
         with unset_fake_temporarily():
             value = _full(tuple(tensor.shape), number, dtype=tensor.dtype)
@@ -281,7 +297,7 @@ class KnownValues:
             tensor.copy_(value)
         self._stale.pop(tensor.untyped_storage()._cdata, None)
 
-    def assume_selected(self, mask: Any, rows: int) -> None:
+    def assume_selected(self, mask: torch.Tensor, rows: int) -> None:
         """So many elements of an unknown mask were taken to be true: from now on they are, the first ones, so that what
         is asked of them next, of their complement, or computed of their positions, agrees."""
         if not self._is_whole(mask):
@@ -293,43 +309,43 @@ class KnownValues:
                 first = (torch.arange(mask.numel()) < rows).reshape(mask.shape)
             self.learn(mask, first)
 
-    def _write(self, operator: HostOperator, func: Any, args: Any, kwargs: Any) -> None:
-        targets = list(operator.targets(args, kwargs))
-        tensors = [tensor for tensor in targets if not isinstance(tensor, FakeTensor) or self._fits(tensor)]
+    def _write(self, call: HostCall) -> None:
+        operator = call.operator
+        tensors = [tensor for tensor in call.targets if not isinstance(tensor, FakeTensor) or self._fits(tensor)]
         if not tensors:
             return
-        if func in RESIZING:
+        if call.func in RESIZING:
             for tensor in tensors:
                 self._resized(tensor)
             return
         mirrors = [self._current(tensor) if isinstance(tensor, FakeTensor) else None for tensor in tensors]
-        if len(tensors) == 1 and operator.overwrites and self._is_whole(tensors[0]):
+        if self._overwrites(call, tensors):
             if mirrors[0] is not None and mirrors[0].is_weight:
                 return
         elif all(mirror is None or mirror.is_weight for mirror in mirrors) and not has_real(tensors):
             return
-        if not self._known_sources(operator, args, kwargs, tensors):
-            self._forget_all(tensors)
-            return
-        for tensor in tensors:
-            if isinstance(tensor, FakeTensor) and self._written(tensor) is None:
-                self._forget_all(tensors)
-                return
-        if self._computed(func, args, kwargs, operator.is_random) is None:
+        is_known = self._known_sources(call, tensors) and all(
+            self._written(tensor) is not None for tensor in tensors if isinstance(tensor, FakeTensor)
+        )
+        if not is_known or self._computed(call) is None:
             self._forget_all(tensors)
         elif operator.is_random or self._has_drawn:
-            self._mark_written(operator, tensors, args, kwargs)
+            self._mark_written(call, tensors)
 
-    def _mark_written(self, operator: HostOperator, targets: Sequence[Any], args: Any, kwargs: Any) -> None:
+    def _overwrites(self, call: HostCall, targets: Sequence[torch.Tensor]) -> bool:
+        """Whether all that a storage holds is written, and none of it read."""
+        return len(targets) == 1 and call.operator.overwrites and self._is_whole(targets[0])
+
+    def _mark_written(self, call: HostCall, targets: Sequence[torch.Tensor]) -> None:
         """Note whether random numbers of the card have a part in what was written."""
-        sources = list(tensors_in((args, list(kwargs.values()))))
-        if len(targets) == 1 and operator.overwrites and self._is_whole(targets[0]):
+        sources = call.tensors
+        if self._overwrites(call, targets):
             sources = [tensor for tensor in sources if tensor is not targets[0]]
-        drawn = max(self.drawn(sources), _kind(targets[0]) if operator.is_random else 0)
+        drawn = max(self.drawn(sources), _kind(targets[0]) if call.operator.is_random else 0)
         for tensor in targets:
             self._mark_drawn(tensor, drawn)
 
-    def _resized(self, tensor: Any) -> None:
+    def _resized(self, tensor: torch.Tensor) -> None:
         """The tensor's storage may have grown: its elements are there, at the beginning."""
         if not isinstance(tensor, FakeTensor):
             self.forget(tensor)
@@ -347,29 +363,30 @@ class KnownValues:
             with unset_fake_temporarily():
                 torch.UntypedStorage.copy_(data[: known.nbytes()], known)
 
-    def _known_sources(self, operator: HostOperator, args: Any, kwargs: Any, targets: Sequence[Any]) -> bool:
+    def _known_sources(self, call: HostCall, targets: Sequence[torch.Tensor]) -> bool:
         """Whether all that an operator reads is known: of what it writes, what it does not overwrite."""
         written = {id(tensor) for tensor in targets}
-        for tensor in tensors_in((args, list(kwargs.values()))):
+        for tensor in call.tensors:
             if id(tensor) not in written:
                 if self.of(tensor) is None:
                     return False
-            elif isinstance(tensor, FakeTensor) and not operator.overwrites:
+            elif isinstance(tensor, FakeTensor) and not call.operator.overwrites:
                 mirror = self._current(tensor)
                 if mirror is None or mirror.is_weight:
                     return False
         return True
 
-    def _is_whole(self, tensor: Any) -> bool:
+    def _is_whole(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is all of its storage."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return False
         return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, is_random: bool = False) -> Any:
-        """``func`` on the host, writing into what is kept here; None where an argument is not known or it fails."""
+    def _computed(self, call: HostCall) -> Any:
+        """The call's result on the host, where it writes into what is kept here; None where an argument is not known or
+        it fails."""
         known: dict[int, torch.Tensor] = {}
-        tensors = list(tensors_in((args, list(kwargs.values()))))
+        tensors = call.tensors
         if self._later and any(isinstance(tensor, FakeTensor) and self._current(tensor) is None for tensor in tensors):
             return None  # before what waits is computed in vain
         for tensor in tensors:
@@ -377,43 +394,37 @@ class KnownValues:
             if value is None:
                 return None
             known[id(tensor)] = value
-        host_args = on_host(args, known)
-        host_kwargs = {name: on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
-        if is_random:
-            func = overload_with_generator(func)
-            if func is None:
-                return None
-            host_kwargs["generator"] = self._draws
+        real: HostCall | None = call.on_host(known)
+        if real is not None and call.operator.is_random:
+            real = real.drawing_from(self._draws)
         try:
             with unset_fake_temporarily(), torch.no_grad():
-                return func(*host_args, **host_kwargs)
+                return None if real is None else real.run()
         except FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
 
     # --- values that wait ---------------------------------------------------------------------------------------------
 
-    def _defer(self, func: Any, args: Any, kwargs: Any, out: FakeTensor) -> bool:
+    def _defer(self, call: HostCall, out: FakeTensor) -> bool:
         """Let the result of an operator wait, if one of its arguments does."""
-        if not self._later or not self._waits(args):
+        if not self._later or not any(map(self._waits, tensors_in(call.args))):
             return False
         mirror = self._mirror(out)
-        waiting = None if mirror is None else self._waiting((args, kwargs))
+        waiting = None if mirror is None else self._waiting((call.args, call.kwargs))
         if mirror is None or waiting is None:
             return False
-        later = Deferred(func, waiting[0], waiting[1], out, False, None)
-        if not later.may_wait:
-            return False
-        self._later.add(out.untyped_storage()._cdata)
-        mirror.later, mirror.is_blank = later, False
-        return True
+        later = Deferred(call.func, waiting[0], waiting[1], out, False, None)
+        if later.may_wait:
+            self._wait(mirror, out, later)
+        return later.may_wait
 
-    def _waits(self, args: Any) -> bool:
-        for tensor in tensors_in(args):
-            if isinstance(tensor, FakeTensor):
-                mirror = self._current(tensor)
-                if mirror is not None and mirror.later is not None:
-                    return True
-        return False
+    def _wait(self, mirror: _Mirror, tensor: FakeTensor, later: Deferred) -> None:
+        self._later.add(tensor.untyped_storage()._cdata)
+        mirror.later, mirror.is_blank = later, False
+
+    def _waits(self, tensor: torch.Tensor) -> bool:
+        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        return mirror is not None and mirror.later is not None
 
     def _waiting(self, value: Any) -> Any:
         """Arguments as they are now, for later; None where one is unknown, or large and may change."""
@@ -450,89 +461,69 @@ class KnownValues:
 
     # --- random numbers of the host -----------------------------------------------------------------------------------
 
-    def _draw_on_host(self, operator: HostOperator, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+    def _draw_on_host(self, call: HostCall, out: object) -> bool:
         """Follow a random operator on the host: its numbers are the program's, and its generator goes on as there.
         False for one on the device."""
-        target = next(operator.targets(args, kwargs), None)
-        if target is None:
-            target = next(tensors_in(out), None)
+        target = next(tensors_in((call.targets, out)), None)
         if not isinstance(target, FakeTensor) or target.fake_device.type == "cuda":
             return False
         if target.fake_device == NOWHERE:
             return True  # nothing is drawn
-        mirror = self._current(target)
-        is_weight = mirror is not None and mirror.is_weight
-        words = words_drawn(operator, func, args, target)
-        generator = generators.named(kwargs.get("generator"))
-        if is_weight or not self._fits(target):
-            if words is None:
-                words = self._drawn_for_nothing(func, args, kwargs, target)
-            self._skip(words, generator)
-            if not is_weight:
-                self._forget_all([target])
-        elif (
-            words is None
-            or generator is not None
-            or not self._may_wait(target)
-            or not self._draw_later(operator, func, args, kwargs, target, words)
-        ):
-            self._draw_now(operator, func, args, kwargs, target, out)
+        words, generator = call.words_drawn(target), generators.named(call.kwargs.get("generator"))
+        if self.is_weight(target) or not self._fits(target):
+            self._skip(self._drawn_for_nothing(call, target) if words is None else words, generator)
+            if not self.is_weight(target):
+                self.forget(target)
+        elif words is None or generator is not None or not self._draw_later(call, target, words):
+            self._draw_now(call, target, out)
         return True
 
-    def _may_wait(self, target: FakeTensor) -> bool:
-        is_long = target.numel() > LEAST or generators.current().is_far_behind
-        return is_long and self._is_whole(target)
-
-    def _draw_later(
-        self, operator: HostOperator, func: Any, args: Any, kwargs: Any, target: FakeTensor, words: int
-    ) -> bool:
-        """Let a draw wait; False where it cannot, because another argument may change meanwhile."""
-        mirror, with_generator = self._mirror(target), overload_with_generator(func)
-        rest = self._waiting((args[1:] if operator.written else args, kwargs))
-        if mirror is None or with_generator is None or rest is None:
+    def _draw_later(self, call: HostCall, target: FakeTensor, words: int) -> bool:
+        """Let a draw wait; False where it cannot: it is short, or another argument may change meanwhile."""
+        host = generators.current()
+        if not (target.numel() > LEAST or host.is_far_behind) or not self._is_whole(target):
+            return False
+        mirror, seeded, is_in_place = self._mirror(target), call.drawing_from(None), bool(call.operator.written)
+        rest = self._waiting((call.args[1:] if is_in_place else call.args, call.kwargs))
+        if mirror is None or seeded is None or rest is None:
             return False
         self._release(mirror)
-        values, options = rest
-        self._later.add(target.untyped_storage()._cdata)
-        host = generators.current()
-        mirror.later = Deferred(with_generator, values, options, target, bool(operator.written), host.mark())
-        mirror.is_blank = False
+        self._wait(mirror, target, Deferred(seeded.func, rest[0], rest[1], target, is_in_place, host.mark()))
         host.skip(words)
         return True
 
-    def _draw_now(
-        self, operator: HostOperator, func: Any, args: Any, kwargs: Any, target: FakeTensor, out: Any
-    ) -> None:
-        tensors = list(tensors_in((args, list(kwargs.values()))))
-        if operator.written and ((operator.overwrites and self._is_whole(target)) or self._current(target) is not None):
+    def _draw_now(self, call: HostCall, target: FakeTensor, out: object) -> None:
+        if call.operator.written and (self._overwrites(call, [target]) or self._current(target) is not None):
             self._written(target)
-        known = {id(tensor): self.of(tensor) for tensor in tensors}
-        is_known = all(value is not None for value in known.values())
+        known = {id(tensor): self.of(tensor) for tensor in call.tensors}
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 # Unknown tensors are ones: the draws are as many.
                 filled = {
                     id(tensor): _ones(tensor.shape, dtype=tensor.dtype) if (v := known[id(tensor)]) is None else v
-                    for tensor in tensors
+                    for tensor in call.tensors
                 }
-                host_kwargs = {name: on_host(value, filled) for name, value in kwargs.items() if name != "pin_memory"}
-                drawn = drawing(func, on_host(args, filled), host_kwargs)
+                drawn = call.on_host(filled).draw()
         except FAILURES:
             self.guessed_draws += 1
-            self._forget_all([target])
+            self.forget(target)
             return
-        if not is_known:
-            self._forget_all([target])
-        elif not operator.written:
-            self._learn_all([out] if isinstance(out, torch.Tensor) else list(tensors_in(out)), drawn)
+        if None in known.values():
+            self.forget(target)
+        elif not call.operator.written:
+            self._learn_all(list(tensors_in(out)), drawn)
 
-    def draw_aside(self, tensor: Any, draw: Callable[[Any, Any], Any], generator: Any) -> Any:
+    def draw_aside(
+        self,
+        tensor: torch.Tensor,
+        draw: Callable[[torch.Tensor, torch.Generator], object],
+        generator: torch.Generator | None,
+    ) -> torch.Tensor:
         """Let ``draw`` fill a real tensor in place of a host one with a generator, and keep what it draws there,
         unless the tensor is a parameter's; the host tensor."""
-        if tensor.nbytes > self.budget.one or self._aside + tensor.numel() > _MOST_ASIDE:
+        if not self._may_draw_aside(tensor):
             self.guessed_draws += 1
             return tensor
-        self._aside += tensor.numel()
         with disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
             real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             draw(real, generators.current().settled() if generator is None else generator)
@@ -540,25 +531,26 @@ class KnownValues:
             self.learn(tensor, real)
         return tensor
 
-    def _drawn_for_nothing(self, func: Any, args: Any, kwargs: Any, target: FakeTensor) -> int:
+    def _drawn_for_nothing(self, call: HostCall, target: FakeTensor) -> int:
         """Draw what nobody will read, where nobody knows how much it is; 0 further words are to be skipped."""
-        if (
-            target.nbytes > self.budget.one
-            or next(tensors_in(args[1:]), None) is not None
-            or self._aside + target.numel() > _MOST_ASIDE
-        ):
+        if next(tensors_in(call.args[1:]), None) is not None or not self._may_draw_aside(target):
             self.guessed_draws += 1
             return 0
-        self._aside += target.numel()
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 scratch = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
-                drawing(func, on_host(args, {id(target): scratch}), kwargs)
+                HostCall(call.func, on_host(call.args, {id(target): scratch}), call.kwargs).draw()
         except FAILURES:
             self.guessed_draws += 1
         return 0
 
-    def _skip(self, words: int, generator: Any) -> None:
+    def _may_draw_aside(self, tensor: torch.Tensor) -> bool:
+        if tensor.nbytes > self.budget.one or self._aside + tensor.numel() > _MOST_ASIDE:
+            return False
+        self._aside += tensor.numel()
+        return True
+
+    def _skip(self, words: int, generator: torch.Generator | None) -> None:
         if generator is None:
             generators.current().skip(words)
         else:
@@ -566,12 +558,12 @@ class KnownValues:
 
     # --- the book -----------------------------------------------------------------------------------------------------
 
-    def is_weight(self, tensor: Any) -> bool:
+    def is_weight(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is a parameter's, whose values nobody follows."""
         mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
         return mirror is not None and mirror.is_weight
 
-    def hold_weight(self, tensor: Any) -> None:
+    def hold_weight(self, tensor: torch.Tensor) -> None:
         """The tensor is a parameter from now on: it has a shape only, unless it is a handful of numbers."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return
@@ -580,7 +572,7 @@ class KnownValues:
         self.forget(tensor)
         self._new_mirror(tensor).is_weight = True
 
-    def _fits(self, tensor: Any) -> bool:
+    def _fits(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
         elements = tensor.numel()
@@ -603,7 +595,7 @@ class KnownValues:
         storage = tensor.untyped_storage()
         key = storage._cdata
 
-        def died(_: Any) -> None:
+        def died(_: object) -> None:
             mirror = self._mirrors.pop(key, None)
             self._later.discard(key)
             if mirror is not None and mirror.bytes is not None:
@@ -638,12 +630,13 @@ class KnownValues:
             self._held -= mirror.nbytes
             mirror.bytes = None
 
-    def forget(self, tensor: Any) -> None:
+    def forget(self, tensor: torch.Tensor) -> None:
         """Nobody knows the values of the tensor's storage any longer."""
         if tensor.layout is not torch.strided:
             return
         key = tensor.untyped_storage()._cdata
         if isinstance(tensor, FakeTensor):
+            self.numbers.forget(tensor)
             mirror = self._mirrors.pop(key, None)
             self._later.discard(key)
             if mirror is not None:
@@ -651,12 +644,12 @@ class KnownValues:
         elif tensor.device.type == "cpu":
             self._stale[key] = weakref.ref(tensor.untyped_storage(), lambda _: self._stale.pop(key, None))
 
-    def _forget_all(self, tensors: Sequence[Any]) -> None:
+    def _forget_all(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             self.forget(tensor)
 
 
-def _kind(tensor: Any) -> int:
-    """What kind of random numbers was drawn into a tensor."""
+def _kind(tensor: torch.Tensor) -> int:
+    """The kind of random numbers that was drawn into a tensor."""
     is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     return INTEGERS if is_integer else FLOATS

@@ -1,4 +1,4 @@
-"""What a program does with a number that it reads: its own source tells, where the number itself cannot.
+"""The uses of a number that a program reads, from its source, where the number itself cannot be followed.
 
 A whole number goes into sizes, indices and bounds through C, where nobody can follow it. So the line that reads it is
 looked up in the program: a number that only reaches logs, counts of metrics and divisions decides nothing. What is not
@@ -14,6 +14,7 @@ import ast
 import linecache
 import sys
 from collections.abc import Iterator
+from enum import Enum, auto
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 
@@ -51,7 +52,8 @@ def only_logs(
     reads = program.reads_at(line)
     if is_question:
         reads = [node for node in reads if isinstance(node, ast.Call) and _name(node) == "bool"]
-    return bool(reads or is_number) and all(_Use(program, is_number, frames).is_harmless(node) for node in reads)
+    value = _Value.FLOAT if is_number else _Value.WHOLE
+    return bool(reads or is_number) and all(_Uses(program, value, frames).are_harmless(node) for node in reads)
 
 
 def passes_if(file: str, line: int) -> bool | None:
@@ -103,7 +105,8 @@ def becomes_whole(frames: tuple[Where, ...]) -> bool:
     program = _parsed(frames[0].file) if frames else None
     if program is None:
         return False
-    return any(_Way(program, frames).is_whole(node) for node in program.reads_at(frames[0].line, "item"))
+    reads = program.reads_at(frames[0].line, "item")
+    return not all(_Uses(program, _Value.FOLLOWED, frames).are_harmless(node) for node in reads)
 
 
 def _is_compared_with_answer(test: ast.expr) -> bool:
@@ -225,143 +228,104 @@ class _Program:
         return all(one in within for one in self.loads(name, statement))
 
 
-class _Way:
-    """The way of a floating-point number to a whole one."""
+class _Value(Enum):
+    """Kinds of values, by what is to be found of them in the source."""
+
+    WHOLE = auto()  #: a whole number: it decides where it is not seen to be logged
+    FLOAT = auto()  #: a floating-point number, or an array: it is harmless where it is not seen to decide
+    FOLLOWED = auto()  #: a floating-point number that records itself what it decides
+    LOST = auto()  #: one computed of that by a function that makes another object: harmless until it becomes whole
+
+
+#: What a number that records its decisions itself is followed through.
+_OF_OBJECTS = (ast.BinOp, ast.UnaryOp, ast.Call, ast.keyword, ast.Return, ast.Assign, ast.AnnAssign)
+_DECIDING = (
+    ast.BoolOp, ast.If, ast.While, ast.IfExp, ast.Assert, ast.Subscript, ast.Slice, ast.For, ast.comprehension,
+)  # fmt: skip
+
+
+class _Uses:
+    """The uses of a value from an expression on. ``followed``: names that are judged elsewhere already."""
 
     def __init__(
-        self, program: _Program, frames: tuple[Where, ...], followed: set[tuple[str, str]] | None = None
+        self, program: _Program, value: _Value, frames: tuple[Where, ...] = (), followed: set[object] | None = None
     ) -> None:
-        self._program, self._frames = program, frames
-        self._followed: set[tuple[str, str]] = set() if followed is None else followed
+        self._program, self._value, self._frames = program, value, frames
+        self._is_object = value in (_Value.FOLLOWED, _Value.LOST)
+        self._followed: set[object] = set() if followed is None else followed
 
-    def is_whole(self, node: ast.AST, is_lost: bool = False) -> bool:
-        """Whether the way from an expression goes there. ``is_lost``: the number is another object by now."""
+    def are_harmless(self, node: ast.AST) -> bool:
+        """Whether nothing is decided by an expression's value."""
         up = self._program.parents.get(node)
-        if isinstance(up, (ast.BinOp, ast.UnaryOp)):
-            return self.is_whole(up, is_lost)
-        if isinstance(up, ast.Call) and up.func is not node:
-            name = _name(up)
-            if name in _WHOLE or (name == "round" and len(up.args) == 1):
-                return is_lost
-            is_function = _is_mathematics(up)
-            if is_function or name in ("float", "max", "min"):
-                return self.is_whole(up, is_lost or is_function or name == "float")
-            return self._is_whole_inside(up, node, is_lost)
-        if isinstance(up, ast.keyword):
-            call = self._program.parents.get(up)
-            return isinstance(call, ast.Call) and self._is_whole_inside(call, up, is_lost)
-        if isinstance(up, ast.Return):
-            return self._is_whole_result(up, is_lost)
-        if isinstance(up, (ast.Assign, ast.AnnAssign)):
-            targets = up.targets if isinstance(up, ast.Assign) else [up.target]
-            names = [target.id for target in targets if isinstance(target, ast.Name)]
-            return any(self._is_whole_name(name, up, is_lost) for name in names)
-        return False
-
-    def _is_new(self, name: str) -> bool:
-        """Whether nobody has followed this name of the file yet."""
-        key = self._program.file, name
-        is_new = key not in self._followed
-        self._followed.add(key)
-        return is_new
-
-    def _is_whole_inside(self, call: ast.Call, given: ast.AST, is_lost: bool) -> bool:
-        found = self._program.parameter(call, given)
-        if found is None:
-            return False
-        program, function, name = found
-        return _Way(program, (), self._followed)._is_whole_name(name, function.body[0], is_lost)
-
-    def _is_whole_result(self, node: ast.Return, is_lost: bool) -> bool:
-        name = getattr(self._program.scope(node), "name", "")
-        return self._is_new(f"{name}()") and any(
-            _Way(program, self._frames, self._followed).is_whole(call, is_lost)
-            for program, call in self._program.results(node, self._frames)
-        )
-
-    def _is_whole_name(self, name: str, node: ast.AST, is_lost: bool) -> bool:
-        return self._is_new(f"{name} of {getattr(self._program.scope(node), 'name', '')}") and any(
-            self.is_whole(one, is_lost) for one in self._program.loads(name, node)
-        )
-
-
-class _Use:
-    """Where a value goes from an expression."""
-
-    def __init__(
-        self, program: _Program, is_number: bool, frames: tuple[Where, ...] = (), followed: set[str] | None = None
-    ) -> None:
-        self._program, self._frames = program, frames
-        self._otherwise = is_number
-        self._followed: set[str] = set() if followed is None else followed
-
-    def is_harmless(self, node: ast.AST) -> bool:
-        up = self._program.parents.get(node)
-        if isinstance(up, (ast.FormattedValue, ast.Expr, ast.keyword)):
-            return not isinstance(up, ast.keyword) or self.is_harmless(up)
-        if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and not self._otherwise:
-            return _Use(self._program, True, self._frames).is_harmless(up)  # a share is no whole number any more
-        if isinstance(up, ast.comprehension):
-            return node is up.iter and self._is_harmless_target(up.target, up)
-        if isinstance(up, ast.Compare):
-            return self.is_harmless(up)  # an answer, of which the same is asked
+        if self._is_object and not isinstance(up, _OF_OBJECTS):
+            return True
+        if isinstance(up, (ast.FormattedValue, ast.Expr)):
+            return True
+        if isinstance(up, ast.BinOp):
+            is_share = isinstance(up.op, ast.Div) and self._value is _Value.WHOLE  # no whole number any more
+            return (self._of(_Value.FLOAT) if is_share else self).are_harmless(up)
+        if isinstance(up, ast.UnaryOp):
+            return self._is_object or (not isinstance(up.op, ast.Not) and self.are_harmless(up))
+        if isinstance(
+            up, (ast.keyword, ast.Compare, ast.GeneratorExp, ast.ListComp, ast.Dict, ast.List, ast.Tuple, ast.Starred)
+        ):
+            return self.are_harmless(up)
         if isinstance(up, ast.Attribute) and up.attr in _METHODS:
             call = self._program.parents.get(up)
-            return isinstance(call, ast.Call) and self.is_harmless(call)
-        if isinstance(up, (ast.GeneratorExp, ast.ListComp)):
-            return self.is_harmless(up)
-        if isinstance(up, (ast.BinOp, ast.UnaryOp, ast.Dict, ast.List, ast.Tuple, ast.Starred)):
-            is_negation = isinstance(up, ast.UnaryOp) and isinstance(up.op, ast.Not)
-            return not is_negation and self.is_harmless(up)
+            return isinstance(call, ast.Call) and self.are_harmless(call)
+        if isinstance(up, ast.comprehension) and node is up.iter:
+            return self._is_harmless_target(up.target, up)
+        return self._is_harmless_statement(up, node)
+
+    def _is_harmless_statement(self, up: ast.AST | None, node: ast.AST) -> bool:
         if isinstance(up, ast.Call) and up.func is not node:
             return self._is_harmless_call(up, node)
         if isinstance(up, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = up.targets if isinstance(up, ast.Assign) else [up.target]
             return all(self._is_harmless_target(target, up) for target in targets)
-        if isinstance(up, ast.Return) and self._otherwise:
-            return self._is_harmless_result(up)
-        decides = (ast.BoolOp, ast.If, ast.While, ast.IfExp, ast.Assert, ast.Subscript, ast.Slice, ast.For)
-        return self._otherwise and not isinstance(up, (*decides, ast.comprehension))
+        if self._value is _Value.WHOLE:
+            return False
+        return self._is_harmless_result(up) if isinstance(up, ast.Return) else not isinstance(up, _DECIDING)
+
+    def _of(self, value: _Value) -> _Uses:
+        return self if value is self._value else _Uses(self._program, value, self._frames, self._followed)
 
     def _is_harmless_call(self, call: ast.Call, given: ast.AST) -> bool:
-        name = _name(call)
+        name, is_whole = _name(call), self._value is _Value.WHOLE
+        if not is_whole and self._makes_whole(name, call):
+            if self._is_object:
+                return self._value is _Value.FOLLOWED
+            return name == "int" and self._of(_Value.WHOLE).are_harmless(call)
+        if not is_whole and (_is_mathematics(call) or name in ("float", "round")):
+            return (self._of(_Value.LOST) if self._is_object else self).are_harmless(call)
         if name in _LOGS:
             return True
-        if self._otherwise and (name in _WHOLE or name in _SELECTS or (name == "where" and len(call.args) == 1)):
-            return name == "int" and _Use(self._program, False, self._frames).is_harmless(call)
-        if self._otherwise and _is_mathematics(call):
-            return self.is_harmless(call)
         if name in _PASSES:
-            return self.is_harmless(call)
+            return self.are_harmless(call)
         if name in _GATHERS and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
-            return self._is_harmless_name(call.func.value.id, call)
-        return self._otherwise and self._is_harmless_inside(call, given)
+            return self._is_object or self._is_harmless_name(call.func.value.id, call)
+        return not is_whole and self._is_harmless_inside(call, given)
+
+    def _makes_whole(self, name: str, call: ast.Call) -> bool:
+        """Whether a function makes a whole number of a floating-point one, or selects by an array."""
+        if self._is_object:
+            return name in _WHOLE or (name == "round" and len(call.args) == 1)
+        return name in _WHOLE or name in _SELECTS or (name == "where" and len(call.args) == 1)
 
     def _is_harmless_inside(self, call: ast.Call, given: ast.AST) -> bool:
-        """Whether what a function of the program makes of its argument is."""
+        """Whether nothing is decided by an argument in a function of the program."""
         found = self._program.parameter(call, given)
         if found is None:
             return True
         program, function, name = found
-        key = f"{name} of {program.file}:{function.lineno}"
-        if key in self._followed:
-            return True
-        self._followed.add(key)
-        return _Use(program, True, (), self._followed).is_harmless_in(function, name)
-
-    def is_harmless_in(self, function: ast.FunctionDef, name: str) -> bool:
-        """Whether every use of a parameter is."""
-        loads = self._program.loads(name, function.body[0])
-        return all(self.is_harmless(one) for one in loads if not self._is_gathering(one))
+        return _Uses(program, self._value, (), self._followed)._is_harmless_name(name, function.body[0])
 
     def _is_harmless_result(self, node: ast.Return) -> bool:
-        """Whether what the function's callers make of its result is."""
-        key = f"{getattr(self._program.scope(node), 'name', '')}() of {self._program.file}"
-        if key in self._followed:
+        """Whether the function's callers decide nothing by its result."""
+        if not self._is_new(f"{getattr(self._program.scope(node), 'name', '')}()"):
             return True
-        self._followed.add(key)
         return all(
-            _Use(program, self._otherwise, self._frames, self._followed).is_harmless(call)
+            _Uses(program, self._value, self._frames, self._followed).are_harmless(call)
             for program, call in self._program.results(node, self._frames)
         )
 
@@ -371,19 +335,23 @@ class _Use:
         if isinstance(target, ast.Name):
             return self._is_harmless_name(target.id, statement)
         if isinstance(target, ast.Subscript):
-            return isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)
-        return self._otherwise
+            return self._is_object or (isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str))
+        return self._value is not _Value.WHOLE
 
     def _is_harmless_name(self, name: str, node: ast.AST) -> bool:
-        """Whether every use of a variable is; one that is followed already is judged there."""
+        """Whether every use of a variable of the function around ``node`` is."""
         scope = self._program.scope(node)
-        key = f"{name} of {self._program.file}:{getattr(scope, 'lineno', 0)}"
-        if key in self._followed:
+        if not self._is_new(f"{name} of {getattr(scope, 'lineno', 0)}"):
             return True
-        self._followed.add(key)
         if any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(scope)):
-            return self._otherwise
-        return all(self.is_harmless(one) for one in self._program.loads(name, node) if not self._is_gathering(one))
+            return self._value is not _Value.WHOLE
+        return all(self.are_harmless(one) for one in self._program.loads(name, node) if not self._is_gathering(one))
+
+    def _is_new(self, name: str) -> bool:
+        key = self._value, self._program.file, name
+        is_new = key not in self._followed
+        self._followed.add(key)
+        return is_new
 
     def _is_gathering(self, node: ast.AST) -> bool:
         """Whether it is the list in ``list.append(value)``."""
@@ -402,7 +370,7 @@ def _code_of(function: ast.expr, file: str) -> CodeType | None:
 
 
 def _known_as(name: ast.expr, file: str) -> object:
-    """What a name means in a file that is loaded as a module; None for what nobody knows."""
+    """The object that a name means in a file that is loaded as a module; None for what nobody knows."""
     if not isinstance(name, ast.Name):
         return None
     loaded = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))

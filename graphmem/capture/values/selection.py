@@ -1,4 +1,4 @@
-"""How much an operator selects whose outputs' size is data: a share that the user names, or what the program says."""
+"""How much an operator selects whose outputs' size is data: the user's number or share, or all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator
 
 from graphmem.capture.values.assumed_values import AssumedValues
+from graphmem.diagnostics import Code
 
 
 class Selection:
-    """How many elements are selected: what the user says of the line, or ``share`` of the candidates (above 0, at most
+    """How many elements are selected: the user's number for the line, or ``share`` of the candidates (above 0, at most
     1), or with None for the share all of them, which is noted."""
 
     def __init__(self, share: float | None, values: AssumedValues | None = None) -> None:
@@ -24,8 +25,8 @@ class Selection:
         """The number selected out of ``candidates``, rounded up."""
         if self._exact is not None:
             return self._exact
-        if self.share is None or self._values.is_told():
-            return self._values.selected(candidates, what)
+        if self.share is None or self._values.is_given():
+            return self._values.selected(candidates, Code.TAKES_ALL, what=what, candidates=candidates)
         self.assumed += 1
         return math.ceil(self.share * candidates)
 

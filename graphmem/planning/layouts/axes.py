@@ -1,6 +1,6 @@
 """The space of layouts: one entry in :data:`AXES` for each thing that can be chosen.
 
-An axis gives the values that go with what the axes before it have chosen, and says a value in words and as the options
+An axis gives the values that go with what the axes before it have chosen, and has a value in words and as the options
 of ``graphmem analyze``. Whoever adds one adds a field to :class:`Layout`, an entry here, its share of the bound
 (:mod:`bounds`), of the communication (:mod:`communication`) and of the step (:meth:`Layout.training`).
 """
@@ -153,9 +153,9 @@ class Layout:
 
     def options(self) -> str:
         """The options of ``graphmem analyze``."""
-        said = [axis.options(self) for axis in AXES]
+        options = [axis.options(self) for axis in AXES]
         nodes = f"--nproc-per-node {self.on_node}" if self.processes > self.on_node else ""
-        return " ".join(filter(None, (*said, nodes)))
+        return " ".join(filter(None, (*options, nodes)))
 
 
 @dataclass(frozen=True)

@@ -193,13 +193,15 @@ def _distributed(job: Job, layout: Layout) -> str:
         "fsdp_cpu_offload": layout.offload,
         "fsdp_mixed_precision": job.step.amp == "bf16",
     }
-    told = ", ".join(f"{name}={value}" for name, value in options.items() if not (name == "ep_size" and value == 1))
+    arguments = ", ".join(
+        f"{name}={value}" for name, value in options.items() if not (name == "ep_size" and value == 1)
+    )
     recompute = "    model.gradient_checkpointing_enable()\n" if layout.recompute else ""
     return (
         "from transformers import AutoModelForCausalLM\n"
         "from transformers.distributed import DistributedConfig\n\n\n"
         "def load(name):\n"
-        f"    config = DistributedConfig({told})\n"
+        f"    config = DistributedConfig({arguments})\n"
         "    model = AutoModelForCausalLM.from_pretrained(name, distributed_config=config)\n"
         f"{recompute}"
         "    return model\n"

@@ -64,7 +64,7 @@ def tflops_of(card: str) -> int:
 
 
 def _active(job: Job) -> float:
-    """Parameters that a token meets: attention and the like are not told apart from the experts, which have nearly
+    """Parameters that a token meets: attention and the like are not distinguished from the experts, which have nearly
     all of a block."""
     shape = job.shape
     in_blocks = sum(shape.units)

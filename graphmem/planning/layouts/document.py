@@ -45,11 +45,11 @@ def _sections(plan: Plan, counts: Counter[str], details: bool) -> Iterator[Secti
     yield section("", Facts(about))
     yield section("", Text(tuple(_verdict(plan)), "yes" if plan.fitting else "no"))
     if plan.fitting:
-        yield section("Layouts that fit, each captured; the cheapest first (s: seconds of a step)", _fitting(plan))
+        yield section("Layouts that fit, each captured; the cheapest first", _fitting(plan))
     yield _others(plan, counts)
     if plan.advice:
-        told = [f"{one.change} ({one.option}): {_saved(one.saved_bytes) or one.reason}" for one in plan.advice]
-        yield section("In the first one, each a capture", Items(told))
+        changes = [f"{one.change} ({one.option}): {_saved(one.saved_bytes) or one.reason}" for one in plan.advice]
+        yield section("In the first one, each a capture", Items(changes))
     if plan.files and plan.best is not None:
         model, layout = job.shape.name.partition(" ")[0], plan.best.layout.options()
         words = (
@@ -116,7 +116,8 @@ def _fitting(plan: Plan) -> Table:
     columns = (
         Column(name="number", unit="count"), Column("layout"), Column("a card", "bytes"), Column("spare", "bytes"),
         Column("sent near", "decimal"), Column("far", "decimal"), Column("host", "decimal"),
-        Column("s sent", "seconds"), Column("s again", "seconds"), Column("s waits", "seconds"), Column(name="remark"),
+        Column("sending, s", "seconds"), Column("again, s", "seconds"), Column("waiting, s", "seconds"),
+        Column(name="remark"),
     )  # fmt: skip
     rows = [_row(number, one) for number, one in enumerate(plan.fitting, 1)]
     kept = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]
@@ -138,7 +139,7 @@ def _row(number: int, one: Candidate) -> tuple[Value, ...]:
 
 
 def _others(plan: Plan, counts: Counter[str]) -> Section:
-    told = ", ".join(f"{count} {_STATUSES.get(status, status)}" for status, count in counts.most_common())
+    counted = ", ".join(f"{count} {_STATUSES.get(status, status)}" for status, count in counts.most_common())
     reasons = [f"{kind} ({count}): {reason}" for kind, count, reason in plan.reasons()]
     blocks: list[Block] = [Items(reasons)] if reasons else []
     left = plan.open()
@@ -149,7 +150,7 @@ def _others(plan: Plan, counts: Counter[str]) -> Section:
             for one in left[:_MOST_OPEN]
         ]
         blocks.append(Items([*shown, *([f"{len(left) - _MOST_OPEN} more"] if len(left) > _MOST_OPEN else [])]))
-    return section(f"{sum(counts.values())} layouts: {told}", *blocks)
+    return section(f"{sum(counts.values())} layouts: {counted}", *blocks)
 
 
 def _every_layout(plan: Plan) -> Table:

@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ _CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @contextlib.contextmanager
-def absent_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]) -> Iterator[None]:
-    """Until the end transformers finds weights where only a configuration is. ``add_file`` is told of the file that
-    stands for them, ``remark`` what the report says."""
+def missing_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]) -> Iterator[None]:
+    """Until the end transformers finds weights where only a configuration is. ``add_file`` gets the file that
+    stands for them, ``remark`` notes it."""
 
-    def follow(patches: Patches, module: Any) -> None:
+    def follow(patches: Patches, module: ModuleType) -> None:
         if hasattr(module, "_get_resolved_checkpoint_files"):
             _patch(patches, module, add_file, remark)
 
@@ -41,12 +42,12 @@ def absent_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic
 
 
 def _patch(
-    patches: Patches, module: Any, add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]
+    patches: Patches, module: ModuleType, add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]
 ) -> None:
-    absent: set[str] = set()
+    missing: set[str] = set()
     resolve, load = module._get_resolved_checkpoint_files, module.PreTrainedModel._load_pretrained_model
 
-    def resolved(*args: Any, **kwargs: Any) -> Any:
+    def resolved(*args: object, **kwargs: object) -> object:
         try:
             return resolve(*args, **kwargs)
         except OSError:
@@ -55,13 +56,15 @@ def _patch(
                 raise
         _refuse_quantized(folder)
         file = os.path.join(folder, _WEIGHTS)
-        absent.add(file)
+        missing.add(file)
         add_file(file)
         remark(Code.WEIGHTS_ABSENT.about(place=folder))
         return [file], None
 
-    def loaded(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if state_dict is None and checkpoint_files and checkpoint_files[0] in absent:
+    def loaded(
+        model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: object, **kwargs: object
+    ) -> object:
+        if state_dict is None and checkpoint_files and checkpoint_files[0] in missing:
             state_dict = checkpoint_of(model)
         return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
