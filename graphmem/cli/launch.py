@@ -7,7 +7,7 @@ its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def launch_of(
     master_port: int | None,
     config: str | None,
 ) -> Launch:
-    """What the options ask for. Raises :class:`UsageError`."""
+    """The start that the options ask for. Raises :class:`UsageError`."""
     if config is not None:
         if (nproc_per_node, nnodes, node_rank, master_addr, master_port) != (None,) * 5:
             raise UsageError(
@@ -77,7 +77,7 @@ _DISTRIBUTED = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 
 
 def accelerate_launch(path: Path) -> Launch:
-    """What ``accelerate launch --config_file`` makes of a file (``prepare_simple_launcher_cmd_env`` and
+    """The start that ``accelerate launch --config_file`` makes of a file (``prepare_simple_launcher_cmd_env`` and
     ``prepare_multi_gpu_env``, accelerate/utils/launch.py). Raises :class:`UsageError`."""
     given = _read_yaml(path)
     for key, value in given.items():
@@ -96,10 +96,7 @@ def accelerate_launch(path: Path) -> Launch:
     values = {"ACCELERATE_USE_CPU": "False", "ACCELERATE_MIXED_PRECISION": precision}
     if given.get("gradient_accumulation_steps") is not None:
         values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(_whole(path, given, "gradient_accumulation_steps", 1, 1))
-    values |= _dynamo(given.get("dynamo_config") or {}, path)
-    values |= _fsdp(given.get("fsdp_config") or {}, path, kind)
-    values |= _deepspeed(given.get("deepspeed_config") or {}, path, kind)
-    values |= _parallelism(given.get("parallelism_config") or {}, path, kind, values)
+    values |= _sections(given, path, kind)
     machines = _whole(path, given, "num_machines", 1, 1)
     processes = _whole(path, given, "num_processes", 1, 1)
     if kind == "NO":
@@ -113,25 +110,14 @@ def accelerate_launch(path: Path) -> Launch:
     return Launch((*started.environment, *values.items()), started.processes, words)
 
 
-def _dynamo(config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    names: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "dynamo_backend": ("ACCELERATE_DYNAMO_BACKEND", lambda value: str(value).upper()),
-        "dynamo_mode": ("ACCELERATE_DYNAMO_MODE", str),
-        "dynamo_use_fullgraph": ("ACCELERATE_DYNAMO_USE_FULLGRAPH", str),
-        "dynamo_use_dynamic": ("ACCELERATE_DYNAMO_USE_DYNAMIC", str),
-        "dynamo_use_regional_compilation": ("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", str),
-    }
-    return _translated(config, names, path, "dynamo_config")
-
-
-#: What ``accelerate config`` asks about FSDP, below ``fsdp_config``.
+#: Keys that ``accelerate config`` writes about FSDP, below ``fsdp_config``.
 _FSDP = (
     "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "offload_params", "min_num_params", "state_dict_type",
     "use_orig_params", "cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing",
     "reshard_after_forward", "version", "transformer_layer_cls_to_wrap", "sharding_strategy",
     "activation_checkpointing_offload", "ignored_modules",
 )  # fmt: skip
-#: What the launcher passes on where the file says nothing (``launch_command_parser``, accelerate/commands/launch.py).
+#: Variables that are set where the file says nothing (``launch_command_parser``, accelerate/commands/launch.py).
 _FSDP_DEFAULTS = {
     "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_OFFLOAD_PARAMS": "false", "FSDP_MIN_NUM_PARAMS": "100000000", "FSDP_FORWARD_PREFETCH": "false",
@@ -139,17 +125,6 @@ _FSDP_DEFAULTS = {
     "FSDP_ACTIVATION_CHECKPOINTING": "false", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
 }  # fmt: skip
 _FSDP_SPELLED = {"transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
-
-
-def _fsdp(config: Mapping[str, Any], path: Path, kind: str) -> dict[str, str]:
-    if kind != "FSDP":
-        return {}
-
-    def spelled(value: Any) -> str:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    names = {f"fsdp_{name}": (_FSDP_SPELLED.get(name, f"FSDP_{name.upper()}"), spelled) for name in _FSDP}
-    return {"ACCELERATE_USE_FSDP": "true", **_FSDP_DEFAULTS, **_translated(config, names, path, "fsdp_config")}
 
 
 #: Below ``deepspeed_config``, and how the launcher passes it on (``prepare_deepspeed_cmd_env``).
@@ -169,24 +144,7 @@ _DEEPSPEED_STARTED = ("deepspeed_multinode_launcher", "deepspeed_hostfile", "dee
                       "deepspeed_exclusion_filter")  # fmt: skip
 
 
-def _deepspeed(config: Mapping[str, Any], path: Path, kind: str) -> dict[str, str]:
-    if kind != "DEEPSPEED":
-        return {}
-
-    def spelled(value: Any) -> str:
-        return str(value) if isinstance(value, str) else str(value).lower()
-
-    names = {key: (name, spelled) for key, name in _DEEPSPEED.items()}
-    given = {key: value for key, value in config.items() if key not in _DEEPSPEED_STARTED}
-    fields = str(list(config)).lower()  # which accelerate checks against the file of DeepSpeed's own
-    return {
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_CONFIG_DS_FIELDS": fields,
-        **_translated(given, names, path, "deepspeed_config"),
-    }
-
-
-#: What the launcher passes on of ``parallelism_config`` where the file says nothing
+#: Variables that the launcher sets for ``parallelism_config`` where the file says nothing
 #: (``prepare_extend_env_parallelism_config``, accelerate/utils/launch.py of 1.15).
 _PARALLELISM_DEFAULTS = {
     "DP_REPLICATE_SIZE": "1", "DP_SHARD_SIZE": "1", "TP_SIZE": "1", "CP_SIZE": "1", "CP_BACKEND": "torch",
@@ -196,36 +154,77 @@ _PARALLELISM = (*_PARALLELISM_DEFAULTS, "CP_COMM_STRATEGY", "SP_SEQ_LENGTH", "SP
                 "SP_ATTN_IMPLEMENTATION")  # fmt: skip
 
 
-def _parallelism(config: Mapping[str, Any], path: Path, kind: str, others: Mapping[str, str]) -> dict[str, str]:
-    """The mesh that ``Accelerator`` makes; programs read its sizes from there."""
-    if not config:
-        return {}
-    if kind != "DEEPSPEED" and others.get("FSDP_VERSION") != "2":
+_DYNAMO = ("backend", "mode", "use_fullgraph", "use_dynamic", "use_regional_compilation")
+
+
+def _lower(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A table of accelerate's file. ``variables``: its keys with the environment variables that the launcher makes of
+    them; ``always``: what it sets besides, and where the file says nothing; ``spelled``: how it writes a value."""
+
+    name: str
+    variables: Mapping[str, str]
+    always: Mapping[str, str] = field(default_factory=dict)
+    spelled: Callable[[object], str] = str
+
+    def environment(self, config: Mapping[str, object], path: Path) -> dict[str, str]:
+        """The launcher's variables. Raises :class:`UsageError` for a key that is not modelled."""
+        for key in config:
+            if key not in self.variables:
+                raise UsageError(f"{path}: {self.name}.{key} is not modelled; analyse the program without it")
+        given = {self.variables[key]: self.spelled(value) for key, value in config.items() if value is not None}
+        return {**self.always, **given}
+
+
+_SECTIONS = {
+    "dynamo": _Section("dynamo_config", {f"dynamo_{name}": f"ACCELERATE_DYNAMO_{name.upper()}" for name in _DYNAMO}),
+    "fsdp": _Section(
+        "fsdp_config",
+        {f"fsdp_{name}": _FSDP_SPELLED.get(name, f"FSDP_{name.upper()}") for name in _FSDP},
+        {"ACCELERATE_USE_FSDP": "true", **_FSDP_DEFAULTS},
+        _lower,
+    ),
+    "deepspeed": _Section("deepspeed_config", _DEEPSPEED, {"ACCELERATE_USE_DEEPSPEED": "true"}, _lower),
+    "parallelism": _Section(
+        "parallelism_config",
+        {f"parallelism_config_{name.lower()}": f"PARALLELISM_CONFIG_{name}" for name in _PARALLELISM},
+        {
+            "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+            **{f"PARALLELISM_CONFIG_{name}": value for name, value in _PARALLELISM_DEFAULTS.items()},
+        },
+    ),
+}
+
+
+def _sections(given: Mapping[str, Any], path: Path, kind: str) -> dict[str, str]:
+    """The variables of all tables of the file that its ``distributed_type`` reads."""
+    config = {name: given.get(section.name) or {} for name, section in _SECTIONS.items()}
+    if config["dynamo"].get("dynamo_backend") is not None:
+        config["dynamo"] = {**config["dynamo"], "dynamo_backend": str(config["dynamo"]["dynamo_backend"]).upper()}
+    values = _SECTIONS["dynamo"].environment(config["dynamo"], path)
+    if kind == "FSDP":
+        values |= _SECTIONS["fsdp"].environment(config["fsdp"], path)
+    if kind == "DEEPSPEED":
+        shared = {key: value for key, value in config["deepspeed"].items() if key not in _DEEPSPEED_STARTED}
+        values["ACCELERATE_CONFIG_DS_FIELDS"] = str(
+            list(config["deepspeed"])
+        ).lower()  # checked against DeepSpeed's file
+        values |= _SECTIONS["deepspeed"].environment(shared, path)
+    mesh = config["parallelism"]
+    if not mesh:
+        return values
+    if kind != "DEEPSPEED" and values.get("FSDP_VERSION") != "2":
         raise UsageError(
             f"{path}: accelerate takes parallelism_config with distributed_type FSDP and fsdp_version 2, or DEEPSPEED"
         )
-    for key in config:
+    for key in mesh:
         if key.endswith("_size"):
-            _whole(path, config, key, 1, 1)
-    names: dict[str, tuple[str, Callable[[Any], str]]] = {
-        f"parallelism_config_{name.lower()}": (f"PARALLELISM_CONFIG_{name}", str) for name in _PARALLELISM
-    }
-    defaults = {f"PARALLELISM_CONFIG_{name}": value for name, value in _PARALLELISM_DEFAULTS.items()}
-    given = _translated(config, names, path, "parallelism_config")
-    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **defaults, **given}
-
-
-def _translated(
-    config: Mapping[str, Any], names: Mapping[str, tuple[str, Callable[[Any], str]]], path: Path, section: str
-) -> dict[str, str]:
-    values = {}
-    for key, value in config.items():
-        if key not in names:
-            raise UsageError(f"{path}: {section}.{key} is not modelled; analyse the program without it")
-        name, spelled = names[key]
-        if value is not None:
-            values[name] = spelled(value)
-    return values
+            _whole(path, mesh, key, 1, 1)
+    return values | _SECTIONS["parallelism"].environment(mesh, path)
 
 
 def _whole(path: Path, given: Mapping[str, Any], key: str, least: int, default: int) -> int:
@@ -248,7 +247,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error}") from None
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise UsageError(f"{path} is no configuration of accelerate: it has no keys")
-    for section in ("fsdp_config", "dynamo_config", "deepspeed_config", "parallelism_config"):
-        if not isinstance(given.get(section) or {}, dict):
-            raise UsageError(f"{path}: {section} is a table of keys")
+    for section in _SECTIONS.values():
+        if not isinstance(given.get(section.name) or {}, dict):
+            raise UsageError(f"{path}: {section.name} is a table of keys")
     return given

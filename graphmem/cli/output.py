@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ DOES_NOT_FIT = 3
 #: Seconds of silence before the progress line appears.
 PATIENCE = 1.0
 _WIDEST = 120
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "timm",
+    "torchvision",
+    "keras",
+    "tensorflow",
+    "onnx",
+    "onnxruntime",
+    "accelerate",
+)
 
 
 def show(estimate: Estimate, options: Output) -> None:
@@ -103,10 +115,13 @@ def width(output: str | None) -> int | None:
 
 
 @contextlib.contextmanager
-def working() -> Iterator[Callable[[str], None]]:
+def working(*, shows_warnings: bool = False) -> Iterator[Callable[[str], None]]:
     """While it lasts, what the model's own code prints goes to stderr, and a progress line with the iteration, the
-    operators and the time shows there on a terminal after a second. Yields what says what is being done."""
-    with contextlib.redirect_stdout(sys.stderr), _status() as say:
+    operators and the time shows there on a terminal after a second. Warnings of libraries are about their use by
+    graphmem and not shown, unless a program runs as it is. Yields a function for the words of the progress line."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), _status() as say:
+        if not shows_warnings:
+            warnings.filterwarnings("ignore", module=rf"({'|'.join(_LIBRARIES)})(\.|$)")
         yield say
 
 

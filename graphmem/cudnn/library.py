@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import select
@@ -22,7 +21,7 @@ from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 
-#: What may be said in place of a path: ask one if it is there, ask none, ask the one that is there.
+#: Words in place of a path: ask one if it is there, ask none, ask the one that is there.
 AUTO, NEVER, INSTALLED = "auto", "never", "installed"
 _NAME = "libcudnn.so.9"
 _FOLDERS = (
@@ -39,9 +38,16 @@ _MOST_STARTS = 3
 #: The process that loads the library.
 WORKER = (sys.executable, "-m", "graphmem.cudnn.worker")
 
+#: A convolution with one list of the heuristics, or those of TensorFlow.
+_Question = tuple[Convolution, int | None, tuple[int, ...]]
+
 
 class CudnnUnavailable(GraphmemError):
-    """The cuDNN that the user named cannot be found, loaded or asked."""
+    """The cuDNN that the user named cannot be found, loaded or asked; ``reason`` leaves out the option."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def find_library(named: str | Path) -> str | None:
@@ -91,7 +97,7 @@ class Cudnn:
 
     Raises :class:`CudnnUnavailable` when the library cannot be loaded or is older than 9.8, :class:`UsageError` when it
     has no plans for the card. One that is found and not ``named`` (``auto``) is started by the first question, and
-    :meth:`notes` say why it could not be asked.
+    :meth:`notes` give the reason where it could not be asked.
     """
 
     def __init__(self, named: str | Path, card: Device) -> None:
@@ -100,8 +106,8 @@ class Cudnn:
         self._library = find_library(named) or _NAME
         self._unusable = ""
         self._mode = MODE_B if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else INSTANT
-        self._answers: dict[tuple[Convolution, int], list[int] | None] = {}
-        self._reasons: dict[tuple[Convolution, int], str] = {}
+        self._answers: dict[_Question, list[int] | None] = {}
+        self._reasons: dict[_Question, str] = {}
         self._spaces: dict[tuple[Network, bool], tuple[int, int] | None] = {}
         self._refused: Counter[str] = Counter()
         self._silent: Counter[str] = Counter()
@@ -143,14 +149,14 @@ class Cudnn:
         found = self._plans(convolution, INSTANT)  # get_plans_from_find knows no other mode
         return max(found) if found else None
 
-    def tried_out(self, convolution: Convolution) -> tuple[int, ...]:
+    def tried_out(self, convolution: Convolution, *, fused: bool = False) -> tuple[int, ...]:
         """Bytes of the plans in TensorFlow's list, in its order; none if there is no plan. It asks for the heuristics'
-        plans in both modes, B first (``GetConvolveRunners``, cuda_dnn.cc)."""
-        plans = [self._plans(convolution, mode) or () for mode in (MODE_B, INSTANT)]
-        return tuple(itertools.chain.from_iterable(plans))
+        plans in both modes, B first, and takes each once (``GetConvolveRunners``, cuda_dnn.cc); with a bias and an
+        activation in the same graph mode B has none."""
+        return tuple(self._plans(convolution, modes=(INSTANT,) if fused else (MODE_B, INSTANT)) or ())
 
     def recurrent_spaces(self, network: Network, training: bool) -> tuple[int, int] | None:
-        """Bytes of work and reserve space of a recurrent network; None if the library does not say."""
+        """Bytes of work and reserve space of a recurrent network; None if the library gives none."""
         key = (network, training)
         if key not in self._spaces:
             answer = self._ask({"network": asdict(network), "training": training})
@@ -165,18 +171,18 @@ class Cudnn:
         return version_text(self._about["version"])
 
     def notes(self) -> list[str]:
-        """What a reader must know of the answers."""
+        """Remarks on the answers: where they come from, and what was assumed."""
         if self._unusable:
             return [f"workspaces of convolutions and recurrent networks: predicted, for {self._unusable}"]
         if not self._about:
             return []  # nobody asked
         who = f"cuDNN {self.version} ({self._about['path']})"
-        said = [f"workspaces of convolutions and recurrent networks: asked from {who}"]
+        notes = [f"workspaces of convolutions and recurrent networks: asked from {who}"]
         if self._about["driver"] == "missing":
-            said.append("plans that cuDNN compiles at run time are left out: there is no CUDA driver on this machine")
+            notes.append("plans that cuDNN compiles at run time are left out: there is no CUDA driver on this machine")
         if clocks_are_assumed(self._card):
-            said.append(f"cuDNN's plans for {self._card.name} assume the clocks of an H200")
-        return said
+            notes.append(f"cuDNN's plans for {self._card.name} assume the clocks of an H200")
+        return notes
 
     def refused(self) -> list[Diagnostic]:
         """Calls that took the built-in model's workspace because there was no plan, by cuDNN's reason."""
@@ -213,10 +219,13 @@ class Cudnn:
             worker.kill()
             worker.wait()
 
-    def _plans(self, convolution: Convolution, mode: int) -> list[int] | None:
-        key = (convolution, mode)
+    def _plans(
+        self, convolution: Convolution, mode: int | None = None, *, modes: tuple[int, ...] = ()
+    ) -> list[int] | None:
+        key = (convolution, mode, modes)
         if key not in self._answers:
-            answer = self._ask({**asdict(convolution), "mode": mode})
+            lists = {"modes": modes} if modes else {"mode": mode}
+            answer = self._ask({**asdict(convolution), **lists})
             if self._unusable:
                 return None
             self._answers[key] = answer.get("workspaces")
@@ -232,8 +241,10 @@ class Cudnn:
         if not self._about and not self._unusable:
             try:
                 self._begin()
-            except (CudnnUnavailable, UsageError) as error:
-                self._unusable = str(error).removeprefix(f"--cudnn {AUTO}: ").removeprefix("--cudnn: ")
+            except CudnnUnavailable as error:
+                self._unusable = error.reason
+            except UsageError as error:
+                self._unusable = str(error)
         if self._unusable:
             return {"error": self._unusable}
         if self._worker is None and self._starts >= _MOST_STARTS:
@@ -262,7 +273,8 @@ class Cudnn:
         if "error" in about:
             self.close()
             wheel = "; this environment has no nvidia-cudnn wheel" if self._library == _NAME else ""
-            raise CudnnUnavailable(f"--cudnn {self._named}: {self._library} cannot be asked: {about['error']}{wheel}")
+            reason = f"{self._library} cannot be asked: {about['error']}{wheel}"
+            raise CudnnUnavailable(f"--cudnn {self._named}: {reason}", reason)
         return about
 
     def _exchange(self, line: dict[str, Any]) -> dict[str, Any]:

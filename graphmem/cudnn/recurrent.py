@@ -1,8 +1,8 @@
-"""What cuDNN asks for to run a recurrent network: ``cudnnGetRNNTempSpaceSizes``, without a card.
+"""The memory of a recurrent network by the user's cuDNN: ``cudnnGetRNNTempSpaceSizes``, without a card.
 
 ``cudnnCreate`` needs a card, so the handle is made up: zeros, and cuDNN's description of the device in the place where
-a real handle has it, which its own order of fields tells (of 9.20 and 9.28; four of its words were found before by
-trying every word of the first 4 KiB). The sizes are told together with an error, for the library looks for its device
+a real handle has it, which follows its own order of fields (of 9.20 and 9.28; four of its words were found before by
+trying every word of the first 4 KiB). The sizes come together with an error, for the library looks for its device
 last.
 """
 
@@ -93,10 +93,10 @@ class Network:
 
 
 def spaces(library: c.CDLL, version: int, device: dict[str, Any], network: Network, training: bool) -> tuple[int, int]:
-    """Work and reserve space in bytes, as the library, of that version (92000: 9.20), tells them for a card of that
+    """Work and reserve space in bytes, as the library, of that version (92000: 9.20), gives them for a card of that
     description.
 
-    Raises :class:`CudnnError` when it tells none.
+    Raises :class:`CudnnError` when it gives none.
     """
     work, reserve = c.c_size_t(), c.c_size_t()
     with_handle = _handle(version, device)

@@ -3,9 +3,10 @@
 cuDNN gets a process of its own because it may not mix with another copy that PyTorch has loaded, nor may the stand-in
 for the driver reach anybody else, and an error inside the library shall not end the analysis.
 
-The first line says what to load: ``library``, ``device`` (cuDNN's description of it) and ``search`` (folders that may
-hold ``nvidia`` wheels). The answer tells ``version``, ``cudart``, ``path`` and ``driver``, or ``error``.
-Every further line is a convolution with ``mode``, whose answer is ``workspaces``, or a recurrent
+The first line names what to load: ``library``, ``device`` (cuDNN's description of it) and ``search`` (folders that may
+hold ``nvidia`` wheels). The answer holds ``version``, ``cudart``, ``path`` and ``driver``, or ``error``.
+Every further line is a convolution with ``mode`` (with ``modes``: as TensorFlow lists plans), whose answer is
+``workspaces``, or a recurrent
 ``network`` with ``training``, whose answer is ``spaces`` (work, reserve); or ``error``.
 """
 
@@ -22,19 +23,19 @@ from typing import Any
 
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind
 from graphmem.cudnn.driver import load_driver
-from graphmem.cudnn.plans import Convolution, workspaces
+from graphmem.cudnn.plans import Convolution, tried_out, workspaces
 from graphmem.cudnn.recurrent import Network, spaces
 
 #: cuDNN 9.8 is the first that plans for a described device (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
 OLDEST = 90800
 #: The parts that look up functions of the driver, or (since some version after 9.20, by 9.28) are linked with it.
 _ASKS_DRIVER = ("libcudnn_graph.so.9", "libcudnn_engines_runtime_compiled.so.9", "libcudnn_engines_tensor_ir.so.9")
-#: Loaded by cuDNN on its own when an engine needs them; without them it leaves such engines out and says nothing.
+#: Loaded by cuDNN on its own when an engine needs them; without them it leaves such engines out in silence.
 _NEEDED = {"libcublasLt.so": "nvidia-cublas", "libnvrtc.so": "nvidia-cuda-nvrtc"}
 
 
 class LoadError(Exception):
-    """The library cannot be asked; the text says why."""
+    """The library cannot be asked; the text is the reason."""
 
 
 def main() -> int:
@@ -61,8 +62,10 @@ def main() -> int:
 
 def answer(descriptors: Descriptors, device: Descriptor, question: dict[str, Any]) -> dict[str, Any]:
     """The workspaces of a convolution's plans in bytes, or cuDNN's reason to make none."""
-    mode = question.pop("mode")
+    modes, mode = question.pop("modes", None), question.pop("mode", None)
     try:
+        if modes is not None:
+            return {"workspaces": tried_out(descriptors, device, Convolution(**question), modes)}
         return {"workspaces": workspaces(descriptors, device, Convolution(**question), mode)}
     except CudnnError as error:
         return {"error": str(error)}
@@ -73,7 +76,7 @@ def answer(descriptors: Descriptors, device: Descriptor, question: dict[str, Any
 def recurrent_answer(
     library: ctypes.CDLL, version: int, device: dict[str, Any], question: dict[str, Any]
 ) -> dict[str, Any]:
-    """Work and reserve space of a recurrent network in bytes, or why cuDNN does not tell them."""
+    """Work and reserve space of a recurrent network in bytes, or the reason why cuDNN gives none."""
     network = question["network"]
     try:
         asked = Network(**{**network, "lengths": tuple(network["lengths"])})
@@ -83,7 +86,7 @@ def recurrent_answer(
 
 
 def load(name: str, search: list[Path]) -> tuple[ctypes.CDLL, dict[str, Any]]:
-    """The library by its path, or by the name that the loader knows, and what it says of itself."""
+    """The library by its path, or by the name that the loader knows, and its own account of itself."""
     try:
         library = ctypes.CDLL(name)
         library.cudnnGetVersion.restype = ctypes.c_size_t

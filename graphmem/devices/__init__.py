@@ -1,14 +1,14 @@
 """The table of cards: the memory that the driver reports, and a process's memory outside its allocator.
 
-Every figure carries its source; a source that begins with ``assumed`` is a guess and is shown as one. Capacities are
-those of Linux drivers (they differ by some tens of MiB between driver versions; Windows reports the nominal size).
-"""
+Every figure carries its source; a capacity that is a guess is marked as one. Capacities are those of Linux drivers
+(they differ by some tens of MiB between driver versions; Windows reports the nominal size)."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ from graphmem.base.figures import Figure, Loads
 from graphmem.devices import context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
-from graphmem.devices.user_table import read_user_table
+from graphmem.devices.user_table import FIELDS, read_user_table
 from graphmem.errors import UsageError
 from graphmem.units import format_bytes
 
@@ -35,7 +35,7 @@ __all__ = [
     "with_capability",
 ]
 
-#: The card assumed when the user names none. It is an assumption, and every report made with it says so.
+#: The card assumed when the user names none. It is an assumption, which every report made with it names.
 DEFAULT_DEVICE = "H100-80GB"
 
 _PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct)+")
@@ -86,8 +86,10 @@ class Device:
     board_bytes: int | None = None
     #: Bytes of the card that others hold.
     others_bytes: int = 0
-    #: The version of CUDA that programs use on it, where it is told; None: one of today.
+    #: The version of CUDA that programs use on it, where it is given; None: one of today.
     cuda_version: tuple[int, int] | None = None
+    #: Whether the capacity is a guess.
+    capacity_assumed: bool = False
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -153,11 +155,6 @@ class Device:
             return estimated
         return [Figure("CUDA context and libraries", size, size, size, self.context_source)]
 
-    @property
-    def capacity_assumed(self) -> bool:
-        """Whether the capacity is a guess."""
-        return self.capacity_source.startswith("assumed")
-
 
 def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
     """Bytes a PyTorch process holds outside its allocator on an NVIDIA card of this size, when nobody measured it."""
@@ -171,7 +168,8 @@ def all_devices() -> tuple[Device, ...]:
     rows = {row["name"]: row for row in json.loads(text)}
     for row in read_user_table():
         known = rows.get(row["name"], {})
-        rows[row["name"]] = {**known, **row, "aliases": [*known.get("aliases", []), *row.get("aliases", [])]}
+        aliases = [*known.get("aliases", []), *row.get("aliases", [])]
+        rows[row["name"]] = {**known, "capacity_assumed": False, **row, "aliases": aliases}
     return tuple(_device(row) for row in rows.values())
 
 
@@ -223,6 +221,7 @@ def custom_device(capacity_bytes: int, like: str | Device | None = None) -> Devi
         aliases=(),
         capacity_bytes=capacity_bytes,
         capacity_source="given by the user",
+        capacity_assumed=False,
         board_bytes=None,
     )
 
@@ -235,13 +234,8 @@ def with_capability(device: Device, compute_capability: tuple[int, int]) -> Devi
     written = ".".join(map(str, compute_capability))
     if not is_capability(compute_capability):
         raise UsageError(f"no CUDA card has the compute capability {written}")
-    return replace(
-        device,
-        name=f"{device.name} of capability {written}",
-        aliases=(),
-        vendor="NVIDIA",
-        compute_capability=compute_capability,
-    )
+    name = f"{device.name} of capability {written}"
+    return replace(device, name=name, aliases=(), vendor="NVIDIA", compute_capability=compute_capability)
 
 
 def described_device(
@@ -267,38 +261,24 @@ def as_cuda(device: Device) -> Device:
     if device.compute_capability is not None:
         return device
     like = device_named(DEFAULT_DEVICE)
+    threads = like.max_threads_per_sm
     return replace(
-        device,
-        compute_capability=like.compute_capability,
-        sm_count=like.sm_count,
-        max_threads_per_sm=like.max_threads_per_sm,
+        device, compute_capability=like.compute_capability, sm_count=like.sm_count, max_threads_per_sm=threads
     )
 
 
-def _device(row: dict[str, Any]) -> Device:
-    sms, threads = row["sm_count"], row["max_threads_per_sm"]
-    capability, empty = row["compute_capability"], row.get("empty_context_bytes")
+def _device(row: Mapping[str, Any]) -> Device:
+    """The card of a row of the table, or of the user's, without the names that this version does not know."""
+    sms, threads, empty = row["sm_count"], row["max_threads_per_sm"], row.get("empty_context_bytes")
+    known = {name: tuple(row[name]) if isinstance(row[name], list) else row[name] for name in FIELDS if name in row}
     estimated = estimated_context_bytes(sms, threads) if empty is None else empty + context.LIBRARY_BYTES
-    return Device(
-        name=row["name"],
-        aliases=tuple(row["aliases"]),
-        vendor=row.get("vendor", "NVIDIA"),
-        capacity_bytes=row["capacity_bytes"],
-        capacity_source=row.get("capacity_source", "given by the user"),
-        compute_capability=(capability[0], capability[1]) if capability else None,
-        sm_count=sms,
-        max_threads_per_sm=threads,
-        context_bytes=row.get("context_bytes", estimated),
-        context_source=row.get("context_source", _estimate_source(sms, threads, row.get("empty_context_source"))),
-        context_measured=row.get("context_measured", False),
-        unified_memory=row.get("unified_memory", False),
-        cublas_workspace_bytes=row.get("cublas_workspace_bytes"),
-        clocks_khz=tuple(row["clocks_khz"]) if "clocks_khz" in row else None,
-        l2_cache_bytes=row.get("l2_cache_bytes"),
-        empty_context_bytes=empty,
-        empty_context_source=row.get("empty_context_source", ""),
-        board_bytes=row.get("board_bytes"),
-    )
+    defaults: dict[str, Any] = {
+        "vendor": "NVIDIA",
+        "capacity_source": "given by the user",
+        "context_bytes": estimated,
+        "context_source": _estimate_source(sms, threads, row.get("empty_context_source")),
+    }
+    return Device(**{**defaults, **known})
 
 
 def _estimate_source(sms: int, threads: int, measured: str | None = None) -> str:

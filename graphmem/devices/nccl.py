@@ -32,7 +32,7 @@ Measured, against that:
   7 x 32 x (10 + 2) MiB are 2.82 GB; 7 x 32 x 14 MiB are 3.288. What the other 2 MiB are is not known.
 - NCCL#2363, 8 x B300, and pull request 2366, RTX 3090: 512 MiB for a communicator of one rank that is connected at
   once: 64 x 16 x 512 KiB. The latter's process of one communicator was 484 MiB, the empty context of that card is 256.
-- NCCL#864 (2.18, cards not told): about 1.6 GB a communicator; eight H100 are 2.0 GiB by the above, six 1.7.
+- NCCL#864 (2.18, cards not named): about 1.6 GB a communicator; eight H100 are 2.0 GiB by the above, six 1.7.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class _Nccl:
         return value if value >= 0 else default
 
 
-#: Ranks of a machine where nobody told.
+#: Ranks of a machine where that is not known.
 _A_NODE = 8
 
 #: The variables that are honoured here.

@@ -18,13 +18,14 @@ from graphmem.errors import UsageError, first_line
 
 _VARIABLE = "GRAPHMEM_DEVICES"
 _NEEDED = {"name", "capacity_bytes", "compute_capability", "sm_count", "max_threads_per_sm", "context_bytes"}
-#: What a row may hold, the type of each value; other names are another version's and are left alone.
-_KINDS: Mapping[str, Any] = {
+#: The fields of a row and their types; other names are another version's and are left alone.
+FIELDS: Mapping[str, Any] = {
     "name": str,
     "aliases": tuple[str, ...],
     "vendor": str,
     "capacity_bytes": int,
     "capacity_source": str,
+    "capacity_assumed": bool,
     "compute_capability": tuple[int, int] | None,
     "sm_count": int,
     "max_threads_per_sm": int,
@@ -69,7 +70,7 @@ def read_user_table() -> list[dict[str, Any]]:
 
 def _check(row: Mapping[str, Any], path: Path) -> None:
     """Raises :class:`UsageError` for a value that no card has."""
-    for name, kind in _KINDS.items():
+    for name, kind in FIELDS.items():
         if name not in row:
             continue
         value = row[name]

@@ -1,4 +1,4 @@
-"""What a question says of the inputs of ONNX files."""
+"""The part of a question that is about the inputs of ONNX files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says of the inputs of ONNX files.
+    """The user's values for the inputs of ONNX files.
 
     batch: the batch dimension.
     seq_len: every dimension that is the length of a sequence.

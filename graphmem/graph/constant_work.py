@@ -1,8 +1,8 @@
-"""What folding the constants of a graph would compute: bytes made, and multiplications.
+"""The work of folding the constants of a graph: bytes made, and multiplications.
 
 A file of 200 bytes may expand a scalar to gigabytes and multiply them. onnxruntime folds whatever it can, so this is
 asked first, from shapes alone: the nodes that see nothing but constants are taken out of the graph, and ONNX's own
-shape inference says how large their outputs would be.
+shape inference gives the sizes of their outputs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ConstantWork:
 
 
 def constant_work(model: onnx.ModelProto) -> ConstantWork:
-    """What computing all constants of ``model`` takes."""
+    """The work of computing all constants of ``model``."""
     nodes = list(_constant_nodes(model.graph))
     if all(node.op_type in _SAME_SIZE for node in nodes):
         return ConstantWork()
@@ -84,7 +84,7 @@ def _has_graphs(node: onnx.NodeProto) -> bool:
 
 
 def _sizes(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> dict[str, int]:
-    """Bytes of every tensor that the nodes read or make, as far as can be told without computing large ones."""
+    """Bytes of every tensor that the nodes read or make, as far as they are known without computing large ones."""
     read = {name for node in nodes for name in node.input}
     made = dict.fromkeys(name for node in nodes for name in node.output if name)
     constants = [tensor for tensor in model.graph.initializer if tensor.name in read]

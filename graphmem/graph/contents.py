@@ -1,6 +1,6 @@
 """Which constants of a graph hold the same elements, without reading them.
 
-A constant's token says where its payload lies (:mod:`graphmem.graph.onnx_stream`), or digests the elements that were
+A constant's token is the place of its payload (:mod:`graphmem.graph.onnx_stream`), or digests the elements that were
 kept; what is computed from constants alone has a token of the operator and of its inputs' tokens.
 """
 

@@ -1,9 +1,8 @@
 """Follow the subgraphs of ``If``, ``Loop`` and ``Scan``: which of them run, how often, and with which shapes.
 
-Of an ``If`` whose condition is not known both branches are followed and the one that holds more at once is taken.
-A ``Loop`` runs as often as its trip count and its condition say, as far as their values are known; where they depend on
-data, as often as it is told to. Rules of the operators: https://onnx.ai/onnx/operators.
-"""
+Of an ``If`` whose condition is not known both branches are followed and the one that holds more at once is taken. A
+``Loop`` runs as often as its trip count and its condition give, as far as their values are known; where they depend on
+data, as often as the user's bound. Rules of the operators: https://onnx.ai/onnx/operators."""
 
 from __future__ import annotations
 
@@ -207,7 +206,7 @@ def _collected(one: Given, count: int) -> Given:
 
 
 def _trip_count(scope: _Scope) -> int | None:
-    """As often as the loop runs at most; None where nobody says."""
+    """As often as the loop runs at most; None where that is not known."""
     value = scope.value(0)
     if value is not None and value.size == 1 and int(value.flat[0]) < ENDLESS:
         return max(0, int(value.flat[0]))
@@ -262,7 +261,7 @@ class _Iterations:
             if number + 1 == limit:
                 return
             condition = after
-        options = "--trip-count N" if self.scope.state.trip_count else self.scope.deciding(0)
+        options = "--trip-count N" if self.scope.state.binding.trip_count else self.scope.deciding(0)
         raise ShapeError(
             f"{self.scope.node}: it runs more than {MOST_FOLLOWED} times, and its shapes or its end change with every "
             f"run{_hint(options, '; bind fewer with ')}"
@@ -298,11 +297,11 @@ class _Iterations:
 
     def _limit(self, condition: Given, can_end: bool) -> int | None:
         """As often as the loop runs unless its condition is seen to end it before; None for no limit. Raises
-        :class:`ShapeError` where nobody says."""
-        told = self.scope.state.trip_count
-        if condition.value is not None and (self.most is not None or (can_end and told is None)):
+        :class:`ShapeError` where nothing bounds it."""
+        most_runs = self.scope.state.binding.trip_count
+        if condition.value is not None and (self.most is not None or (can_end and most_runs is None)):
             return self.most
-        bounds = [bound for bound in (self.most, told) if bound is not None]
+        bounds = [bound for bound in (self.most, most_runs) if bound is not None]
         if not bounds:
             options = self.scope.deciding(0) if self.most is None else ""
             raise ShapeError(

@@ -65,25 +65,12 @@ def _extracted(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outp
     return [(kind, [*(values[:-1] or [1]), math.prod(indices)])]
 
 
-def _scaled(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outputs:
-    """A number for each, whatever type came."""
-    return [(TensorProto.FLOAT, list(shapes[0]))]
-
-
-def _alike(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outputs:
-    return [(kind, list(shapes[0]))]
-
-
 _RULES: dict[str, Callable[[Mapping[str, Any], Shapes, int], Outputs]] = {
-    "TreeEnsembleClassifier": _classifier,
-    "LinearClassifier": _classifier,
+    **dict.fromkeys(("TreeEnsembleClassifier", "LinearClassifier"), _classifier),
     "SVMClassifier": _vector_machine,
-    "TreeEnsembleRegressor": _regressor,
-    "LinearRegressor": _regressor,
-    "SVMRegressor": _regressor,
+    **dict.fromkeys(("TreeEnsembleRegressor", "LinearRegressor", "SVMRegressor"), _regressor),
     "ArrayFeatureExtractor": _extracted,
-    "Scaler": _scaled,
-    "Normalizer": _scaled,
-    "Imputer": _alike,
-    "Binarizer": _alike,
+    # a number for each element: a float, or of the type that came
+    **dict.fromkeys(("Scaler", "Normalizer"), lambda attributes, shapes, kind: [(TensorProto.FLOAT, list(shapes[0]))]),
+    **dict.fromkeys(("Imputer", "Binarizer"), lambda attributes, shapes, kind: [(kind, list(shapes[0]))]),
 }

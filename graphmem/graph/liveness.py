@@ -62,12 +62,11 @@ def live_plan(graph: Graph, forwards: Forwards | None = None) -> LivePlan:
         last.update(dict.fromkeys(here, step))
         reads.subtract(here)
         for name in filter(None, node.outputs):
-            shared = _shared_storage(graph, node, index, name, placement)
-            if forwards is None and name in graph.outputs:  # ONNX Runtime hands it over in a buffer of its own
-                shared = None
-            if shared is None and forwards is not None:
-                candidates = _may_forward(graph, node, index, name, placement, forwards)
-                shared = next((key for key in candidates if _is_free(owner, key, reads, here, pinned)), None)
+            shared = None
+            if forwards is not None or name not in graph.outputs:  # ONNX Runtime gives outputs buffers of their own
+                shared = _shared_storage(graph, node, index, name, placement)
+            candidates = _may_forward(graph, node, index, name, placement, forwards or {})
+            shared = shared or next((key for key in candidates if _is_free(owner, key, reads, here, pinned)), None)
             if shared is not None:
                 reads[owner[shared]] += reads.pop((name, placement.home[name]), 0)
             elif forwards is not None:  # an executor drops what nobody will read

@@ -157,8 +157,8 @@ def spec_of_value(value: onnx.ValueInfoProto) -> TensorSpec | None:
     """
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        said = (kind or "no type").replace("_type", "").replace("_", " ")
-        raise SourceError(f"{value.name!r} is not a tensor ({said}); graphmem plans graphs of dense tensors only")
+        found = (kind or "no type").replace("_type", "").replace("_", " ")
+        raise SourceError(f"{value.name!r} is not a tensor ({found}); graphmem plans graphs of dense tensors only")
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -207,7 +207,7 @@ def value_of_tensor(tensor: onnx.TensorProto, directory: Path | None = None) -> 
 
 
 def _small_external(tensor: onnx.TensorProto, spec: TensorSpec, directory: Path | None) -> npt.NDArray[Any] | None:
-    """A small tensor kept in the weights file beside the model: exporters move even shapes there when told to."""
+    """A small tensor kept in the weights file beside the model: exporters move even shapes there on request."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = Path(entries.get("location", ""))
     if directory is None or location.is_absolute() or ".." in location.parts:

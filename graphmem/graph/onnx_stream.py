@@ -2,7 +2,7 @@
 
 An ONNX file is one protobuf message, and nearly all of it is ``TensorProto`` payloads. This walker copies every field
 but those: it seeks over them, so neither time nor memory grows with the weights, and files beyond protobuf's 2 GiB
-limit are read like any other. Instead the ``doc_string`` of a tensor says where the first payload lies that is equal
+limit are read like any other. Instead the ``doc_string`` of a tensor is the place of the first payload that is equal
 to its own. Field numbers: ``onnx/onnx.proto`` (IR version 13).
 """
 
@@ -67,7 +67,7 @@ class _Reader:
         self.position += count
 
     def skip_payload(self, length: int, end: int) -> int:
-        """Skip so many bytes, and say where the first ones in the file begin that are equal to them."""
+        """Skip so many bytes, and return where the first ones in the file begin that are equal to them."""
         begin = self.position
         self.skip(length, end)
         ends = b"".join(self._read(start, min(length, _END_BYTES)) for start in (begin, self.position - _END_BYTES))
@@ -94,7 +94,7 @@ class _Reader:
         return True
 
     def run(self, key: bytes, wire: int, end: int) -> bytes:
-        """What follows as the same small field over and over, as the numbers of a tree ensemble do; often nothing."""
+        """The same small field over and over, as the numbers of a tree ensemble do; often nothing."""
         pattern, out = _run_pattern(key, wire), bytearray()
         while True:
             chunk = self.file.read(min(_CHUNK, end - self.position))

@@ -7,7 +7,7 @@ Rules of the operators: https://onnx.ai/onnx/operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ def sequence_outputs(state: Propagation, node: Node) -> Outputs | None:
 
 
 class _Reader:
-    """The inputs of a node."""
+    """The inputs of a node, and its output."""
 
     def __init__(self, state: Propagation, node: Node) -> None:
         self.state, self.node = state, node
@@ -43,127 +43,104 @@ class _Reader:
     def spec(self, position: int = 0) -> TensorSpec:
         return self.state.specs[self.node.inputs[position]]
 
-    def items(self, position: int = 0) -> tuple[Shape, ...]:
-        items = self.spec(position).items
+    def items(self) -> list[Shape]:
+        items = self.spec().items
         if items is None:
-            raise KeyError(position)
-        return items
+            raise KeyError(self.node.inputs[0])
+        return list(items)
 
-    def number(self, position: int) -> int | None:
-        name = self.node.inputs[position] if position < len(self.node.inputs) else ""
-        value = self.state.values.get(name) if name else None
+    def value(self, position: int) -> Value | None:
+        return self.state.values.get(self.node.inputs[position]) if position < len(self.node.inputs) else None
+
+    def place(self, position: int) -> int | None:
+        """The number that an input holds, where it is there and known."""
+        value = self.value(position)
         return None if value is None else int(value.flat[0])
 
     def attribute(self, name: str, default: int) -> int:
         return int(self.node.attributes.get(name, default))
 
-    def sequence(self, dtype: str, items: tuple[Shape, ...]) -> Outputs:
-        return [(TensorSpec(self.node.outputs[0], dtype, (), items), None)]
+    def sequence(self, items: Iterable[Shape], dtype: str = "") -> Outputs:
+        return [(TensorSpec(self.node.outputs[0], dtype or self.spec().dtype, (), tuple(items)), None)]
 
-    def tensor(self, dtype: str, shape: Shape, value: Value | None = None) -> Outputs:
-        return [(TensorSpec(self.node.outputs[0], dtype, shape), value)]
-
-    @property
-    def where(self) -> str:
-        return str(self.node)
-
-
-def _construct(read: _Reader) -> Outputs:
-    shapes = tuple(read.spec(i).shape for i in range(len(read.node.inputs)))
-    return read.sequence(read.spec().dtype, shapes)
+    def tensor(self, shape: Shape, dtype: str = "", value: Value | None = None) -> Outputs:
+        return [(TensorSpec(self.node.outputs[0], dtype or self.spec().dtype, shape), value)]
 
 
 def _empty(read: _Reader) -> Outputs:
     from graphmem.graph.onnx_import import dtype_name
 
-    return read.sequence(dtype_name(read.attribute("dtype", 1), read.node.outputs[0]), ())
+    return read.sequence((), dtype_name(read.attribute("dtype", 1), read.node.outputs[0]))
 
 
 def _insert(read: _Reader) -> Outputs:
-    items = list(read.items())
-    place = read.number(2)
+    items, place = read.items(), read.place(2)
     items.insert(len(items) if place is None else place, read.spec(1).shape)
-    return read.sequence(read.spec(1).dtype, tuple(items))
+    return read.sequence(items, read.spec(1).dtype)
 
 
 def _erase(read: _Reader) -> Outputs:
-    items = list(read.items())
-    place = read.number(1)
+    items, place = read.items(), read.place(1)
     del items[-1 if place is None else place]
-    return read.sequence(read.spec().dtype, tuple(items))
+    return read.sequence(items)
 
 
 def _at(read: _Reader) -> Outputs:
     """One of the tensors; where it is not known which, the largest."""
-    items, place = read.items(), read.number(1)
+    items, place = read.items(), read.place(1)
     if not items:
-        raise ShapeError(f"{read.where}: it reads from an empty sequence")
-    shape = items[place] if place is not None else max(items, key=lambda one: TensorSpec("", "bool", one).elements)
-    return read.tensor(read.spec().dtype, shape)
-
-
-def _length(read: _Reader) -> Outputs:
-    return read.tensor("int64", (), np.array(len(read.items()), dtype=np.int64))
+        raise ShapeError(f"{read.node}: it reads from an empty sequence")
+    return read.tensor(
+        items[place] if place is not None else max(items, key=lambda one: TensorSpec("", "bool", one).elements)
+    )
 
 
 def _concat(read: _Reader) -> Outputs:
     items, axis = read.items(), read.attribute("axis", 0)
     if not items:
-        raise ShapeError(f"{read.where}: it puts together an empty sequence")
+        raise ShapeError(f"{read.node}: it puts together an empty sequence")
     first = items[0]
     if read.attribute("new_axis", 0):
         place = axis % (len(first) + 1)
-        return read.tensor(read.spec().dtype, (*first[:place], len(items), *first[place:]))
+        return read.tensor((*first[:place], len(items), *first[place:]))
     place = axis % len(first)
     whole = sum(int(shape[place]) for shape in items)
-    return read.tensor(read.spec().dtype, (*first[:place], whole, *first[place + 1 :]))
+    return read.tensor((*first[:place], whole, *first[place + 1 :]))
 
 
 def _split(read: _Reader) -> Outputs:
-    spec = read.spec()
-    place = read.attribute("axis", 0) % len(spec.shape)
-    whole = int(spec.shape[place])
-    keeps = len(read.node.inputs) > 1 and bool(read.node.inputs[1])
-    sizes: list[int | None] = [1] * whole
-    if keeps:
-        value = read.state.values.get(read.node.inputs[1])
+    shape = read.spec().shape
+    place = read.attribute("axis", 0) % len(shape)
+    whole = int(shape[place])
+    parts: list[Shape] = [(1,) if read.attribute("keepdims", 1) else ()] * whole
+    if len(read.node.inputs) > 1 and read.node.inputs[1]:
+        value = read.value(1)
         if value is None:
-            raise ShapeError(f"{read.where}: how it splits depends on data")
-        each = int(value.flat[0])
-        sizes = list(map(int, value)) if value.ndim else [min(each, whole - at) for at in range(0, whole, max(1, each))]
-    elif not read.attribute("keepdims", 1):
-        sizes = [None] * whole
-    items = tuple((*spec.shape[:place], *([] if s is None else [s]), *spec.shape[place + 1 :]) for s in sizes)
-    return read.sequence(spec.dtype, items)
+            raise ShapeError(f"{read.node}: how it splits depends on data")
+        each = max(1, int(value.flat[0]))
+        parts = [(int(n),) for n in value] if value.ndim else [(min(each, whole - at),) for at in range(0, whole, each)]
+    return read.sequence((*shape[:place], *part, *shape[place + 1 :]) for part in parts)
 
 
 def _same(read: _Reader) -> Outputs:
     """An optional is what it holds; one that holds nothing is an empty sequence."""
     if not any(read.node.inputs):
-        return read.sequence("float32", ())
+        return read.sequence((), "float32")
     spec = read.spec()
     return [(TensorSpec(read.node.outputs[0], spec.dtype, spec.shape, spec.items), None)]
 
 
-def _has_element(read: _Reader) -> Outputs:
-    return read.tensor("bool", (), np.array(any(read.node.inputs)))
-
-
-def _maps(read: _Reader) -> Outputs:
-    return read.sequence("float32", ())
-
-
 _RULES: Mapping[str, Callable[[_Reader], Outputs]] = {
-    "SequenceConstruct": _construct,
+    "SequenceConstruct": lambda read: read.sequence(read.spec(i).shape for i in range(len(read.node.inputs))),
     "SequenceEmpty": _empty,
     "SequenceInsert": _insert,
     "SequenceErase": _erase,
     "SequenceAt": _at,
-    "SequenceLength": _length,
+    "SequenceLength": lambda read: read.tensor((), "int64", np.array(len(read.items()), dtype=np.int64)),
     "ConcatFromSequence": _concat,
     "SplitToSequence": _split,
     "Optional": _same,
     "OptionalGetElement": _same,
-    "OptionalHasElement": _has_element,
-    "ai.onnx.ml.ZipMap": _maps,
+    "OptionalHasElement": lambda read: read.tensor((), "bool", np.array(any(read.node.inputs))),
+    "ai.onnx.ml.ZipMap": lambda read: read.sequence((), "float32"),
 }

@@ -51,8 +51,8 @@ class _Types(dict[str, onnx.TypeProto]):
 
 @dataclass
 class ModelFacts:
-    """What holds for a model, or a subgraph of it, whatever its inputs are bound to; made once by :func:`facts_of`.
-    ``bodies`` are the subgraphs of its nodes by :attr:`Node.key`, then by attribute."""
+    """The facts of a model, or a subgraph of it, that hold whatever its inputs are bound to; made once by
+    :func:`facts_of`. ``bodies`` are the subgraphs of its nodes by :attr:`Node.key`, then by attribute."""
 
     model: onnx.ModelProto
     directory: Path | None
@@ -67,7 +67,7 @@ class ModelFacts:
     values: dict[str, Value] = field(default_factory=dict)
     data: dict[str, onnx.TensorProto] = field(default_factory=dict)  # ``values`` as the C++ rules read them
     constants: list[str] = field(default_factory=list)
-    schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+    schemas: dict[str, onnx.defs.OpSchema | None] = field(default_factory=dict)
     bodies: dict[str, dict[str, ModelFacts]] = field(default_factory=dict)
 
     def implied(self) -> dict[tuple[str, int], int]:
@@ -139,10 +139,7 @@ def _declared(value: onnx.ValueInfoProto) -> TensorSpec | None:
 
 
 def _declared_tensors(values: Iterable[onnx.ValueInfoProto]) -> Iterator[TensorSpec]:
-    for value in values:
-        spec = onnx_import.spec_of_value(value) if value.type.WhichOneof("value") == "tensor_type" else None
-        if spec is not None:
-            yield spec
+    yield from filter(None, map(_declared, values))
 
 
 #: Shape rules of operators that ONNX does not know: (model, node, types by tensor, constants by tensor) -> types of the
@@ -159,7 +156,8 @@ def _no_rules(*_: object) -> tuple[dict[str, onnx.TypeProto], str]:
 
 @dataclass
 class Propagation:
-    """What is known so far of a graph, or of a subgraph inside its ``outer`` one; lives inside one :func:`propagate`.
+    """The shapes and values known so far of a graph, or of a subgraph inside its ``outer`` one; lives inside one
+    :func:`propagate`.
 
     ``scope`` begins the names of its tensors in ``symbolic``; ``bodies`` are the subgraphs followed so far.
     """
@@ -220,16 +218,6 @@ class Propagation:
             return True
         return self.outer is not None and name not in self.own_specs and self.outer.is_constant(name)
 
-    @property
-    def selected(self) -> float | None:
-        """The share of candidates that operators select whose data decides; None: all."""
-        return self.binding.selected
-
-    @property
-    def trip_count(self) -> int | None:
-        """How often loops run at most whose end data decides; None: nobody says."""
-        return self.binding.trip_count
-
     def sources_of(self, name: str) -> list[str]:
         """The inputs of the model, small enough to be given a value, that ``name`` is computed from."""
         made_by = {made: node for node in self.facts.nodes for made in node.outputs}
@@ -246,11 +234,6 @@ class Propagation:
             elif self.outer is None and one in self.facts.inputs and is_small(self.specs[one]):
                 found.append(one)
         return list(dict.fromkeys(found))
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The model itself."""
-        return self.facts.model
 
     @property
     def opsets(self) -> dict[str, int]:
@@ -307,7 +290,7 @@ def symbolic_inside(symbolic: Mapping[str, TensorSpec], scope: str, facts: Model
 
 
 def scope_of(node_key: str, attribute: str) -> str:
-    """What begins the names of the tensors of a subgraph where they stand beside those around it."""
+    """The beginning of the names of the tensors of a subgraph where they stand beside those around it."""
     return f"{node_key}/{attribute}/"
 
 
@@ -327,28 +310,36 @@ def _bound_shapes(
 
 
 def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
+    _check_names(state, node)
+    if node.key in state.facts.bodies:
+        _follow(state, node)
+    elif (made := sequence_outputs(state, node)) is not None:
+        for spec, value in made:
+            state.add(spec, value)
+    elif node.op_type == "Constant" and not node.domain:
+        state.add_constant(_constant(node, proto), node.outputs[0])
+    else:
+        hinted = [state.hints[name] for name in node.outputs if name in state.hints]
+        is_hinted = hinted and len(hinted) == sum(map(bool, node.outputs))
+        if is_hinted and not may_fold(node.op_type, node.domain, hinted):
+            state.specs.update((spec.name, spec) for spec in hinted)
+        else:
+            _add_outputs(state, node, proto)
+        _check_sizes(state, node)
+
+
+def _check_names(state: Propagation, node: Node) -> None:
+    """Raises :class:`SourceError` for a node that reads what is not there, or produces what is."""
     for name in node.reads:
         if name not in state.specs:
             raise SourceError(f"{node} reads {name!r}, which nothing produces")
     for name in filter(None, node.outputs):
         if name in state.own_specs:
             raise SourceError(f"{node} produces {name!r}, which is an input or an initializer already")
-    if node.key in state.facts.bodies:
-        _follow(state, node)
-        return
-    made = sequence_outputs(state, node)
-    if made is not None:
-        for spec, value in made:
-            state.add(spec, value)
-        return
-    if node.op_type == "Constant" and not node.domain:
-        state.add_constant(_constant(node, proto), node.outputs[0])
-        return
-    hinted = [state.hints[name] for name in node.outputs if name in state.hints]
-    if hinted and len(hinted) == sum(map(bool, node.outputs)) and not may_fold(node.op_type, node.domain, hinted):
-        state.specs.update((spec.name, spec) for spec in hinted)
-        _check_sizes(state, node)
-        return
+
+
+def _add_outputs(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
+    """The outputs of a node by the rule of its operator, with their values where those are known and small."""
     outputs = _infer(state, node, proto)
     values = fold(proto, node.domain, state.opsets.get("", 1), state.specs, state.values, outputs)
     if any(spec.name not in values and not _is_known(spec.shape) for spec in outputs):
@@ -362,7 +353,6 @@ def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
                 f"{node}: the shape of output {spec.name!r} ({shown}) depends on data or cannot be inferred"
             )
         state.add(TensorSpec(spec.name, spec.dtype, tuple(shape)), value)
-    _check_sizes(state, node)
 
 
 def _follow(state: Propagation, node: Node) -> None:
@@ -401,11 +391,11 @@ def _with_selected(
     state: Propagation, node: Node, proto: onnx.NodeProto, outputs: list[TensorSpec]
 ) -> list[TensorSpec]:
     """The outputs, and of those that data decides as much as is taken; which ones is noted."""
-    shapes = shapes_of_selected(proto, state.specs, state.values, state.selected)
+    shapes = shapes_of_selected(proto, state.specs, state.values, state.binding.selected)
     if shapes:
         named = ", ".join(f"{node.op_type} {name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
         note = "sizes that data decides, taken at " + (
-            "most" if state.selected is None else f"{state.selected:g} of it"
+            "most" if state.binding.selected is None else f"{state.binding.selected:g} of it"
         )
         state.notes[note] = f"{state.notes[note]}, {named}" if note in state.notes else named
     return [TensorSpec(spec.name, spec.dtype, shapes.get(spec.name, spec.shape)) for spec in outputs]
@@ -418,18 +408,20 @@ def _constant(node: Node, proto: onnx.NodeProto) -> onnx.TensorProto:
     attribute = proto.attribute[0]
     if attribute.name == "value":
         return attribute.t
-    kinds = {
-        "value_int": (onnx.TensorProto.INT64, [attribute.i], []),
-        "value_ints": (onnx.TensorProto.INT64, list(attribute.ints), [len(attribute.ints)]),
-        "value_float": (onnx.TensorProto.FLOAT, [attribute.f], []),
-        "value_floats": (onnx.TensorProto.FLOAT, list(attribute.floats), [len(attribute.floats)]),
-        "value_string": (onnx.TensorProto.STRING, [attribute.s], []),
-        "value_strings": (onnx.TensorProto.STRING, list(attribute.strings), [len(attribute.strings)]),
-    }
-    if attribute.name not in kinds:
+    kind = _VALUES.get(attribute.name.removesuffix("s"))
+    if kind is None:
         raise SourceError(f"{node} holds its value as {attribute.name!r}; graphmem plans dense tensors only")
-    kind, values, shape = kinds[attribute.name]
+    value = helper.get_attribute_value(attribute)
+    values, shape = (list(value), [len(value)]) if attribute.name.endswith("s") else ([value], [])
     return helper.make_tensor(node.outputs[0], kind, shape, values)
+
+
+#: The other attributes of a ``Constant`` that hold its value, each also as a list.
+_VALUES = {
+    "value_int": onnx.TensorProto.INT64,
+    "value_float": onnx.TensorProto.FLOAT,
+    "value_string": onnx.TensorProto.STRING,
+}
 
 
 def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[TensorSpec]:
@@ -444,7 +436,7 @@ def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[Tensor
     data = {name: state.data[name] for name in types if name in state.data}
     try:
         inferred = shape_inference.infer_node_outputs(
-            schema, proto, types, data, None, list(state.model.opset_import), state.model.ir_version
+            schema, proto, types, data, None, list(state.facts.model.opset_import), state.facts.model.ir_version
         )
     except Exception as error:  # whatever onnx's C++ throws: InferenceError, ValidationError, RuntimeError, ...
         raise ShapeError(f"{node}: {_reason(error)} (inputs: {_inputs_text(state, node)})") from None
@@ -469,9 +461,8 @@ def _with_default(proto: onnx.NodeProto) -> onnx.NodeProto:
 _SHAPED_LIKE = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
 
 
-def _schema(state: Propagation, node: Node) -> Any:
-    key = (node.domain, node.op_type)
-    schemas = state.facts.schemas
+def _schema(state: Propagation, node: Node) -> onnx.defs.OpSchema | None:
+    key, schemas = node.operator, state.facts.schemas
     if key not in schemas:
         if node.domain not in state.opsets:
             raise SourceError(f"{node}: the model imports no operator set for domain {node.domain!r}")
@@ -493,7 +484,7 @@ def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wante
     if all(name in state.annotated for name in wanted):
         state.notes["operators unknown to ONNX"] = "shapes taken from the file"
         return [state.annotated[name] for name in wanted]
-    found, source = state.foreign(state.model, proto, state.types, state.data)
+    found, source = state.foreign(state.facts.model, proto, state.types, state.data)
     if found:
         state.notes["operators unknown to ONNX"] = f"shapes by the rules of {source}"
         return [_spec_of_type(node, name, found[name]) for name in wanted]
@@ -516,7 +507,7 @@ def _spec_of_type(node: Node, name: str, kind: onnx.TypeProto | None) -> TensorS
 
 
 def _check_sizes(state: Propagation, node: Node) -> None:
-    """What kernels refuse and ONNX's rules do not. Raises :class:`ShapeError`."""
+    """Refuse shapes that kernels refuse and ONNX's rules do not. Raises :class:`ShapeError`."""
     _check_elements(state, node)
     if node.domain:
         return

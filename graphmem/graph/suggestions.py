@@ -49,8 +49,8 @@ def suggested(
     *,
     loops: bool = False,
 ) -> tuple[Asked, bool]:
-    """What to ask instead, and whether the graph was seen to answer it. ``implied`` are dimensions that weights fix, by
-    input and position; of a graph that ``loops`` short inputs are tried first, as every run of a loop is planned."""
+    """A question to ask instead, and whether the graph was seen to answer it. ``implied`` are dimensions that weights
+    fix, by input and position; of a graph that ``loops`` short inputs are tried first, as every run is planned."""
     search = _Search(error, asked, metadata, implied, loops)
     first: Asked | None = None
     for numbers in search.attempts():
@@ -157,7 +157,7 @@ def _role(free: Free) -> str:
 def _candidates(free: Free, asked: Asked, metadata: Mapping[str, str]) -> list[int]:
     spec, position = free.places[0]
     kind = _kind(spec, position, free.name)
-    told = [number for key in _keys(kind, free.name) for number in _numbers(metadata.get(key, ""))]
+    from_file = [number for key in _keys(kind, free.name) for number in _numbers(metadata.get(key, ""))]
     if kind == "image":
         others = [d for d in spec.shape[1:] if isinstance(d, int)]
         sides = [d for d in others if d > 4]
@@ -165,7 +165,7 @@ def _candidates(free: Free, asked: Asked, metadata: Mapping[str, str]) -> list[i
     else:
         usual = {"audio": (*_SOUND, *_LENGTH), "channels": (3, 1), "batch": (1,)}.get(kind, (*_LENGTH, *_SOUND))
     given = [asked.batch] if kind == "state" and asked.batch else []
-    return list(dict.fromkeys((*told, *given, *usual)))
+    return list(dict.fromkeys((*from_file, *given, *usual)))
 
 
 def _kind(spec: TensorSpec, position: int, name: str) -> str:

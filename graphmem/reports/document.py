@@ -183,7 +183,7 @@ class Section:
 class Document:
     """An answer. ``kind`` is one word for what it is of (``estimate``, ``plan``); ``data`` gives the answer as plain
     values, the JSON document. ``rows``: the answer as rows for a spreadsheet, where these are more than what its tables
-    show. ``width``: columns of its text."""
+    show; else ``about`` stands before these. ``width``: columns of its text."""
 
     kind: str
     title: str
@@ -191,14 +191,15 @@ class Document:
     data: Callable[[], Mapping[str, Any]]
     rows: Table | None = None
     width: int = WIDTH
+    about: Table | None = None
 
     def tables(self) -> list[Table]:
-        """The tables of a spreadsheet: ``rows``, or every table that is shown."""
+        """The tables of a spreadsheet: ``rows``, or ``about`` and every table that is shown."""
         if self.rows is not None:
             return [self.rows]
         blocks = [block for section in self.sections for block in section.blocks]
         found = (block.table() if isinstance(block, Shares) else block for block in blocks)
-        return [block for block in found if isinstance(block, Table)]
+        return [*filter(None, (self.about,)), *(block for block in found if isinstance(block, Table))]
 
 
 def section(title: str, *blocks: Block) -> Section:

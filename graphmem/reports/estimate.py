@@ -76,7 +76,10 @@ def brief(estimate: Estimate) -> Document:
 
 
 def _document(estimate: Estimate, sections: Sequence[Section]) -> Document:
-    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict)
+    values = {"model": estimate.model, "step": estimate.step, "runtime": estimate.runtime, "gpu": estimate.gpu}
+    values["fits"] = "" if estimate.fit is None else estimate.fit.verdict
+    about = Table([Column(name) for name in values], [tuple(values.values())])
+    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict, about=about)
 
 
 def _kinds(estimate: Estimate, kind: str) -> int:

@@ -1,9 +1,8 @@
-"""What a runtime is: the protocol that each of them meets, built in or from elsewhere, and the values it speaks in.
+"""The protocol of a runtime, built in or from elsewhere, and the values of its questions and answers.
 
-A runtime takes a trace, of a captured step or of a graph it plans itself, and says what its allocator does with it on a
-card. It is one file or one folder of this package, or an object that an installed package names under the entry-point
-group ``graphmem.runtimes``; nothing outside of it knows its name.
-"""
+A runtime takes a trace, of a captured step or of a graph it plans itself, and gives what its allocator does with it on
+a card. It is one file or one folder of this package, or an object that an installed package names under the entry-point
+group ``graphmem.runtimes``; nothing outside of it knows its name."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options")
 
-#: How many times a planned graph runs where nobody says: the second run finds the arena that the first one left.
+#: How many times a planned graph runs by default: the second run finds the arena that the first one left.
 GRAPH_RUNS = 2
 
 
@@ -46,8 +45,8 @@ class Graphs(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """What options are read in: the card, the version of PyTorch, (major, minor), that is predicted, and the cuDNN that
-    is asked, None for none."""
+    """The setting in which options are read: the card, the version of PyTorch, (major, minor), that is predicted, and
+    the cuDNN that is asked, None for none."""
 
     device: Device
     torch_version: tuple[int, int]
@@ -60,7 +59,7 @@ class Taken:
 
     ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
     ``doubts``: why the runtime's own part in it may be otherwise; ``outside``: what its libraries hold beside the
-    allocator. ``proven``: the recordings that the trace was compared with, but for what ``doubts`` say; "" for none,
+    allocator. ``proven``: the recordings that the trace was compared with, but for ``doubts``; "" for none,
     and then all of it is in doubt.
     """
 
@@ -76,8 +75,8 @@ class Taken:
 @dataclass(frozen=True)
 class Runs:
     """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
-    memory, and says whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why another
-    run of the same may differ."""
+    memory, which shows whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why
+    another run of the same may differ."""
 
     main: Replay
     limited: Replay | None = None
@@ -96,7 +95,8 @@ class Change:
 
 @runtime_checkable
 class Runtime(Protocol[Options]):
-    """What executes a model. ``Options`` is the type of its options, whatever it likes; equal ones are the same run."""
+    """A framework that executes models. ``Options`` is the type of its options, any hashable one; equal ones are the
+    same run."""
 
     #: As on the command line and in reports: lower case, letters and digits only.
     name: str
@@ -127,7 +127,7 @@ class Runtime(Protocol[Options]):
 
     @abstractmethod
     def run(self, trace: Trace, options: Options, setting: Setting) -> Runs:
-        """What the allocator does with ``trace``, which :meth:`take` or :meth:`plan` gave. Every call starts anew."""
+        """The work of the allocator on ``trace``, which :meth:`take` or :meth:`plan` gave. Every call starts anew."""
 
     def take(self, trace: Trace) -> Taken:
         """A captured trace, with what the runtime would allocate besides."""
@@ -135,7 +135,7 @@ class Runtime(Protocol[Options]):
 
     def live(self, options: Options, setting: Setting, *, limited: bool) -> DeviceMemory | None:
         """The allocator that answers a captured program while it runs, on the card of ``setting``, whose memory limits
-        it or not. None: the program's questions have no answer, and are told zeros."""
+        it or not. None: the program's questions have no answer, and are answered by zeros."""
         return None
 
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:
@@ -163,7 +163,7 @@ class Runtime(Protocol[Options]):
 
 
 def doubts_of(runtime: Runtime[Any], taken: Taken) -> tuple[Cause, ...]:
-    """Why the runtime's part in the figures may be otherwise: what it says itself, and what it does not prove."""
+    """Why the runtime's part in the figures may be otherwise: its own doubts, and the parts that it does not prove."""
     parts = ((runtime.proven, "allocator"), (taken.proven, "trace"))
     doubted = [f"its {part}" for proof, part in parts if not proof]
     if not doubted:

@@ -34,28 +34,21 @@ from graphmem.training.optimizers import (
     check_option,
     pairs_of,
     parse_optimizer_arg,
-    parse_value,
 )
 from graphmem.training.parts import check_parts, checked_plan, describe_parts, plan_in_file, processes_of_parts
 from graphmem.training.pipelines import PipelineParallel
 from graphmem.training.processes import Processes, at_least_two, check_world_size
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
-from graphmem.training.sharding import SHARDS, FullyShard
+from graphmem.training.sharding import FullyShard
 from graphmem.training.zero import ZeRO
 
 __all__ = [
-    "AMP_DTYPES",
-    "ATTENTION_MASKS",
     "CACHE_IMPLEMENTATIONS",
-    "COMPILE_MODES",
     "DTYPES",
     "LOOPS",
     "OPTIMIZERS",
     "SCHEDULERS",
-    "SHARDS",
     "WEIGHTS",
-    "ZERO_GRAD",
-    "ZERO_GRAD_AT",
     "DataParallel",
     "Epoch",
     "FullyShard",
@@ -66,12 +59,10 @@ __all__ = [
     "Training",
     "ZeRO",
     "amp_named",
-    "check_optimizer",
     "dtype_named",
     "parse_assumption",
     "parse_lengths",
     "parse_optimizer_arg",
-    "parse_value",
     "weights_named",
 ]
 
@@ -94,7 +85,7 @@ _NO_WEIGHTS = ("fp8", "int4", "mxfp4", "nvfp4", "gptq", "awq", "gguf", "hqq")
 #: Modes of ``torch.compile``.
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-#: What a line can be told to read.
+#: A value that a line is assumed to read.
 Assumed = int | float | bool
 #: The largest budget of one host tensor, in MiB.
 MOST_HOST_MIB = 1 << 16
@@ -104,7 +95,7 @@ ZERO_GRAD = ("set_to_none", "zeros")
 #: When they are cleared.
 ZERO_GRAD_AT = ("after_step", "before_forward", "before_backward")
 
-#: What becomes of the model's output once there is a loss: a variable of the loop holds it until the next output takes
+#: The model's output once there is a loss: a variable of the loop holds it until the next output takes
 #: its place (``outputs = model(**batch)``), or nothing does (``loss = model(**batch).loss``).
 LOOPS = ("hold", "drop")
 #: The ``attention_mask`` that batches of a transformers model carry: one that hides nothing, as of texts cut into
@@ -466,34 +457,26 @@ class Training:
         named = f"{self.optimizer}({options})" if options else self.optimizer
         own = self.zero.own_optimizer if self.zero is not None else None
         words = ["training", named if own is None else f"DeepSpeed's {own}", *_precision(self, weights)]
-        if self.checkpoint_activations:
-            words.append("activation checkpointing")
-        if self.grad_accum > 1:
-            words.append(f"{self.grad_accum} micro-batches per step")
-        if self.clip_grad_norm is not None:
-            words.append(f"gradient norm clipped to {self.clip_grad_norm:g}")
-        if self.wrapper is not None:
-            words.append(self.wrapper.describe())
-        words += describe_parts(self.tp, self.ep)
-        words += ["sequence parallel"] * self.sp + ["by a plan of its own"] * bool(self.tp_plan)
-        words += [self.pp.describe()] if self.pp is not None else []
-        words += [f"context parallel over {self.cp}"] if self.cp is not None else []
-        if self.zero_grad != "set_to_none":
-            words.append("gradients zeroed in place")
-        if self.zero_grad_at != "after_step":
-            words.append(f"gradients cleared {self.zero_grad_at.replace('_', ' the ')} pass")
-        if self.scales_loss != (self.amp == "fp16"):
-            words.append("gradient scaler" if self.scales_loss else "no gradient scaler")
-        if self.lr_scheduler is not None:
-            words.append(self.lr_scheduler)
-        if self.attention_mask is not None:
-            words.append(_MASKED[self.attention_mask])
-        if self.loop == "drop":
-            words.append("output dropped")
-        if self.prefetch:
-            words.append(f"{self.prefetch} batch{'es' * (self.prefetch > 1)} prefetched")
-        words += self.epoch.describe()
-        return ", ".join(words)
+        scaler = "gradient scaler" if self.scales_loss else "no gradient scaler"
+        others: tuple[tuple[object, str], ...] = (
+            (self.checkpoint_activations, "activation checkpointing"),
+            (self.grad_accum > 1, f"{self.grad_accum} micro-batches per step"),
+            (self.clip_grad_norm, f"gradient norm clipped to {self.clip_grad_norm or 0:g}"),
+            (self.wrapper, self.wrapper.describe() if self.wrapper else ""),
+            (self.tp or self.ep, ", ".join(describe_parts(self.tp, self.ep))),
+            (self.sp, "sequence parallel"),
+            (self.tp_plan, "by a plan of its own"),
+            (self.pp, self.pp.describe() if self.pp else ""),
+            (self.cp, f"context parallel over {self.cp}"),
+            (self.zero_grad != "set_to_none", "gradients zeroed in place"),
+            (self.zero_grad_at != "after_step", f"gradients cleared {self.zero_grad_at.replace('_', ' the ')} pass"),
+            (self.scales_loss != (self.amp == "fp16"), scaler),
+            (self.lr_scheduler, self.lr_scheduler or ""),
+            (self.attention_mask, _MASKED.get(self.attention_mask or "", "")),
+            (self.loop == "drop", "output dropped"),
+            (self.prefetch, f"{self.prefetch} batch{'es' * (self.prefetch > 1)} prefetched"),
+        )
+        return ", ".join([*words, *(text for holds, text in others if holds), *self.epoch.describe()])
 
 
 @documented
@@ -592,13 +575,13 @@ def _precision(step: Training | Inference, weights: str | None) -> list[str]:
     return words
 
 
-#: What a step's words say of its masks.
+#: Words for the masks of a step.
 _MASKED = {"ones": "attention mask of ones", "padded": "attention mask with padding"}
 
 
 class Tried(float):
-    """A value that a line is told to see what would follow, not because anybody says so: a loop that does not end with
-    it is left."""
+    """A value that is assumed to try what would follow, not because it is known: a loop that does not end with it is
+    left."""
 
 
 def parse_assumption(text: str) -> tuple[str, Assumed]:

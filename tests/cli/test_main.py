@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from graphmem.base import versions
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.main import cli
+from graphmem.cli.output import working
 from graphmem.cli.replay import replay_command
 from graphmem.devices import all_devices, device_named
 from graphmem.errors import CaptureError, UsageError
@@ -74,6 +76,16 @@ def test_analyze_prints_the_report(recorder: Recorder) -> None:
     assert "FITS H100-80GB" in result.stdout
     assert "the model's own code" not in result.stdout
     assert "the model's own code" in result.stderr
+
+
+def test_warnings_of_libraries_are_not_shown() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for shows in (False, True):
+            with working(shows_warnings=shows):
+                for module in ("torch.jit", "transformers", "torches", "mine"):
+                    warnings.warn_explicit(module, FutureWarning, f"{module}.py", 1, module, {})
+    assert [str(one.message) for one in seen] == ["torches", "mine", "torch.jit", "transformers", "torches", "mine"]
 
 
 def test_json_on_stdout_is_only_json(recorder: Recorder) -> None:

@@ -175,6 +175,12 @@ def test_an_estimate_is_written_in_every_format(name: str, estimate: Estimate) -
     assert peak in shown or f"{estimate.device / (1 << 30):.2f} GiB" in shown
 
 
+def test_an_estimate_for_a_spreadsheet_begins_with_what_it_is_of() -> None:
+    estimate = failing_estimate()
+    (row,) = csv.DictReader(io.StringIO("\n".join(estimate.report("csv").splitlines()[:2])))
+    assert (row["model"], row["gpu"], row["fits"]) == (estimate.model, estimate.gpu, "no")
+
+
 def test_a_line_of_text_is_broken_only_where_it_is_too_long() -> None:
     assert text.folded("some words and --an-option=value", 20) == ["some words and", "--an-option=value"]
     assert text.folded("x" * 25, 20) == ["x" * 20, "x" * 5]

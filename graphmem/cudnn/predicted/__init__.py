@@ -1,1 +1,1 @@
-"""What cuDNN asks for where no library can be asked: trees grown from its answers, and formulas found from them."""
+"""Workspaces of cuDNN where no library can be asked: trees grown from its answers, and formulas found from them."""

@@ -17,6 +17,7 @@ from importlib import resources
 
 from graphmem.cudnn.predicted.packed import Branch, Leaf, PackedError, Trees, unpack
 from graphmem.cudnn.predicted.problem import Direction, Problem, Product
+from graphmem.cudnn.predicted.workspaces import parts_of
 
 #: Tiles of the kernels, values of m and n.
 TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (256, 64), (64, 256))
@@ -73,7 +74,7 @@ def is_unordered(problem: Problem, direction: Direction, size: int, form: str) -
     """
     if problem.itemsize != _FP32_BYTES or direction is Direction.FORWARD:
         return False
-    return not size or (direction is Direction.BACKWARD_DATA and form.startswith("copy IOF"))
+    return not size or (direction is Direction.BACKWARD_DATA and parts_of(form)[0] == ("copy", "IOF"))
 
 
 def section(problem: Problem, direction: Direction, which: Plan = Plan.FIRST, general: bool = False) -> str:

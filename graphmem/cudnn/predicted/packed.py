@@ -105,8 +105,8 @@ def _unpack(data: bytes) -> Trees:
     measured = _CONTENT.fullmatch(header.pop("content", ""))
     content = memoryview(data)[start:]
     if measured is None or len(content) != int(measured[1]):
-        said = measured[1] if measured else "as many as its header says"
-        raise ValueError(f"it has {len(content)} bytes of content, not {said}")
+        wanted = measured[1] if measured else "as many as its header says"
+        raise ValueError(f"it has {len(content)} bytes of content, not {wanted}")
     if hashlib.sha256(content).hexdigest() != measured[2]:
         raise ValueError("its content has not the sum that its header says")
     features, at = _table(data, start)

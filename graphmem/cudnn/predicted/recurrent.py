@@ -1,12 +1,12 @@
 """Work and reserve space of cuDNN's recurrent networks, in bytes, and the algorithm that PyTorch chooses.
 
 ``get_algo`` is that of ``aten/src/ATen/native/cudnn/RNN.cpp`` of PyTorch 2.13. The sizes are those that
-``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20 tells for described cards of compute capability 7.5 to 12.0; their parts
+``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20 gives for described cards of compute capability 7.5 to 12.0; their parts
 were found by asking for many thousands of networks, and give every one of these answers to the byte
 (``tests/golden/pytorch/2.13/ops/rnn_spaces.jsonl.gz`` keeps some). What each part is for is what its size suggests.
 
 Not known: fp32 without TF32 (``torch.backends.cudnn.allow_tf32 = False``), which takes other buffers: the sizes are
-those of TF32, and :func:`is_certain` says so.
+those of TF32, of which :func:`is_certain` is false.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PERSISTENT_ROWS = 2432
 
 
 def algorithm(network: Network, capability: tuple[int, int], sm_count: int, *, forward: bool) -> int:
-    """``get_algo``: how PyTorch asks cuDNN to run the network, whatever ``network.algorithm`` says."""
+    """``get_algo``: how PyTorch asks cuDNN to run the network, whatever ``network.algorithm`` is."""
     if network.projected or network.lengths or network.dtype == "float64":
         return STANDARD
     if network.hidden <= _SMALL[network.mode][0 if forward else 1]:

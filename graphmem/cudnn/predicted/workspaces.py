@@ -30,6 +30,7 @@ fixed number of splits. Given tile and cluster, the partial tiles of 97 % of 8,0
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -63,8 +64,6 @@ _IMAGE_CHANNELS = 32
 _IMAGE_PARTS = 8
 #: Winograd's transform of a filter of 3x3.
 _WINOGRAD_TAPS = 25
-#: How forms with these parts are known.
-TIGHT, TILES = "+tight", "tiles "
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,68 +78,40 @@ class Workspace:
 
 def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:
     """Bytes of the workspace of a plan of this form. Raises ``ValueError`` for a form that is none of those above."""
-    sizes = [_part_bytes(words, problem, direction) for words in _parts(form)]
+    try:
+        sizes = [_PARTS[kind](problem, direction, *words) for kind, *words in parts_of(form)]
+    except (KeyError, TypeError):  # another word, or other words behind it
+        raise ValueError(f"no form of a workspace: {form!r}") from None
     size = sum(sizes)
     if not size:
         return 0
-    return size + slack(form) + (TIGHT_SLACK if TILES in form and size > sizes[-1] else 0)
+    return size + slack(form) + (TIGHT_SLACK if has_tiles(form) and size > sizes[-1] else 0)
 
 
 def slack(form: str) -> int:
     """Bytes that a plan of this form adds where it takes any."""
-    return TIGHT_SLACK if form.endswith(TIGHT) else TILED_SLACK if TILES in form else SLACK
+    return TIGHT_SLACK if parts_of(form)[-1] == ("tight",) else TILED_SLACK if has_tiles(form) else SLACK
+
+
+def has_tiles(form: str) -> bool:
+    """Whether partial results are whole tiles."""
+    return any(kind in ("tiles", "vtiles") for kind, *_ in parts_of(form))
 
 
 @cache
-def _parts(form: str) -> tuple[tuple[str, ...], ...]:
+def parts_of(form: str) -> tuple[tuple[str, ...], ...]:
+    """The parts of a form, each in words."""
     return tuple(tuple(part.split()) for part in form.split("+"))
 
 
-def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) -> int:
-    vector = 16 // problem.itemsize
-    match words:
-        case ["none" | "tight"]:
-            return 0
-        case ["needed"]:
-            return needed_copies(problem)
-        case ["all"]:
-            return _copies(problem, "IOF", vector, vector)
-        case ["copy", names]:
-            return _copies(problem, names, 1, 1)
-        case ["pad", names]:
-            return _copies(problem, names, vector, vector)
-        case ["pad2" | "pad4" as pad, names]:
-            return _copies(problem, names, int(pad[3:]), 1)
-        case ["groupv" | "group2n" | "group2" | "group4" | "group8" | "group16" | "group32" as pad, names]:
-            return _group_copies(problem, names, pad[5:])
-        case ["packed", *every]:
-            return _packed_copies(problem, bool(every))
-        case ["some", names]:
-            return _copies(problem, names, 1, 1) * min(_GROUPS_AT_ONCE, problem.groups) // problem.groups
-        case ["somesplit", splits]:
-            some = min(_GROUPS_AT_ONCE, problem.groups)
-            return int(splits) * _fp32_result(problem, direction) * some // problem.groups
-        case ["offsets"]:
-            return _offsets(problem, direction) - SLACK
-        case ["bytes", size]:
-            return int(size) - SLACK
-        case ["stream", tile, cluster]:
-            return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
-        case ["split", splits]:
-            return int(splits) * _fp32_result(problem, direction)
-        case ["tiles", tile, splits]:
-            return _tiled(_pair(tile), int(splits), Product.of(problem, direction))
-        case ["vtiles", tile, splits]:
-            return _tiled(_pair(tile), int(splits), Product.of(_padded(problem), direction))
-        case ["parts", block, count]:
-            channels, channel_bytes = _pair(block)
-            return int(count) * round_up(problem.filters, channels) * channel_bytes
-        case ["images"]:
-            channels = round_up(problem.filters, _IMAGE_CHANNELS)
-            return problem.batch * channels * problem.taps * _IMAGE_PARTS * 4
-        case ["winograd"]:
-            return problem.channels * problem.filters // problem.groups * _WINOGRAD_TAPS * problem.itemsize
-    raise ValueError(f"no form of a workspace: {' '.join(words)!r}")
+def _vector(problem: Problem) -> int:
+    """Values of 16 bytes."""
+    return 16 // problem.itemsize
+
+
+def _at_once(problem: Problem, size: int) -> int:
+    """The part of all groups' bytes that the groups take which run at once."""
+    return size * min(_GROUPS_AT_ONCE, problem.groups) // problem.groups
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -148,7 +119,7 @@ def _pair(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _copies(problem: Problem, names: str, pad_channels: int, pad_filters: int) -> int:
+def _copies(problem: Problem, names: str, pad_channels: int = 1, pad_filters: int = 1) -> int:
     channels, filters = round_up(problem.channels, pad_channels), round_up(problem.filters, pad_filters)
     sizes = {
         "I": problem.batch * problem.input_pixels * channels,
@@ -158,9 +129,14 @@ def _copies(problem: Problem, names: str, pad_channels: int, pad_filters: int) -
     return sum(sizes[name] for name in names) * problem.itemsize
 
 
+def _padded_copies(problem: Problem, names: str) -> int:
+    """Copies with channels in rows of 16 bytes."""
+    return _copies(problem, names, _vector(problem), _vector(problem))
+
+
 def needed_copies(problem: Problem) -> int:
     """Copies of the tensors that are not channels innermost in rows of 16 bytes; one pixel or tap has no order."""
-    vector = 16 // problem.itemsize
+    vector = _vector(problem)
     odd_channels, odd_filters = problem.channels % vector != 0, problem.filters % vector != 0
     nchw = not problem.channels_last
     names = ""
@@ -170,7 +146,7 @@ def needed_copies(problem: Problem) -> int:
         names += "O"
     if odd_channels or odd_filters or (nchw and problem.taps > 1):
         names += "F"
-    return _copies(problem, names, vector, vector)
+    return _padded_copies(problem, names)
 
 
 def _group_copies(problem: Problem, names: str, width: str) -> int:
@@ -179,7 +155,7 @@ def _group_copies(problem: Problem, names: str, width: str) -> int:
     if width == "2n":
         multiple = 1 << (max(inner, outer) - 1).bit_length()
     else:
-        multiple = 16 // problem.itemsize if width == "v" else int(width)
+        multiple = _vector(problem) if width == "v" else int(width)
     inner, outer = round_up(inner, multiple), round_up(outer, multiple)
     sizes = {"I": problem.input_pixels * inner, "O": problem.output_pixels * outer}
     value_bytes = problem.groups * problem.itemsize
@@ -193,8 +169,7 @@ def _packed_copies(problem: Problem, every: bool) -> int:
     inner, outer = problem.channels // problem.groups, problem.filters // problem.groups
     width = 1 << (max(inner, outer) - 1).bit_length()
     wide = width > _PACKED_GROUP
-    vector = 16 // problem.itemsize
-    inner_width, outer_width = (round_up(n, vector) if wide else width for n in (inner, outer))
+    inner_width, outer_width = (round_up(n, _vector(problem)) if wide else width for n in (inner, outer))
     nchw = not problem.channels_last
     padded = {"I": inner != inner_width, "O": outer != outer_width}
     names = "".join(name for name, needs in padded.items() if nchw or every or needs)
@@ -210,24 +185,29 @@ def _offsets(problem: Problem, direction: Direction) -> int:
 
 def _fp32_result(problem: Problem, direction: Direction) -> int:
     """Bytes of what the product makes, in fp32 and with padded channels."""
-    vector = 16 // problem.itemsize
-    channels, filters = round_up(problem.channels, vector), round_up(problem.filters, vector)
+    padded = _padded(problem)
     if direction is Direction.FORWARD:
-        return problem.batch * problem.output_pixels * filters * 4
+        return padded.batch * padded.output_pixels * padded.filters * 4
     if direction is Direction.BACKWARD_DATA:
-        return problem.batch * problem.input_pixels * channels * 4
-    return channels * filters * problem.taps // problem.groups * 4
+        return padded.batch * padded.input_pixels * padded.channels * 4
+    return padded.channels * padded.filters * padded.taps // padded.groups * 4
 
 
 def _padded(problem: Problem) -> Problem:
     """The problem with channels in rows of 16 bytes."""
-    vector = 16 // problem.itemsize
-    return replace(problem, channels=round_up(problem.channels, vector), filters=round_up(problem.filters, vector))
+    channels, filters = (round_up(count, _vector(problem)) for count in (problem.channels, problem.filters))
+    return replace(problem, channels=channels, filters=filters)
 
 
-def _tiled(tile: tuple[int, int], splits: int, product: Product) -> int:
+def _depthwise_parts(problem: Problem, direction: Direction, block: str, count: str) -> int:
+    channels, channel_bytes = _pair(block)
+    return int(count) * round_up(problem.filters, channels) * channel_bytes
+
+
+def _tiled(product: Product, tile_text: str, splits_text: str) -> int:
     """Partial results in whole tiles of fp32, and for every tile a flag a part and one more (15 of 15 plans of engines
     10, 30 and 40 that were looked at, to the byte)."""
+    tile, splits = _pair(tile_text), int(splits_text)
     along_m, along_n = -(-product.m // tile[0]), -(-product.n * product.count // tile[1])
     return along_m * along_n * 4 * (splits * tile[0] * tile[1] + splits + 1)
 
@@ -244,3 +224,38 @@ def _stream_k(tile: tuple[int, int], cluster: tuple[int, int], product: Product)
     values = tile[0] * tile[1]
     splits = min(slots // shared, product.k // max(_MIN_STEPS, _MIN_WORK // values))
     return shared * splits * values * 4 if splits > 1 else 0
+
+
+#: By the first word of a part: its bytes, of the convolution, the direction and the words that follow.
+_PARTS: dict[str, Callable[..., int]] = {
+    "none": lambda problem, direction: 0,
+    "tight": lambda problem, direction: 0,
+    "needed": lambda problem, direction: needed_copies(problem),
+    "all": lambda problem, direction: _padded_copies(problem, "IOF"),
+    "copy": lambda problem, direction, names: _copies(problem, names),
+    "pad": lambda problem, direction, names: _padded_copies(problem, names),
+    "pad2": lambda problem, direction, names: _copies(problem, names, 2),
+    "pad4": lambda problem, direction, names: _copies(problem, names, 4),
+    "packed": lambda problem, direction, *every: _packed_copies(problem, bool(every)),
+    "some": lambda problem, direction, names: _at_once(problem, _copies(problem, names)),
+    "somesplit": lambda problem, direction, splits: _at_once(problem, int(splits) * _fp32_result(problem, direction)),
+    "offsets": lambda problem, direction: _offsets(problem, direction) - SLACK,
+    "bytes": lambda problem, direction, size: int(size) - SLACK,
+    "stream": lambda problem, direction, tile, cluster: (
+        needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
+    ),
+    "split": lambda problem, direction, splits: int(splits) * _fp32_result(problem, direction),
+    "tiles": lambda problem, direction, *words: _tiled(Product.of(problem, direction), *words),
+    "vtiles": lambda problem, direction, *words: _tiled(Product.of(_padded(problem), direction), *words),
+    "parts": _depthwise_parts,
+    "images": lambda problem, direction: (
+        problem.batch * round_up(problem.filters, _IMAGE_CHANNELS) * problem.taps * _IMAGE_PARTS * 4
+    ),
+    "winograd": lambda problem, direction: (
+        problem.channels * problem.filters // problem.groups * _WINOGRAD_TAPS * problem.itemsize
+    ),
+    **{
+        f"group{width}": lambda problem, direction, names, width=width: _group_copies(problem, names, width)
+        for width in ("v", "2n", "2", "4", "8", "16", "32")
+    },
+}

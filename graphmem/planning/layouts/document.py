@@ -45,7 +45,7 @@ def _sections(plan: Plan, counts: Counter[str], details: bool) -> Iterator[Secti
     yield section("", Facts(about))
     yield section("", Text(tuple(_verdict(plan)), "yes" if plan.fitting else "no"))
     if plan.fitting:
-        yield section("Layouts that fit, each captured; the cheapest first (s: seconds of a step)", _fitting(plan))
+        yield section("Layouts that fit, each captured; the cheapest first", _fitting(plan))
     yield _others(plan, counts)
     if plan.advice:
         changes = [f"{one.change} ({one.option}): {_saved(one.saved_bytes) or one.reason}" for one in plan.advice]
@@ -116,7 +116,8 @@ def _fitting(plan: Plan) -> Table:
     columns = (
         Column(name="number", unit="count"), Column("layout"), Column("a card", "bytes"), Column("spare", "bytes"),
         Column("sent near", "decimal"), Column("far", "decimal"), Column("host", "decimal"),
-        Column("s sent", "seconds"), Column("s again", "seconds"), Column("s waits", "seconds"), Column(name="remark"),
+        Column("sending, s", "seconds"), Column("again, s", "seconds"), Column("waiting, s", "seconds"),
+        Column(name="remark"),
     )  # fmt: skip
     rows = [_row(number, one) for number, one in enumerate(plan.fitting, 1)]
     kept = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]

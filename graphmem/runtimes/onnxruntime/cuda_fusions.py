@@ -1,4 +1,4 @@
-"""What ONNX Runtime's optimizer does to a graph for the CUDA provider and its CPU build does not.
+"""Changes of a graph that ONNX Runtime's optimizer makes for the CUDA provider and not in its CPU build.
 
 ``HardSwish`` has a kernel on CUDA and none on the CPU, where it becomes the nodes of its function: it is optimized
 under another name. ``BiasSoftmaxFusion`` (``core/optimizer/bias_softmax_fusion.cc``) is for GPUs: an addition and the

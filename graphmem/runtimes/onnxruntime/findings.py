@@ -1,4 +1,4 @@
-"""What there is to say about the runs of an ONNX Runtime session: why they differ, and what other options would save.
+"""Findings on the runs of an ONNX Runtime session: why they differ, and savings of other options.
 
 Every saving is a plan and a replay of its own under the other option, never a rule of thumb.
 """
@@ -45,20 +45,20 @@ def findings(sessions: Sessions, options: Options, planned: Planned) -> Findings
     """Sentences for the reader, and figures in bytes for the details of an estimate."""
     base = replayed(planned.trace, options, len(sessions))
     held = reserved_after_runs(planned.trace, base)
-    said = [*_growth(held, planned), *_collisions(sessions, options)]
+    sentences = [*_growth(held, planned), *_collisions(sessions, options)]
     others: dict[str, int] = {}
     is_long = len(planned.trace) > MOST_EVENTS
     if is_long:
-        said.append(f"other options were not tried: the runs allocate and free {len(planned.trace):,} times")
+        sentences.append(f"other options were not tried: the runs allocate and free {len(planned.trace):,} times")
     for words, changed in () if is_long else _alternatives(options):
         plans = [replace(made, settings=changed.session) for made in planned.plans]  # none of these moves a buffer
         trace = plan(sessions, changed, plans=plans).trace
         peak = replayed(trace, changed, len(sessions)).peak_reserved_bytes
         others[words] = peak
         if peak < base.peak_reserved_bytes:
-            said.append(f"{words} would save {format_bytes(base.peak_reserved_bytes - peak)} of reserved memory")
+            sentences.append(f"{words} would save {format_bytes(base.peak_reserved_bytes - peak)} of reserved memory")
     runs = {f"run {number}" if number else "load": size for number, size in sorted(held.items())}
-    notes = tuple(Diagnostic(Code.NOTE, sentence) for sentence in said)
+    notes = tuple(Diagnostic(Code.NOTE, sentence) for sentence in sentences)
     return Findings(notes, {"reserved_bytes_by_run": runs, "reserved_bytes_with": others})
 
 
@@ -80,19 +80,19 @@ def _collisions(sessions: Sessions, options: Options) -> list[str]:
     """Runs that find the pattern of another shape, because keys are XORs of dimensions."""
     if not options.session.enable_mem_pattern:
         return []
-    said = []
+    sentences = []
     for graphs in sessions:
         first: dict[int, int] = {}
         shapes = [[tuple(map(int, graph.tensors[name].shape)) for name in graph.inputs] for graph in graphs]
         for run, dimensions in enumerate(shapes):
             earlier = first.setdefault(pattern_key(dimensions), run)
             if shapes[earlier] != dimensions:
-                said.append(
+                sentences.append(
                     f"run {run + 1} of {graphs[0].name} finds the memory pattern of run {earlier + 1}, whose shapes "
                     "are others: it allocates that block and every tensor besides (the key of a pattern is the XOR of "
                     "all input dimensions)"
                 )
-    return said
+    return sentences
 
 
 def _alternatives(options: Options) -> list[tuple[str, Options]]:

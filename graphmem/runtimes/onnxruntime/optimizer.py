@@ -1,8 +1,8 @@
 """The graph as ONNX Runtime executes it: its own optimizer run on a model whose weights are a file of holes.
 
 Weights are replaced by references to one sparse file, so that none is read and all the fusions that look at types,
-shapes and small constants still happen. A second session, in which every tensor is an output, tells the symbolic shapes
-its planner compares. Both sessions are made and never run.
+shapes and small constants still happen. A second session, in which every tensor is an output, gives the symbolic shapes
+that its planner compares. Both sessions are made and never run.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data"
 @dataclass(frozen=True)
 class OptimizedModel:
     """``model`` without weights, made from ``source``; ``symbolic`` are types and shapes before binding (``""``: a
-    dimension without a name; a scalar may also be a tensor of unknown rank); ``level`` is what was done, which is less
-    than was asked for when ``reason`` says why; ``provider`` is whose half
-    precision it has; ``is_folded``: constants were folded, as ONNX Runtime would."""
+    dimension without a name; a scalar may also be a tensor of unknown rank); ``level`` is the level that was run, lower
+    than the one asked for where there is a ``reason``; ``provider`` is the one whose half precision it has;
+    ``is_folded``: constants were folded, as ONNX Runtime would."""
 
     source: onnx.ModelProto
     model: onnx.ModelProto
@@ -248,7 +248,7 @@ def hoist(graph: onnx.GraphProto, scope: str = "") -> None:
             nodes += inside.node
             graph.initializer.extend(inside.initializer)
             graph.input.extend(inside.input)
-            declared = (*inside.value_info, *inside.output)  # what a subgraph says of its tensors holds too
+            declared = (*inside.value_info, *inside.output)  # types that a subgraph declares hold too
             graph.value_info.extend(value for value in declared if value.type.WhichOneof("value"))
         nodes.append(node)
     del graph.node[:]
@@ -345,7 +345,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _behind_parentheses(text: str) -> str:
-    """What follows the first pair of parentheses and what is nested in them, and a ``const`` after it."""
+    """The text behind the first pair of parentheses and all that is nested in them, and a ``const`` after it."""
     depth = 0
     for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")

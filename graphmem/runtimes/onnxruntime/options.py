@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
+from graphmem.base.tables import read_table
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import NotModelledError, UsageError
 from graphmem.runtimes.onnxruntime.kernels.libraries import SEARCHES, Libraries
@@ -16,21 +17,12 @@ from graphmem.runtimes.onnxruntime.levels import level_named
 from graphmem.runtimes.onnxruntime.plan.session import CALLER, RUN, SESSION, SessionSettings
 from graphmem.units import parse_bytes
 
+Value = TypeVar("Value")
+
 STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.value): s for s in ExtendStrategy}
 PROVIDERS = {
     "cuda": "cuda", "cudaexecutionprovider": "cuda", "cpu": "cpu", "cpuexecutionprovider": "cpu",
 }  # fmt: skip
-
-#: Providers that are ONNX Runtime's and are not modelled, and why.
-NOT_MODELLED = {
-    "tensorrt": "TensorRT builds engines of its own, and tells their memory to itself",
-    "openvino": "OpenVINO plans and allocates by itself",
-    "dml": "DirectML's heaps are not the arena",
-    "rocm": "MIOpen's workspaces are not known",
-    "migraphx": "MIGraphX compiles programs with buffers of their own",
-    "coreml": "Core ML shares the machine's memory and says nothing of it",
-    "webgpu": "its buffer cache is not the arena",
-}
 
 #: Arena options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
 #: (onnxruntime_c_api.h, ``CreateArenaCfgV2``), each with the field of the arena it sets.
@@ -55,49 +47,20 @@ SWITCHES = {
 #: Whose memory inputs and outputs are bound to, by word. What is bound in host memory is copied: an input when it is
 #: bound, an output when the run ends.
 BINDINGS = {"caller": (CALLER, CALLER), "session": (SESSION, SESSION), "host": (SESSION, RUN)}
-_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "PackedMultiHeadAttention")
-_IMAGES = (
-    "Conv", "FusedConv", "ConvTranspose", "BatchNormalization", "MaxPool", "AveragePool", "GlobalMaxPool",
-    "GlobalAveragePool", "LRN", "GridSample", "DepthToSpace", "SpaceToDepth",
-)  # fmt: skip
-#: Options that change what kernels of these operators take, or of all, in a way that is not modelled; what they do.
-UNFOLLOWED = {
-    "fuse_conv_bias": (("Conv", "FusedConv"), "cuDNN plans convolution and bias as one operation, which is not asked"),
-    "prefer_nhwc": (_IMAGES, "the graph is laid out anew, which only a build with the CUDA provider does"),
-    "gpu_external_alloc": ((), "chunks come from the caller's allocator, which has rules of its own"),
-    "sdpa_kernel": (_ATTENTION, "which of its kernels an attention takes, each with scratch of its own"),
-}
+_TABLES = read_table("graphmem.runtimes.onnxruntime", "options.toml")
+#: Providers that are ONNX Runtime's and are not modelled, and why.
+NOT_MODELLED: dict[str, str] = _TABLES["not_modelled"]
+#: Options that change the memory of these operators' kernels, or of all, in a way that is not modelled; and why.
+UNFOLLOWED = {key: (tuple(row["operators"]), row["reason"]) for key, row in _TABLES["unfollowed"].items()}
 #: Options that change no figure, and why.
-WITHOUT_EFFECT = {
-    "enable_skip_layer_norm_strict_mode": "sums are of fp32 then, in the same buffers",
-    "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
-    **dict.fromkeys(
-        ("use_ep_level_unified_stream", "has_user_compute_stream", "user_compute_stream", "do_copy_in_default_stream",
-         "disable_synchronize_execution_providers"), "kernels run on one stream either way",
-    ),
-    **dict.fromkeys(
-        ("tunable_op_enable", "tunable_op_tuning_enable", "tunable_op_max_tuning_duration_ms"),
-        "no kernel of the CUDA provider takes more memory to be tuned",
-    ),
-    "enable_cudnn": "kernels that call cuDNN go on doing so",
-    "external_data_loader_reading_threads": "weights are read through host memory",
-    **dict.fromkeys(("gpu_external_free", "gpu_external_empty_cache"), "gpu_external_alloc says it"),
-    "device_id": "one card is looked at",
-}  # fmt: skip
-#: Everything :func:`parse_options` reads.
-OPTIONS = (
-    *ARENA_OPTIONS, *SWITCHES, "io_binding", "memory.enable_memory_arena_shrinkage",
-    "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "use_tf32", "cudnn_conv1d_pad_to_nc1d", *UNFOLLOWED, *WITHOUT_EFFECT,
-    "cudnn_workspace_bytes", "cublas_workspace_bytes",
-)  # fmt: skip
+WITHOUT_EFFECT: dict[str, str] = _TABLES["without_effect"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for, and the ``text`` that asked for it. ``level`` is the optimization level;
+    """The options as given, and their ``text``. ``level`` is the optimization level;
     ``cudnn_workspace_bytes`` stands in for the workspace of every convolution's plan. ``card``: the one it runs on,
-    None for the default one; ``cudnn``: the library that tells its plans, None where they are predicted, with
+    None for the default one; ``cudnn``: the library that is asked for plans, None where they are predicted, with
     ``extreme`` at one end of what they may take."""
 
     arena: ArenaConfig = field(default_factory=ArenaConfig)
@@ -134,7 +97,7 @@ class Options:
         )
 
     def on(self, card: Device, cudnn: str | Path | None = None) -> Options:
-        """These options on a card whose cuDNN's plans this library tells, None for none."""
+        """These options on a card whose cuDNN's plans this library is asked for, None for none."""
         return self if self.session.provider != "cuda" else replace(self, card=card, cudnn=cudnn)
 
 
@@ -148,99 +111,120 @@ def parse_options(text: str) -> Options:
     seen: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = (part.strip() for part in entry.partition(":"))
-        if key not in OPTIONS:
-            raise UsageError(f"ONNX Runtime has no memory option {key!r}; accepted: {', '.join(OPTIONS)}")
+        if key not in _READERS:
+            raise UsageError(f"ONNX Runtime has no memory option {key!r}; accepted: {', '.join(_READERS)}")
         if not separator or not value:
             raise UsageError(f"{key} has no value; write {key}:VALUE")
         name = ARENA_OPTIONS.get(key, key)
         if name in seen:
             raise UsageError(f"{key} is given after {seen[name]}; give one of them once")
         seen[name] = key
-        options = _with(options, key, value)
+        options = _READERS[key](options, key, value)
     return options
 
 
-def _with(options: Options, key: str, value: str) -> Options:
-    if key in ARENA_OPTIONS:
-        return replace(options, arena=_with_arena(options.arena, key, value))
-    if key in SWITCHES:
-        return _with_session(options, **{SWITCHES[key]: _switch(key, value)})
-    if key == "memory.enable_memory_arena_shrinkage":  # a list of devices: gpu:0;cpu:0
-        return _with_session(options, enable_memory_arena_shrinkage=True)
-    if key == "provider":
-        other = value.lower().removesuffix("executionprovider").removeprefix("nv")
-        if other in NOT_MODELLED:
-            raise NotModelledError(
-                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are", value
-            )
-        return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
-    if key == "intra_op_num_threads":
-        return _with_session(options, intra_op_num_threads=_count(key, value))
-    if key == "graph_optimization_level":
-        return replace(options, level=level_named(value))
-    if key == "cudnn_conv_algo_search":
-        spelled = {name: name for name in SEARCHES} | {str(i): name for i, name in enumerate(SEARCHES)}
-        return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
-    if key == "io_binding":
-        return _with_session(options, io_binding=_binding(value))
-    if key in UNFOLLOWED:
-        return replace(options, unfollowed=(*options.unfollowed, key)) if _number(key, value) else options
-    if key == "use_tf32":
-        return replace(options, use_tf32=_switch(key, value))
-    if key == "cudnn_conv1d_pad_to_nc1d":
-        return replace(options, conv1d_pad_to_nc1d=_switch(key, value))
-    if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
-        changes: dict[str, Any] = {key: parse_bytes(value)}
+#: The options with one more, of a key and its text.
+Reader = Callable[[Options, str, str], Options]
+
+
+def _sets(field: str, read: Callable[[str, str], object], part: str = "") -> Reader:
+    """Sets a field, of the options or of their ``part``, to the value that ``read`` makes of key and text; None leaves
+    it as it is."""
+
+    def set_field(options: Options, key: str, value: str) -> Options:
+        changes: dict[str, Any] = {field: read(key, value)}
+        if changes[field] is None:
+            return options
+        if part:
+            changes = {part: replace(getattr(options, part), **changes)}
         return replace(options, **changes)
+
+    return set_field
+
+
+def _unfollowed(options: Options, key: str, value: str) -> Options:
+    return replace(options, unfollowed=(*options.unfollowed, key)) if _number(key, value) else options
+
+
+def _without_effect(options: Options, key: str, value: str) -> Options:
     _number(key, value)
     return replace(options, without_effect=(*options.without_effect, key))
 
 
-def _binding(value: str) -> tuple[str, str]:
+def _provider(key: str, value: str) -> str:
+    other = value.lower().removesuffix("executionprovider").removeprefix("nv")
+    if other in NOT_MODELLED:
+        raise NotModelledError(
+            f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are", value
+        )
+    return _among(key, value.lower(), PROVIDERS)
+
+
+def _search(key: str, value: str) -> str:
+    spelled = {name: name for name in SEARCHES} | {str(i): name for i, name in enumerate(SEARCHES)}
+    return _among(key, value.upper(), spelled)
+
+
+def _binding(key: str, value: str) -> tuple[str, str]:
     """Where inputs and outputs are bound: one word for both, or two (``caller/session``); 1 and 0 are on and off."""
     if value.lower() in ("0", "false"):
         return RUN, RUN
     words = ["caller"] if value.lower() in ("1", "true") else value.lower().split("/")
-    bound = [_among("io_binding", word, BINDINGS) for word in words]
+    bound = [_among(key, word, BINDINGS) for word in words]
     if len(bound) > 2:
         raise UsageError(f"io_binding is {value!r}; accepted: {', '.join(BINDINGS)}, or two of them: caller/session")
     return bound[0][0], bound[-1][1]
 
 
-def _with_session(options: Options, **changes: Any) -> Options:
-    return replace(options, session=replace(options.session, **changes))
-
-
-def _with_arena(config: ArenaConfig, key: str, value: str) -> ArenaConfig:
-    if key == "arena_extend_strategy":
-        return replace(config, arena_extend_strategy=_among(key, value, STRATEGIES))
-    if value == "-1":
-        return config
-    changes: dict[str, Any] = {ARENA_OPTIONS[key]: parse_bytes(value)}
-    return replace(config, **changes)
-
-
-def _among(key: str, value: str, accepted: Mapping[str, Any]) -> Any:
+def _among(key: str, value: str, accepted: Mapping[str, Value]) -> Value:
     if value not in accepted:
         raise UsageError(f"{key} is {value!r}; accepted: {', '.join(accepted)}")
     return accepted[value]
 
 
+def _strategy(key: str, value: str) -> ExtendStrategy:
+    return _among(key, value, STRATEGIES)
+
+
+def _arena_bytes(key: str, value: str) -> int | None:
+    return None if value == "-1" else parse_bytes(value)
+
+
 def _switch(key: str, value: str) -> bool:
-    switches = {"1": True, "0": False, "true": True, "false": False}
-    return bool(_among(key, value.lower(), switches))
+    return _among(key, value.lower(), {"1": True, "0": False, "true": True, "false": False})
 
 
 def _number(key: str, value: str) -> int:
     """A number, such as an address, or a switch."""
-    switches = {"true": "1", "false": "0"}
-    text = switches.get(value.lower(), value)
+    text = {"true": "1", "false": "0"}.get(value.lower(), value)
     if not text.isascii() or not text.isdecimal() or len(text) > 20:
         raise UsageError(f"{key} is {value!r}; accepted: 0, 1, or a number of at most 20 digits")
     return int(text)
 
 
-def _count(key: str, value: str) -> int:
+def _threads(key: str, value: str) -> int:
     if not value.isascii() or not value.isdecimal() or len(value) > 4 or not 1 <= int(value) <= 4096:
         raise UsageError(f"{key} is {value!r}; accepted: 1 to 4096")
     return int(value)
+
+
+#: Every option that is accepted. ``memory.enable_memory_arena_shrinkage`` is a list of devices: gpu:0;cpu:0.
+_READERS: dict[str, Reader] = {
+    **{
+        key: _sets(name, _strategy if key == "arena_extend_strategy" else _arena_bytes, "arena")
+        for key, name in ARENA_OPTIONS.items()
+    },
+    **{key: _sets(name, _switch, "session") for key, name in SWITCHES.items()},
+    "io_binding": _sets("io_binding", _binding, "session"),
+    "memory.enable_memory_arena_shrinkage": _sets("enable_memory_arena_shrinkage", lambda key, value: True, "session"),
+    "intra_op_num_threads": _sets("intra_op_num_threads", _threads, "session"),
+    "provider": _sets("provider", _provider, "session"),
+    "graph_optimization_level": _sets("level", lambda key, value: level_named(value)),
+    "cudnn_conv_algo_search": _sets("cudnn_conv_algo_search", _search),
+    "use_tf32": _sets("use_tf32", _switch),
+    "cudnn_conv1d_pad_to_nc1d": _sets("conv1d_pad_to_nc1d", _switch),
+    **dict.fromkeys(UNFOLLOWED, _unfollowed),
+    **dict.fromkeys(WITHOUT_EFFECT, _without_effect),
+    "cudnn_workspace_bytes": _sets("cudnn_workspace_bytes", lambda key, value: parse_bytes(value)),
+    "cublas_workspace_bytes": _sets("cublas_workspace_bytes", lambda key, value: parse_bytes(value)),
+}

@@ -32,7 +32,7 @@ from graphmem.trace import Place, Trace
 
 
 def notes_of(options: Options, planned: Planned) -> list[str]:
-    """What the options assume of a plan, for the reader."""
+    """Assumptions of a plan under the options, for the reader."""
     return [*_provider_notes(options, planned), *(f"{key}: {WITHOUT_EFFECT[key]}" for key in options.without_effect)]
 
 

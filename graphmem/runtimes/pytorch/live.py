@@ -1,4 +1,5 @@
-"""The caching allocator while a program is captured: what it says when it is asked, and when it runs out of memory.
+"""The caching allocator while a program is captured: its answers to the program's questions, and its out-of-memory
+errors.
 
 It plays the very events that the trace gets, with the code that replays a trace, and so ends where the replay ends. It
 plays them late: when the program asks, and when the requests since it played last could have reached the limit. Its
@@ -90,7 +91,7 @@ class LiveMemory:
         self._tracking().reset_accumulated_stats()
 
     def free_bytes(self) -> int:
-        """What ``cudaMemGetInfo`` calls free: what neither the allocator's segments nor the context nor others take."""
+        """The free bytes of ``cudaMemGetInfo``: those of neither the allocator's segments, the context, nor others."""
         self._catch_up()
         taken = self._allocator.driver.used_bytes + self._card.taken_bytes
         return max(0, self._card.capacity_bytes - taken)

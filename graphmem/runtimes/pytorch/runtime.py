@@ -99,8 +99,8 @@ class PyTorch(Runtime[PyTorchOptions]):
 RUNTIME = PyTorch()
 
 
-#: Share of the reserved bytes above which late events are told of.
-_TOLD = 0.01
+#: Share of the reserved bytes above which a remark names late events.
+_WORTH_A_REMARK = 0.01
 
 
 def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Runs:
@@ -113,17 +113,17 @@ def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Ru
     late = replay(
         trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=CudaDriver(event_lag=None))
     )
-    told = {"reserved_bytes": late.peak_reserved_bytes, "allocated_bytes": late.peak_allocated_bytes}
+    peaks = {"reserved_bytes": late.peak_reserved_bytes, "allocated_bytes": late.peak_allocated_bytes}
     more = late.peak_reserved_bytes - runs.main.peak_reserved_bytes
     remarks = runs.diagnostics
-    if more > _TOLD * runs.main.peak_reserved_bytes:
+    if more > _WORTH_A_REMARK * runs.main.peak_reserved_bytes:
         words = (
             f"work of other streams was taken to be done at once; if none were done before the program synchronizes, "
             f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
             "does, is not followed and makes it less)"
         )
         remarks = (*remarks, Diagnostic(Code.NOTE, words))
-    return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": told})
+    return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": peaks})
 
 
 def _on_card(

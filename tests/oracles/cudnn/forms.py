@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from graphmem.cudnn.predicted.choice import Plan, is_unordered, section
 from graphmem.cudnn.predicted.problem import Direction, Problem
-from graphmem.cudnn.predicted.workspaces import TIGHT, TILES, workspace_bytes
+from graphmem.cudnn.predicted.workspaces import has_tiles, workspace_bytes
 from tests.oracles.cudnn.ask import NO_PLAN, SAME
 from tests.oracles.cudnn.shapes import Shape
 
@@ -136,11 +136,11 @@ def _size(form: str, problem: Problem, direction: Direction) -> int:
 def label(answer: Answer) -> str:
     """The form of an answer, and whether its slack is small."""
     form = _label(answer)
-    if form in ("none", "other") or form.startswith("bytes") or TILES in form:
+    if form in ("none", "other") or form.startswith("bytes") or has_tiles(form):
         return form
     if not _size(form, answer.problem, answer.direction):
         return form
-    tight = form + TIGHT
+    tight = f"{form}+tight"
     return tight if _size(tight, answer.problem, answer.direction) == answer.bytes else form
 
 

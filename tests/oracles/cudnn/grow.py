@@ -15,7 +15,7 @@ import numpy as np
 
 from graphmem.cudnn.predicted.choice import features
 from graphmem.cudnn.predicted.packed import Branch, Leaf
-from graphmem.cudnn.predicted.workspaces import TIGHT, TIGHT_SLACK, TILES, slack, workspace_bytes
+from graphmem.cudnn.predicted.workspaces import TIGHT_SLACK, has_tiles, slack, workspace_bytes
 from tests.oracles.cudnn.forms import Answer, label
 
 
@@ -70,9 +70,9 @@ def _coarse(form: str) -> str:
     """Numbers of splits that are within a third of each other count as one when a tree looks for branches."""
     if form.startswith("bytes"):
         return "bytes"
-    base, _, last = form.removesuffix(TIGHT).rpartition(" ")
+    base, _, last = form.removesuffix("+tight").rpartition(" ")
     if not base.endswith(("split", "parts")) and "tiles" not in base:
-        return form.removesuffix(TIGHT)
+        return form.removesuffix("+tight")
     return f"{base} {round(np.log(int(last)) / np.log(1.35))}"
 
 
@@ -115,7 +115,7 @@ class Sizes:
         """What :func:`workspace_bytes` says of the form for every answer."""
         parts = [self._part(part) for part in form.split("+")]
         total = sum(parts)
-        more = np.where(total > parts[-1], TIGHT_SLACK, 0) if TILES in form else 0
+        more = np.where(total > parts[-1], TIGHT_SLACK, 0) if has_tiles(form) else 0
         return np.where(total != 0, total + slack(form) + more, 0)
 
     def _part(self, part: str) -> Any:

@@ -1,1 +1,1 @@
-"""What the kernels of a provider do: write over their inputs, take working buffers, pack weights."""
+"""The memory of a provider's kernels: they write over their inputs, take working buffers, pack weights."""

@@ -1,8 +1,9 @@
-"""What cuDNN takes for kernels of the CUDA provider: its plans, asked of a library where there is one, else predicted.
+"""The memory of cuDNN under kernels of the CUDA provider: its plans, asked of a library where there is one, else
+predicted.
 
 ``core/providers/cuda/nn/conv.cc`` and ``conv_transpose.cc`` (1.20 on, with cuDNN 9) build one operation, take the first
 plan of one list of cuDNN's heuristics that builds, and its workspace from the arena for the time of the call;
-``cudnn_conv_algo_search`` says which list (EXHAUSTIVE: mode B, HEURISTIC: mode A, DEFAULT: the fallback list). Nothing
+``cudnn_conv_algo_search`` names the list (EXHAUSTIVE: mode B, HEURISTIC: mode A, DEFAULT: the fallback list). Nothing
 is timed, and ``cudnn_conv_use_max_workspace`` is not looked at. ``core/providers/cuda/rnn/cudnn_rnn_base.cc`` asks for
 the spaces of one layer run by the standard algorithm, for inference.
 """
@@ -68,7 +69,7 @@ class Libraries:
             self._asked = _asked(self.library, self.card)
 
     def notes(self) -> list[str]:
-        """What a reader must know of the answers."""
+        """Remarks on the answers."""
         return [] if self._asked is None else self._asked.notes()
 
     @property

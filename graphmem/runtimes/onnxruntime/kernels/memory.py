@@ -58,7 +58,7 @@ class KernelMemory:
     cudnn_workspace_bytes: int | None = None
 
     def steps(self, node: Node, graph: Graph, on_host: bool) -> Steps:
-        """What the kernel of ``node`` does with memory while it runs; ``on_host``: it is the CPU provider's."""
+        """The steps of the kernel of ``node`` in memory while it runs; ``on_host``: it is the CPU provider's."""
         if on_host or self.libraries is None:
             rule = WORKING.get(node.operator)
             return ONLY_OUTPUTS if rule is None else rule(Context(node, graph), self.threads)
@@ -71,7 +71,8 @@ class KernelMemory:
         return steps or ONLY_OUTPUTS
 
     def label(self, node: Node) -> str:
-        """The name of the working buffers of ``node`` in reports: predicted plans of cuDNN are told apart."""
+        """The name of the working buffers of ``node`` in reports: those of predicted plans of cuDNN have one of their
+        own."""
         is_predicted = self.libraries is not None and self.libraries.library is None
         return "cuDNN workspace" if is_predicted and node.operator in cuda_buffers.CONVOLUTIONS else ""
 
@@ -90,8 +91,8 @@ class KernelMemory:
         return dict(count)
 
     def prepacked(self, graph: Graph, plan: SessionPlan, weights: Weights) -> Iterator[PackedWeight]:
-        """What kernels of a session, or of a subgraph of one, take when they are made, in the order of the nodes: their
-        packed weights first of all."""
+        """The buffers that kernels of a session, or of a subgraph of one, take when they are made, in the order of the
+        nodes: packed weights first of all."""
         if self.libraries is not None:
             for index, node in enumerate(plan.nodes):
                 made = cuda_buffers.made_with(Context(node, graph), self.libraries)

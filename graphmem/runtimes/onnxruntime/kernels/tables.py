@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 
+from graphmem.base.tables import read_table
 from graphmem.graph.model import Node
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -43,7 +37,7 @@ _NEW_BUFFERS = SharedBuffers()
 
 def _read() -> dict[str, KernelTable]:
     found = {}
-    for provider, table in tomllib.loads(files(__package__).joinpath("operators.toml").read_text("utf-8")).items():
+    for provider, table in read_table(__name__.rpartition(".")[0], "operators.toml").items():
         shared = {}
         for row in table["shared"]:
             pairs = (tuple((given, made) for given, made in row.get(key, ())) for key in ("alias", "in_place"))

@@ -1,1 +1,1 @@
-"""What a session decides: which tensors share a buffer, and what its runs allocate and free, in which order."""
+"""The decisions of a session: which tensors share a buffer, and what its runs allocate and free, in which order."""

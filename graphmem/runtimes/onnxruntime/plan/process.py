@@ -17,7 +17,7 @@ class Planned:
     """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
 
     ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
-    working buffers that are not in the trace. ``cudnn_notes``: what there is to say of the cuDNN that was asked;
+    working buffers that are not in the trace. ``cudnn_notes``: remarks on the cuDNN that was asked;
     ``predicted_plans``: of how many shapes of convolutions the plans were predicted.
     """
 
@@ -47,7 +47,7 @@ def plan(
     memory = chosen.kernel_memory()
     for index, graphs in enumerate(sessions):
         name = graphs[0].name
-        is_again = any(other[0].name == name for other in sessions[:index])  # phases are told apart by their names
+        is_again = any(other[0].name == name for other in sessions[:index])  # phases differ by their names
         prefix = "" if len(sessions) == 1 else f"{name} ({index + 1}) " if is_again else f"{name} "
         made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
         runs.append(Runs(made, memory, builder, index, prefix=prefix))

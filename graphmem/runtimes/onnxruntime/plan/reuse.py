@@ -31,7 +31,7 @@ class AllocKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What the planner knows of a tensor. ``location`` tells memories apart; only equal ones share a buffer."""
+    """A tensor as the planner sees it. ``location`` is the memory it lies in; only tensors of one share a buffer."""
 
     dtype: str
     shape: SymbolicShape

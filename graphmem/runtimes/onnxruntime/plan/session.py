@@ -1,4 +1,4 @@
-"""What a session decides once, before any shape is bound: providers, memory places, copies, order, buffers."""
+"""The decisions of a session before any shape is bound: providers, memory places, copies, order, buffers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ RUN, CALLER, SESSION = "run", "caller", "session"
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What the user can set about a session's memory, by ONNX Runtime's own names.
+    """The user's settings of a session's memory, by ONNX Runtime's own names.
 
-    ``io_binding`` says whose memory on the card inputs and outputs are bound to: :data:`RUN`, :data:`CALLER` or
-    :data:`SESSION`. With ``use_env_allocators`` the sessions of a process share one arena. A captured CUDA graph
-    (``enable_cuda_graph``) is replayed without asking the arena. ``intra_op_num_threads`` sizes working buffers of CPU
-    kernels.
-    """
+    ``io_binding`` is the owner of the memory on the card that inputs and outputs are bound to: :data:`RUN`,
+    :data:`CALLER` or :data:`SESSION`. With ``use_env_allocators`` the sessions of a process share one arena. A captured
+    CUDA graph (``enable_cuda_graph``) is replayed without asking the arena. ``intra_op_num_threads`` sizes working
+    buffers of CPU kernels."""
 
     provider: str = "cuda"
     enable_mem_pattern: bool = True
@@ -47,7 +46,7 @@ class SessionSettings:
     @property
     def reserves_initializers(self) -> bool:
         """Whether initializers lie outside the arena's regions (1.31.1, ``NumReserves``): on the CPU always, on CUDA if
-        the session says so, or packs them into one block."""
+        the session's option asks for it, or packs them into one block."""
         packed = self.disable_prepacking and self.enable_mem_pattern
         return self.provider == "cpu" or self.use_device_allocator_for_initializers or packed
 

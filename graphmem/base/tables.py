@@ -1,0 +1,17 @@
+"""Tables in TOML that lie beside the modules that read them."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_table(package: str, name: str) -> dict[str, Any]:
+    """The table of a file of a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
