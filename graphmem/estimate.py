@@ -254,7 +254,7 @@ class LateDetails(Mapping[str, Any]):
     def _all(self) -> dict[str, Any]:
         return {**self._early, **self._later.findings.details}
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         return self._all[name]
 
     def __iter__(self) -> Iterator[str]:

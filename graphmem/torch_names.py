@@ -58,7 +58,7 @@ def absences() -> tuple[Absence, ...]:
 def private(
     path: str,
     lost: str,
-    instead: Any = GONE,
+    instead: object = GONE,
     *,
     since: versions.Version | None = None,
     until: versions.Version | None = None,
@@ -111,7 +111,7 @@ def owner(path: str) -> Any:
     return found
 
 
-def _attribute(holder: Any, name: str, path: str) -> Any:
+def _attribute(holder: object, name: str, path: str) -> Any:
     """An attribute, or a module below a module."""
     try:
         return getattr(holder, name)
@@ -127,16 +127,19 @@ def _attribute(holder: Any, name: str, path: str) -> Any:
 class _Missing:
     """Stands for a name that is gone: whatever is done with it raises :class:`MissingName`."""
 
+    _absence: Absence
+
     def __init__(self, absence: Absence) -> None:
         self.__dict__["_absence"] = absence
 
-    def _raise(self, *_: Any, **__: Any) -> Any:
+    def _raise(self, *_: object, **__: object) -> Any:
         raise MissingName(self._absence)
 
-    __call__ = __enter__ = __exit__ = __setattr__ = __mro_entries__ = __instancecheck__ = __subclasscheck__ = _raise
+    __setattr__: Any = _raise
+    __call__ = __enter__ = __exit__ = __mro_entries__ = __instancecheck__ = __subclasscheck__ = _raise
     __getitem__ = __iter__ = __contains__ = __bool__ = __or__ = _raise
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") and name.endswith("__"):  # asked by Python itself, and by those who look around
             raise AttributeError(name)
         raise MissingName(self._absence)

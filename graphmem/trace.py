@@ -304,7 +304,7 @@ class TraceBuilder:
         self.rows.append((0, index, operator, 0))
         return index
 
-    def alloc_for_call(self, shape: Any, plans: tuple[int, ...], operator: int, **options: Any) -> int:
+    def alloc_for_call(self, shape: object, plans: tuple[int, ...], operator: int, **options: Any) -> int:
         """Record the workspace of a call that has these ``plans`` (:class:`Plans`), of two or more sizes. Calls of one
         ``shape`` share what became of them."""
         calls = self._shapes.setdefault(shape, Calls(plans))
@@ -593,23 +593,23 @@ def _decode(document: dict[str, Any]) -> Trace:
     )
 
 
-def _storage(size: Any, category: str, stream: Any, place: str, label: Any, pool: Any = 0) -> Storage:
+def _storage(size: object, category: str, stream: object, place: str, label: object, pool: object = 0) -> Storage:
     return Storage(_whole(size), Category[category], _whole(stream), Place[place], _text(label), _whole(pool))
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int or abs(value) > MAX_STORAGE_BYTES:
         raise ValueError(f"{shown(value)} is no whole number of 64 bits")
     return value
 
 
-def _fraction(value: Any) -> float:
-    if type(value) not in (int, float):
+def _fraction(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ValueError(f"{shown(value)} is no number")
     return float(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is no text")
     return value

@@ -13,9 +13,8 @@ from graphmem.base.versions import beyond_known, other_compiler, version_notes, 
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.labels import WORKSPACES_OF_CUDNN
-from graphmem.replay import Replay
 from graphmem.run import Run
-from graphmem.runtimes.base import Taken
+from graphmem.runtimes.base import Runs, Taken
 from graphmem.trace import Trace
 from graphmem.training import Training
 from graphmem.units import format_bytes
@@ -100,15 +99,15 @@ def device_notes(question: Question, context: Sequence[Figure]) -> Iterator[str]
         yield f"capacity of {device.name}: {device.capacity_source}"
 
 
-def later_plans(limited: Replay | None) -> Iterator[Diagnostic]:
-    """On a card that refuses libraries their workspaces."""
-    if limited is not None and limited.later_plans:
-        yield Code.LATER_PLAN.about(count=limited.later_plans)
-
-
-def predicted_plans(trace: Trace, peak: int) -> Iterator[Diagnostic]:
-    """On how much of the reserved ``peak`` may be workspaces that a cuDNN, if it were asked, would know."""
+def of_replay(run: Run, trace: Trace, runs: Runs) -> Iterator[Diagnostic]:
+    """On workspaces that the card refuses to libraries, from the allocator, and on workspaces that a cuDNN, if it were
+    asked, would know."""
+    if runs.limited is not None and runs.limited.later_plans:
+        yield Code.LATER_PLAN.about(count=runs.limited.later_plans)
+    yield from runs.diagnostics
+    was_asked = run.cudnn is not None and run.cudnn.details().get("plans_asked")
+    peak = runs.main.peak_reserved_bytes
     sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
     largest = max(sizes, default=0)
-    if trace.predicted_plans and peak and largest >= _NOTABLE * peak:  # no peak: the first request was refused
+    if not was_asked and trace.predicted_plans and 0 < _NOTABLE * peak <= largest:  # no peak: refused at once
         yield Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak)

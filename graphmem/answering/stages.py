@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -209,18 +209,18 @@ def replay_on(
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(trace, options, setting)
     known = tuple(remarks.diagnostics(question, run, taken))
+    assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
+    details: Mapping[str, Any] = {**remarks.details(question, run), **runs.details}
+    diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
+    if taken.findings is not None:
+        diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
     doubts = together(
         _doubts_of_trace(question, trace, known, runs, lambda one: runtime.run(one, options, setting), beside, tried),
         doubts_of(runtime, taken),
         runs.doubts,
         causes_of_context(context),
     )
-    diagnostics: Any = (*known, *remarks.later_plans(runs.limited), *runs.diagnostics)
-    details: Mapping[str, Any] = {**remarks.details(question, run), **runs.details}
-    if not details.get("cudnn", {}).get("plans_asked"):
-        diagnostics = (*diagnostics, *remarks.predicted_plans(trace, runs.main.peak_reserved_bytes))
-    if taken.findings is not None:
-        diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
+    share = probability(trace, runs, doubts, lambda size: runtime.run(trace, options, holding(setting, size)), setting)
     estimate = summarize(
         trace,
         runs.main,
@@ -231,15 +231,13 @@ def replay_on(
         step=run.step,
         limited=runs.limited,
         top=question.top,
-        assumptions=(*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken)),
+        assumptions=assumptions,
         diagnostics=diagnostics,
         details=details,
         context=context,
         loads=loads,
         doubts=doubts,
-        probability=probability(
-            trace, runs, doubts, lambda size: runtime.run(trace, options, holding(setting, size)), setting
-        ),
+        probability=share,
         margin=question.margin_share,
         levels=runtime.levels,
     )

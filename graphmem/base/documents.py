@@ -186,7 +186,7 @@ def read_yaml(path: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: object, index: object) -> object:
             if self.check_event(yaml.AliasEvent):
                 where = self.peek_event().start_mark
                 raise ValueError(f"line {where.line + 1} has an alias (*name); write the value out in its place")
@@ -214,7 +214,7 @@ def check_fields(kind: type, values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {shown(value)}")
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits(value: object, hint: Any) -> bool:
     """Whether ``value`` is of the annotated type. Whole numbers are of 64 bits; a truth value is none."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -238,7 +238,7 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in an error: short, whatever it is."""
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
         return "a number of more than 64 bits"

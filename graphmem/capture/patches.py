@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import re
 import warnings
 from _thread import get_ident
@@ -28,7 +29,7 @@ from torch.overrides import get_ignored_functions, handle_torch_function, has_to
 from graphmem import torch_names
 from graphmem.base import versions
 from graphmem.capture.threads import Threads, current_threads
-from graphmem.capture.torch_internals import has_kernel
+from graphmem.capture.torch_internals import OpOverload, has_kernel
 from graphmem.torch_names import private
 
 _overloaded_args: Any = private(
@@ -88,7 +89,7 @@ class Patches:
     def __exit__(self, *_: object) -> None:
         self.undo()
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
+    def set(self, owner: object, name: str, value: object) -> None:
         """Replace ``owner.name``; an attribute that was only inherited, or absent, is deleted again on undo.
 
         Raises :class:`TypeError` for a value that other threads would see.
@@ -113,7 +114,7 @@ class Patches:
             if hasattr(owner, name):
                 self.set(owner, name, around(function)(getattr(owner, name)))
 
-    def replace(self, path: str, lost: str, value: Any, *, since: versions.Version | None = None) -> None:
+    def replace(self, path: str, lost: str, value: object, *, since: versions.Version | None = None) -> None:
         """Replace a private name of torch; one that is gone is passed over, and what is ``lost`` is noted."""
         self.wrap(path, lost, lambda _: value, since=since)
 
@@ -123,7 +124,7 @@ class Patches:
         if found is not None:
             self.set(torch_names.owner(path), path.rpartition(".")[2], make(found))
 
-    def share(self, owner: Any, name: str, value: Any) -> None:
+    def share(self, owner: object, name: str, value: object) -> None:
         """Replace ``owner.name`` for every thread, by something that tells the threads apart itself."""
         if not self._undo:
             self._active.append(self)
@@ -180,7 +181,7 @@ def constant(value: object) -> Callable[..., object]:
 # --- what stands in the place of a name -------------------------------------------------------------------------------
 
 
-def _view(owner: Any, found: Any, value: Any, threads: Threads) -> Any:
+def _view(owner: object, found: Any, value: object, threads: Threads) -> object:
     """What every thread may find: for those of the capture it is ``value``, for others what was ``found``."""
     if isinstance(value, staticmethod):
         return staticmethod(_function(value.__func__, found, threads))
@@ -201,12 +202,12 @@ def _view(owner: Any, found: Any, value: Any, threads: Threads) -> Any:
 def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Threads) -> Callable[..., Any]:
     adopts = threads.adopts
 
-    def view(*args: Any, **kwargs: Any) -> Any:
+    def view(*args: object, **kwargs: object) -> object:
         if get_ident() in threads or adopts():
             return value(*args, **kwargs)
         return found(*args, **kwargs)
 
-    def overridable(*args: Any, **kwargs: Any) -> Any:
+    def overridable(*args: object, **kwargs: object) -> object:
         if get_ident() in threads or adopts():
             if has_torch_function(args):
                 overloaded = _overloaded_args(args)
@@ -218,7 +219,7 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
     return _described(overridable if _is_overridable(found) else view, value, found)
 
 
-def _is_overridable(found: Any) -> bool:
+def _is_overridable(found: object) -> bool:
     """Whether classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
     if isinstance(found, (MethodDescriptorType, WrapperDescriptorType)):
         by_cpp = issubclass(torch.Tensor, found.__objclass__)
@@ -227,7 +228,9 @@ def _is_overridable(found: Any) -> bool:
     return by_cpp and found not in get_ignored_functions()
 
 
-def _overridden(view: Any, found: Any, overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _overridden(
+    view: object, found: object, overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
     """What the class of an argument makes of a function (NumPy's protocol, NEP 18). A class knows it by the face that
     was in PyTorch when the class was made: during the capture or before it, so both are tried."""
     kinds = tuple(type(arg) for arg in overloaded)
@@ -238,7 +241,7 @@ def _overridden(view: Any, found: Any, overloaded: list[Any], args: tuple[Any, .
     return handle_torch_function(found, overloaded, *args, **kwargs)
 
 
-def _described(view: Any, value: Callable[..., Any], found: Any) -> Callable[..., Any]:
+def _described(view: Any, value: Callable[..., Any], found: object) -> Callable[..., Any]:
     """``view`` with the name and the marks of what it stands for."""
     for name in ("__name__", "__qualname__", "__doc__"):
         if isinstance(getattr(found, name, None), str):
@@ -256,12 +259,12 @@ def _property(value: property, found: Any, threads: Threads) -> property:
     """``found`` is a property or one of C's getters; those of ``value`` are functions of the instance."""
     adopts, get_value = threads.adopts, value.fget
 
-    def get(self: Any) -> Any:
+    def get(self: object) -> object:
         if get_ident() in threads or adopts():
             return get_value(self)  # type: ignore[misc]
         return found.__get__(self, type(self))
 
-    def set_(self: Any, assigned: Any) -> None:
+    def set_(self: object, assigned: object) -> None:
         if get_ident() in threads or adopts():
             value.__set__(self, assigned)
         else:
@@ -272,14 +275,17 @@ def _property(value: property, found: Any, threads: Threads) -> property:
 
 class _ObjectView:
     """A class to those who call it, subclass it, or ask whether something is of it; a dict or a list to those who read
-    or write it. Which one is the thread's matter.
+    or write it. Which one depends on the thread.
 
     Only its identity is its own: ``type(x) is torch.Stream`` is false while a capture lasts.
     """
 
     __slots__ = ("_found", "_threads", "_value")
+    _found: object
+    _threads: Threads
+    _value: object
 
-    def __init__(self, value: Any, found: Any, threads: Threads) -> None:
+    def __init__(self, value: object, found: object, threads: Threads) -> None:
         for name, held in (("_value", value), ("_found", found), ("_threads", threads)):
             object.__setattr__(self, name, held)
 
@@ -290,26 +296,8 @@ class _ObjectView:
     def __class__(self) -> Any:
         return type(self._now())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._now()(*args, **kwargs)
-
-    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+    def __mro_entries__(self, bases: object) -> tuple[type, ...]:
         return (self._now(),)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self._now())
-
-    def __subclasscheck__(self, subclass: type) -> bool:
-        return issubclass(subclass, self._now())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._now(), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._now(), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._now(), name)
 
     def __eq__(self, other: object) -> bool:
         return bool(self._now() == (other._now() if type(other) is _ObjectView else other))
@@ -317,35 +305,31 @@ class _ObjectView:
     def __hash__(self) -> int:
         return hash(self._now())
 
-    def __or__(self, other: Any) -> Any:
-        return self._now() | other
 
-    def __ror__(self, other: Any) -> Any:
-        return other | self._now()
+def _handed_on(operation: Callable[..., object]) -> Callable[..., object]:
+    """The method of a view that does so with the object of the calling thread."""
+    return lambda view, *args, **kwargs: operation(view._now(), *args, **kwargs)
 
-    def __repr__(self) -> str:
-        return repr(self._now())
 
-    def __contains__(self, item: Any) -> bool:
-        return item in self._now()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._now())
-
-    def __len__(self) -> int:
-        return len(self._now())
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._now()[key]
-
-    def __setitem__(self, key: Any, item: Any) -> None:
-        self._now()[key] = item
-
-    def __delitem__(self, key: Any) -> None:
-        del self._now()[key]
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self._now().get(key, default)
+_OPERATIONS: dict[str, Callable[..., object]] = {
+    "__call__": lambda now, *args, **kwargs: now(*args, **kwargs),
+    "__instancecheck__": lambda now, instance: isinstance(instance, now),
+    "__subclasscheck__": lambda now, subclass: issubclass(subclass, now),
+    "__getattr__": getattr,
+    "__setattr__": setattr,
+    "__delattr__": delattr,
+    "__or__": operator.or_,
+    "__ror__": lambda now, other: other | now,
+    "__repr__": repr,
+    "__contains__": operator.contains,
+    "__iter__": iter,
+    "__len__": len,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+}
+for _name, _operation in _OPERATIONS.items():
+    setattr(_ObjectView, _name, _handed_on(_operation))
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,7 +358,7 @@ class _Answers:
             setattr(module, "__getattr__", answers)  # noqa: B010
         return answers
 
-    def __call__(self, name: str) -> Any:
+    def __call__(self, name: str) -> object:
         answer = self.table.get(name)
         if answer is not None:
             here = get_ident() in answer.threads or answer.threads.adopts()
@@ -417,13 +401,15 @@ class Kernels:
         self._library = torch.library.Library("aten", "IMPL")
         self._threads = current_threads() or Threads({get_ident()})
 
-    def set(self, op: Any, kernel: Callable[..., Any], key: str, elsewhere: Callable[..., Any] | None = None) -> None:
+    def set(
+        self, op: OpOverload, kernel: Callable[..., Any], key: str, elsewhere: Callable[..., Any] | None = None
+    ) -> None:
         """Put ``kernel`` at the dispatch key ``key`` of an operator's overload."""
         threads, adopts = self._threads, self._threads.adopts
         found = _found_kernel(op._name, getattr(_KEYS, key)).call_boxed if _found_kernel and _KEYS else None
         other = elsewhere or op.decompose
 
-        def view(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        def view(keys: object, *args: object, **kwargs: object) -> object:
             if get_ident() in threads or adopts():
                 return kernel(*args, **kwargs)
             return other(*args, **kwargs) if found is None else found(keys, *args, **kwargs)

@@ -117,7 +117,7 @@ class StorageBook(Protocol):
     def births(self, category: Category, label: str) -> AbstractContextManager[None]:
         """Storages that are born in this context are for ``category``."""
 
-    def record_stream(self, tensor: Any, stream: int) -> None: ...
+    def record_stream(self, tensor: torch.Tensor, stream: int) -> None: ...
 
     def resized(self, storage: torch.UntypedStorage) -> None: ...
 
@@ -132,7 +132,7 @@ class WorkspaceBook(Protocol):
 class ValueBook(Protocol):
     """What is known of tensors' values."""
 
-    def of(self, tensor: Any) -> torch.Tensor | None:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values as a host tensor; None where they are not known."""
 
     def overwrite(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -200,4 +200,4 @@ class StepBook(Protocol):
 
     def label_model(self, model: torch.nn.Module) -> None: ...
 
-    def label_inputs(self, inputs: Any, name: str = "input") -> None: ...
+    def label_inputs(self, inputs: object, name: str = "input") -> None: ...

@@ -40,7 +40,7 @@ class Threads(set[int]):
     def only(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` for these threads; for any other, nothing, and None."""
 
-        def here(*args: Any, **kwargs: Any) -> Any:
+        def here(*args: object, **kwargs: object) -> object:
             if get_ident() in self or self.adopts():
                 return function(*args, **kwargs)
             return None

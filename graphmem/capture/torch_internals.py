@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
+    #: One overload of an operator, such as ``torch.ops.aten.add.Tensor``.
+    OpOverload = type(torch.ops.aten.add.Tensor)
     FakeTensor = private("torch._subclasses.fake_tensor.FakeTensor", "there are no tensors without data")
     FakeTensorMode = private("torch._subclasses.fake_tensor.FakeTensorMode", "operators cannot run on shapes alone")
     TorchDispatchMode = private("torch.utils._python_dispatch.TorchDispatchMode", "operators cannot be recorded")
@@ -125,10 +127,6 @@ next_sequence_number: Any = private(
 )
 
 # --- the dispatcher ---
-
-if not TYPE_CHECKING:
-    #: One overload of an operator, such as ``torch.ops.aten.add.Tensor``.
-    OpOverload = type(torch.ops.aten.add.Tensor)
 
 has_kernel: Any = private(
     "torch._C._dispatch_has_kernel_for_dispatch_key",

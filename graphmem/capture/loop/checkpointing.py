@@ -33,7 +33,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     from torch.utils.checkpoint import checkpoint
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     return run

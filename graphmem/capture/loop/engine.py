@@ -43,7 +43,7 @@ def engine_loop(
     training = strategies.training
     optimizers: list[torch.optim.Optimizer] = []
     remarks: list[str] = []
-    if training.zero.own_optimizer is None:
+    if training.zero is not None and training.zero.own_optimizer is None:
         optimizers, remarks = make_optimizers(model, training, own_optimizer)
     if len(optimizers) > 1:
         raise CaptureError(f"DeepSpeed takes one optimizer, and {training.optimizer} needs two; choose another")

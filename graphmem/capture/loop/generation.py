@@ -29,7 +29,12 @@ GENERATIONS = 1
 
 
 def run_generation(
-    session: StepBook, model: nn.Module, prompt: Any, inference: Inference, iterations: int, draft: Any = None
+    session: StepBook,
+    model: nn.Module,
+    prompt: Any,
+    inference: Inference,
+    iterations: int,
+    draft: nn.Module | None = None,
 ) -> None:
     """Generate ``iterations`` times from the same prompt; ``draft``: the model that drafts tokens. Raises
     :class:`CaptureError` for a model that cannot."""
@@ -72,7 +77,7 @@ def _told_from_decoding(session: StepBook, model: nn.Module) -> Iterator[None]:
         yield
         return
 
-    def prefill(*args: Any, **kwargs: Any) -> Any:
+    def prefill(*args: object, **kwargs: object) -> object:
         outputs = own(model, *args, **kwargs)
         session.enter("decode")
         return outputs

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 
 from graphmem.capture.torch_internals import FakeTensor
 
@@ -42,7 +43,7 @@ class _Untold(Exception):
     """It cannot be told what a value holds."""
 
 
-def held_by(roots: tuple[Any, ...], loss: Any) -> list[int] | None:
+def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:
     """The storages (``_cdata``) that an output keeps alive, in the order in which CPython lets them go; None where it
     cannot be told. ``roots`` is a tuple of the output alone, of which one variable holds it; ``loss`` is its loss."""
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
@@ -96,7 +97,7 @@ class _Walk:
                 if type(item) is tuple:
                     self._constant.add(id(item))
 
-    def check_owned(self, root: Any) -> None:
+    def check_owned(self, root: object) -> None:
         """Raises :class:`_Untold` where something else refers to one of the containers; ``root`` is in a variable."""
         for key, references in self._counted.items():
             if key not in self._constant:
@@ -104,7 +105,7 @@ class _Walk:
                 if references != _OWNED - 1 + self._met[key] + variables:
                     raise _Untold
 
-    def _into_one(self, value: Any, depth: int) -> None:
+    def _into_one(self, value: object, depth: int) -> None:
         if not depth or isinstance(value, nn.Module) or callable(value):
             raise _Untold
         if isinstance(value, (list, tuple)):  # from the last to the first: list_dealloc, tuple_dealloc
@@ -129,7 +130,7 @@ class _Walk:
         self.tensors.append(tensor)
 
 
-def _check_graph(root: Any, tensors: Iterable[torch.Tensor]) -> None:
+def _check_graph(root: Node, tensors: Iterable[torch.Tensor]) -> None:
     """Raises :class:`_Untold` where a tensor has a node that is none of the loss, or a node holds tensors itself."""
     nodes = {root}
     to_visit = [root]
@@ -147,7 +148,7 @@ def _check_graph(root: Any, tensors: Iterable[torch.Tensor]) -> None:
                 raise _Untold
 
 
-def _check_context(context: Any) -> None:
+def _check_context(context: object) -> None:
     for value in vars(context).values():
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(part, torch.Tensor) for part in parts):

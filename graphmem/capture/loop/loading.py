@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from graphmem.capture.loop.training_loop import Batch, Loader
 from graphmem.capture.values.tensors import tensors_in
@@ -14,9 +15,12 @@ from graphmem.errors import CaptureError
 from graphmem.training import Training
 from graphmem.training.epochs import BatchSize
 
+if TYPE_CHECKING:
+    from graphmem.sources.base import Built, Sizes
+
 
 def loader_for(
-    build: Callable[[Any], Any], built: Any, sizes: Any, training: Training, iterations: int | None
+    build: Callable[[Sizes], Built | None], built: Built, sizes: Sizes, training: Training, iterations: int | None
 ) -> Loader | None:
     """The loader of a step whose batches differ, or are moved ahead; None where one batch comes again and again.
 
@@ -34,6 +38,7 @@ def loader_for(
                 known[size] = Batch(built.batch_of(wanted))
             else:
                 other = build(wanted)
+                assert other is not None  # it has built the model before
                 _check_host(other.model)
                 known[size] = Batch(other.inputs, other.loss)
         return known[size]
@@ -45,20 +50,20 @@ def loader_for(
     return Loader(steps, training.epoch.sizes(sizes.batch, sizes.seq_len), batch_of)
 
 
-def _of_one_size(built: Any) -> Loader:
+def _of_one_size(built: Built) -> Loader:
     """The batch that was built, again and again."""
     _check_inputs(built.inputs)
     batch = Batch(built.inputs, built.loss)
     return Loader((), (BatchSize(),), lambda _: batch)
 
 
-def _check_inputs(inputs: Any) -> None:
+def _check_inputs(inputs: object) -> None:
     """Raises :class:`CaptureError` for a batch that its factory puts on the card: there is nothing to move ahead."""
     if any(tensor.is_cuda for tensor in tensors_in(inputs)):
         raise CaptureError("prefetch moves batches from the host; let the factory leave its inputs there")
 
 
-def _check_host(model: Any) -> None:
+def _check_host(model: nn.Module) -> None:
     """Raises :class:`CaptureError` for a model that its factory puts on the card: a second one would be counted."""
     if any(isinstance(parameter, torch.Tensor) and parameter.is_cuda for parameter in model.parameters()):
         raise CaptureError(

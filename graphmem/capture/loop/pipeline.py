@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,13 @@ from graphmem.training import Training
 from graphmem.training.epochs import BatchSize
 
 
+class Schedule(Protocol):
+    """A schedule of ``torch.distributed.pipelining``: the passes of all micro-batches in their order."""
+
+    def step(self, *tokens: torch.Tensor, **options: object) -> torch.Tensor | None:
+        """Run them; the outputs of the last stage."""
+
+
 class PipelineLoop(TrainingLoop):
     """The loop around a schedule, as in the documentation of ``torch.distributed.pipelining``: tokens are given to the
     first stage, labels to the last, and the schedule runs the passes of all micro-batches.
@@ -27,7 +34,7 @@ class PipelineLoop(TrainingLoop):
     to put them together (``return_outputs=False``), as torchtitan does.
     """
 
-    def follow(self, run: Any, stages: Stages) -> None:
+    def follow(self, run: Schedule, stages: Stages) -> None:
         """The schedule ``run`` of ``stages``."""
         self._run, self._stages = run, stages
         self._losses: list[torch.Tensor] | None = None
@@ -71,6 +78,7 @@ def pipeline_loop(
     training, mesh = strategies.training, strategies.mesh
     for one in strategies:
         one.prepare(model)
+    assert training.pp is not None
     stages = split(model, training.pp, mesh.get_local_rank("pp"), training.cp is not None)
     for number, stage in enumerate(stages.modules):
         stage = strategies.placed(stage)
@@ -86,11 +94,12 @@ def pipeline_loop(
     divided = Cut(training.cp or 1, training.tp or 1 if training.sp else 1)
     computed = DTYPES[training.amp or training.dtype]
     loop = PipelineLoop(session, parts, optimizers, strategies)
-    loop.follow(schedule(stages, mesh["pp"].get_group(), batch.inputs, computed, divided), stages)
+    passes = cast(Schedule, schedule(stages, mesh["pp"].get_group(), batch.inputs, computed, divided))
+    loop.follow(passes, stages)
     return loop, list(dict.fromkeys(remarks))
 
 
-def check_for_pipeline(inputs: Any, loss: Any, training: Training) -> None:
+def check_for_pipeline(inputs: object, loss: object, training: Training) -> None:
     """Raises :class:`CaptureError` for what cannot be trained in a pipeline."""
     if loss is not None or not isinstance(inputs, dict) or not {"input_ids", "labels"} <= set(inputs):
         raise CaptureError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -56,8 +56,8 @@ class Ran:
 def run_training(
     session: StepBook,
     model: nn.Module,
-    inputs: Any,
-    loss: Any,
+    inputs: object,
+    loss: object,
     training: Training,
     iterations: int | None,
     own_optimizer: type[torch.optim.Optimizer] | None = None,
@@ -136,7 +136,7 @@ def _run_alike(session: StepBook, loop: TrainingLoop, iterations: int | None, si
     loop.end()
 
 
-def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
+def run_inference(session: StepBook, model: nn.Module, inputs: object, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model = Strategies(inference).place(session, model)
     inputs = batch_on_device(session, Batch(inputs), inference.dtype).inputs

@@ -14,10 +14,12 @@ from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from graphmem.capture.distributed.strategy import Strategy
 
 
-def _in_order(step: Training | Inference, mesh: Any) -> Iterator[Strategy]:
+def _in_order(step: Training | Inference, mesh: DeviceMesh | None) -> Iterator[Strategy]:
     """Those that the options of ``step`` name, in torchtitan's order (``parallelize_llama``): layers are shared out,
     then sequences, then parameters are sharded, then replicated. What nobody names is not imported."""
     in_mesh = isinstance(step, Training) and step.tp_in_mesh
@@ -63,8 +65,9 @@ class Strategies(list["Strategy"]):
         super().__init__(() if has_engine else _in_order(step, self.mesh))
 
     @property
-    def training(self) -> Any:
+    def training(self) -> Training:
         """The options of a training step."""
+        assert isinstance(self.step, Training)
         return self.step
 
     @property

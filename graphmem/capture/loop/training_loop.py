@@ -175,7 +175,7 @@ class TrainingLoop:
                 self._both.loss_assigned()
         check_loss(self.loss)
 
-    def _drop_output(self, loss: Any) -> None:
+    def _drop_output(self, loss: object) -> None:
         """The loss exists; nothing else of the output stays alive, unless the loop holds it."""
         if self._both is not None and self._both.is_told:
             kept = held_by((self.output,), loss)
@@ -187,7 +187,7 @@ class TrainingLoop:
         if self.training.loop == "drop":
             self.output = None
 
-    def _note_output(self, output: Any) -> None:
+    def _note_output(self, output: object) -> None:
         self.output_bytes = max(self.output_bytes, _bytes_of(output))
 
     def evaluate(self, sizes: Sequence[BatchSize]) -> None:
@@ -258,13 +258,13 @@ class TrainingLoop:
         self._schedule()
 
 
-def autocast(step: Training | Inference) -> Any:
+def autocast(step: Training | Inference) -> contextlib.AbstractContextManager[object]:
     """PyTorch's autocast where the step asks for it; a wrapper that casts itself takes its place."""
     casts = None if isinstance(step, Training) and step.casts_itself else step.amp
     return torch.autocast("cuda", DTYPES[casts]) if casts else contextlib.nullcontext()
 
 
-def compiled(model: nn.Module, mode: str | None) -> Any:
+def compiled(model: nn.Module, mode: str | None) -> nn.Module:
     """``model``, by ``torch.compile`` if a ``mode`` is given."""
     return model if mode is None else torch.compile(model, mode=mode)
 
@@ -278,7 +278,7 @@ def check_loss(value: object) -> None:
         )
 
 
-def default_loss(output: Any) -> torch.Tensor:
+def default_loss(output: object) -> torch.Tensor:
     """``output.loss`` if there is one, else the mean of the first floating-point tensor of the output."""
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(found, torch.Tensor):
@@ -289,12 +289,12 @@ def default_loss(output: Any) -> torch.Tensor:
     raise CaptureError("the model's output has no floating-point tensor; return a loss from the factory")
 
 
-def _bytes_of(output: Any) -> int:
+def _bytes_of(output: object) -> int:
     """The bytes of the storages behind an output's tensors, each counted once."""
     return sum({one._cdata: one.nbytes() for one in map(torch.Tensor.untyped_storage, _tensors_of(output))}.values())
 
 
-def _tensors_of(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
+def _tensors_of(value: object, depth: int = 6) -> Iterator[torch.Tensor]:
     """Tensors in nested values and in the attributes of objects, as caches of keys and values have them."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -303,7 +303,7 @@ def _tensors_of(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
             yield from _tensors_of(item, depth - 1)
 
 
-def _parts_of(value: Any) -> Iterable[Any]:
+def _parts_of(value: object) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, (list, tuple)):
@@ -311,7 +311,7 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) else ()
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call(model: nn.Module, inputs: object) -> object:
     """The model's output for its inputs, which are named, in order, or one."""
     if isinstance(inputs, dict):
         return model(**inputs)
@@ -320,7 +320,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         gradient = "" if value.requires_grad else ", without gradient"
         return f"a tensor of shape {tuple(value.shape)}{gradient}"

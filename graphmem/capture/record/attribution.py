@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import torch
 
@@ -67,7 +66,7 @@ class Attribution:
         """Whether the storage was made by the node of the backward pass that runs now."""
         return ref.index >= self._node_start[1]
 
-    def adds_in_formula(self, tensor: Any) -> bool:
+    def adds_in_formula(self, tensor: torch.Tensor) -> bool:
         """Whether an addition to ``tensor`` is part of a gradient's formula, which adds up what it has made itself.
 
         What the engine adds to comes from an earlier node, unless one node has two gradients for one input.
@@ -100,5 +99,5 @@ class Attribution:
             if builder.streams[ref.index] != self._streams.current:
                 self._storages.record_stream(tensor, self._streams.current)
 
-    def _ref_of(self, tensor: Any) -> StorageRef | None:
+    def _ref_of(self, tensor: torch.Tensor) -> StorageRef | None:
         return self._storages.of(tensor) if tensor.layout is torch.strided else None

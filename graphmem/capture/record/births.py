@@ -30,7 +30,7 @@ class Births:
         self._workspaces = workspaces
         self._kept_workspaces: dict[int, list[int]] = {}  # stream -> storages of cuBLAS workspaces
 
-    def record(self, call: OperatorCall, out: Any) -> None:
+    def record(self, call: OperatorCall, out: object) -> None:
         """The operator has returned ``out``. Raises ``torch.OutOfMemoryError`` where the card would; then nothing of it
         stays but what cuBLAS keeps."""
         first_row = len(self._storages.builder.rows)
@@ -42,7 +42,7 @@ class Births:
             self._workspaces.keep_only([self._storages.builder.labels[index] for index in kept])
             raise
 
-    def _record(self, call: OperatorCall, out: Any) -> None:
+    def _record(self, call: OperatorCall, out: object) -> None:
         if self.graph is not None:
             self._draw(self.graph, call, out)
         storages, facts = self._storages, call.facts
@@ -84,7 +84,7 @@ class Births:
                 self._storages.builder.free(index, self._storages.operator)
         self._workspaces.forget(stream)
 
-    def _draw(self, graph: GraphRecorder, call: OperatorCall, out: Any) -> None:
+    def _draw(self, graph: GraphRecorder, call: OperatorCall, out: object) -> None:
         storages = self._storages
         operator = storages.builder.operators[storages.operator]
         meta = {

@@ -6,7 +6,10 @@ collects stays on the host, nothing is lost; ``torch.cat(features).cuda()`` woul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.torch_internals import FakeTensor
@@ -29,7 +32,7 @@ class Collected:
         alive = (ref.index for ref in self._storages.live.values())
         self.storages.update(index for index in alive if index >= first and places[index] is Place.HOST)
 
-    def follow(self, args: Any, out: Any) -> None:
+    def follow(self, args: Sequence[Any], out: object) -> None:
         """An operator has returned ``out``: what is made of a part is one."""
         if self.reached_device or not any(self._index(tensor) in self.storages for tensor in tensors_in(args)):
             return
@@ -42,6 +45,6 @@ class Collected:
             else:
                 self.reached_device = True
 
-    def _index(self, tensor: Any) -> int | None:
+    def _index(self, tensor: torch.Tensor) -> int | None:
         ref = self._storages.of(tensor) if isinstance(tensor, FakeTensor) else None
         return None if ref is None else ref.index

@@ -22,6 +22,7 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS
+from graphmem.capture.torch_internals import OpOverload
 from graphmem.devices.capabilities import Capability
 from graphmem.errors import UsageError
 from graphmem.torch_names import private
@@ -151,7 +152,7 @@ class Workspaces:
         return LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
 
     def use(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0
+        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0
     ) -> WorkspaceUse:
         """What this operator takes on ``stream``; notes what it keeps."""
         if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
@@ -178,7 +179,7 @@ class Workspaces:
         use = WorkspaceUse(tuple(kept), around.temporary, around.times, by_gemm)
         return use if kept or around.temporary else NOTHING
 
-    def _is_left_to_lt(self, func: Any, args: Sequence[Any]) -> bool:
+    def _is_left_to_lt(self, func: OpOverload, args: Sequence[Any]) -> bool:
         """Whether cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
         ATen/cuda/CUDABlas.cpp): products of matrices, and of half types those of a matrix and a vector, which are
         products of matrices there. Recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""
@@ -224,13 +225,13 @@ _NO_GEMM = (_aten.dot.default, _aten.vdot.default, _aten._int_mm.default)
 _BY_VECTOR = (_aten.mv.default, _aten.addmv.default)
 
 
-def _is_product(func: Any, args: Sequence[Any]) -> bool:
+def _is_product(func: OpOverload, args: Sequence[Any]) -> bool:
     if func in _BY_VECTOR:
         return args[0].dtype in _HALF_TYPES
     return func not in _NO_GEMM
 
 
-def _calls(func: Any, args: Sequence[Any]) -> int:
+def _calls(func: OpOverload, args: Sequence[Any]) -> int:
     """How many products an operator is made of: ``addbmm`` adds one after another."""
     return len(args[1]) if func is _aten.addbmm.default else 1
 
@@ -250,7 +251,7 @@ _SCALED = (_aten._scaled_mm.default, _aten._scaled_mm.out)
 _ADDMM = (_aten.addmm.default, _aten.addmm.out)
 
 
-def _uses_cublaslt(func: Any, args: Sequence[Any], torch_version: tuple[int, int]) -> bool:
+def _uses_cublaslt(func: OpOverload, args: Sequence[Any], torch_version: tuple[int, int]) -> bool:
     """The bias epilogue of ``addmm`` (ATen/native/cuda/Blas.cpp, ``addmm_out_cuda_impl``): a 1-D bias, and no side of 1
     in the second matrix; nor a first of one row in 2.10. Recorded with 2.4.1, 2.6.0, 2.8.0, 2.9.1, 2.10.0, 2.11.0."""
     if func not in _ADDMM or args[0].dim() != 1:
@@ -265,7 +266,7 @@ def _uses_cublaslt(func: Any, args: Sequence[Any], torch_version: tuple[int, int
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def _fuses_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _fuses_bias(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a bias of
     one dimension, or with others of size 1 to the left, contiguous, that is added as it is; of half types also a whole
     contiguous matrix. No side of the second matrix is 1. Observed with 2.15.0."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +26,12 @@ from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.kernel_decompositions import COMPARISONS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.torch_internals import TorchDispatchMode, current_graph_task_id, unset_fake_temporarily
+from graphmem.capture.torch_internals import (
+    OpOverload,
+    TorchDispatchMode,
+    current_graph_task_id,
+    unset_fake_temporarily,
+)
 from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
 from graphmem.capture.values.known_values import INTEGERS
@@ -67,7 +72,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """No wrapper around ``__torch_dispatch__``: nothing is compiled here, and the wrapper costs time."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         recorder = self.recorder
         if func is _PRIM_DEVICE or recorder.is_paused:
             return func(*args, **(kwargs or {}))
@@ -92,7 +99,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 recorder.rewritten_views.written(args[0], args)
         return self.go_on(route, call)
 
-    def go_on(self, route: Route, call: OperatorCall) -> Any:
+    def go_on(self, route: Route, call: OperatorCall) -> object:
         """Answer a call that is in the trace."""
         for attempt in route.noted:
             result = attempt(self, call)
@@ -103,11 +110,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             out = call.facts.relaid(call.args, call.kwargs, out, self.recorder.card.torch_version)
         return self.finish(call, out)
 
-    def run(self, call: OperatorCall) -> Any:
+    def run(self, call: OperatorCall) -> object:
         """What the operator returns, of fake tensors."""
         return self._results.run(call.func, call.args, call.kwargs)
 
-    def go_on_as(self, func: Any, call: OperatorCall) -> Any:
+    def go_on_as(self, func: OpOverload, call: OperatorCall) -> object:
         """Answer a call that is in the trace as one of another operator, with the memory of the one that is there."""
         route = self._routes.get(func)
         if route is None:
@@ -116,7 +123,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         other.rule = call.rule
         return self.go_on(route, other)
 
-    def finish(self, call: OperatorCall, out: Any) -> Any:
+    def finish(self, call: OperatorCall, out: object) -> object:
         """Record what the operator has returned."""
         self.recorder.births.record(call, out)
         if self.recorder.collected.storages:
@@ -157,7 +164,7 @@ class Route:
 # --- calls that are no operators of the trace, or note themselves -----------------------------------------------------
 
 
-def _pinned(mode: RecordingMode, call: OperatorCall) -> Any:
+def _pinned(mode: RecordingMode, call: OperatorCall) -> object:
     if not call.kwargs.get("pin_memory"):
         return NOT_HANDLED
     mode.recorder.note(call)
@@ -167,20 +174,20 @@ def _pinned(mode: RecordingMode, call: OperatorCall) -> Any:
     return out
 
 
-def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> Any:
+def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> object:
     """``pin_out`` in ``_to_copy`` (ATen/native/TensorConversions.cpp): for a copy that nobody waits for."""
     if not call.kwargs.get("non_blocking") or not on_device(call.args):
         return NOT_HANDLED
     device = call.kwargs.get("device")
     if device is None or device.type != "cpu":
         return NOT_HANDLED
-    out = mode.run(call)
+    out: torch.Tensor = mode.run(call)
     mode.recorder.storages.see(out, place=Place.PINNED)
     out._graphmem_pinned = True
     return mode.finish(call, out)
 
 
-def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
+def _collective(mode: RecordingMode, call: OperatorCall) -> object:
     mode.recorder.note(call)
     flat = collectives.flat_copy_bytes(call.func, call.args)
     mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
@@ -193,7 +200,7 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
     return collectives.collective(call.func, call.args)
 
 
-def _functional_collective(mode: RecordingMode, call: OperatorCall) -> Any:
+def _functional_collective(mode: RecordingMode, call: OperatorCall) -> object:
     if not mode.recorder.groups.note_functional(call.func, call.args):
         return NOT_HANDLED
     out = mode.finish(call, mode.run(call))
@@ -201,7 +208,7 @@ def _functional_collective(mode: RecordingMode, call: OperatorCall) -> Any:
     return out
 
 
-def _record_use(mode: RecordingMode, call: OperatorCall, tensors: Any) -> None:
+def _record_use(mode: RecordingMode, call: OperatorCall, tensors: object) -> None:
     """What older versions tell the allocator of the tensors of a collective."""
     recorder = mode.recorder
     if collectives.records_use(call.func, call.args, recorder.card.torch_version, os.environ):
@@ -209,20 +216,20 @@ def _record_use(mode: RecordingMode, call: OperatorCall, tensors: Any) -> None:
             recorder.storages.record_stream(tensor, collectives.NCCL_STREAM)
 
 
-def _bookkeeping(_: RecordingMode, call: OperatorCall) -> Any:
+def _bookkeeping(_: RecordingMode, call: OperatorCall) -> object:
     if not collectives.is_bookkeeping(call.kwargs):
         return NOT_HANDLED
     return host_values.compute(call.func, call.args, call.kwargs)
 
 
-def _host_values(mode: RecordingMode, call: OperatorCall) -> Any:
+def _host_values(mode: RecordingMode, call: OperatorCall) -> object:
     values = mode.recorder.values
     if call.func is _SPARSE or not host_values.computable(values, call.func, call.args, call.kwargs):
         return NOT_HANDLED
     return values.run_for_real(call.func, call.args, call.kwargs)
 
 
-def _data_on_host(mode: RecordingMode, call: OperatorCall) -> Any:
+def _data_on_host(mode: RecordingMode, call: OperatorCall) -> object:
     if on_device(call.args):
         return NOT_HANDLED
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
@@ -237,7 +244,7 @@ def _data_on_host(mode: RecordingMode, call: OperatorCall) -> Any:
     return known
 
 
-def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
+def _nested(mode: RecordingMode, call: OperatorCall) -> object:
     if not (call.facts.makes_nested and on_device(call.args)) and not nested.has_nested(call.args):
         return NOT_HANDLED
     recorder = mode.recorder
@@ -253,7 +260,7 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
         return call.facts.nested_decomposition(run, *call.args, **call.kwargs)
 
 
-def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
+def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
     is_whole = mode.in_decomposition or torch.is_inference_mode_enabled()
     if not is_whole and not any(t.is_inference() for t in tensors_in(call.args)):
         return NOT_HANDLED  # tensors that were made in it keep their composites whole elsewhere, too
@@ -270,7 +277,7 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
 # --- operators of the trace -------------------------------------------------------------------------------------------
 
 
-def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
+def _sparse(mode: RecordingMode, call: OperatorCall) -> object:
     decomposition = call.facts.sparse_decomposition
     if decomposition is None or not sparse.has_sparse(call.args):
         return NOT_HANDLED
@@ -279,16 +286,16 @@ def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
     return _coalesced(mode, call) if call.func is _COALESCE else _in_place_of_kernel(mode, call, decomposition)
 
 
-def _made_sparse(mode: RecordingMode, call: OperatorCall) -> Any:
+def _made_sparse(mode: RecordingMode, call: OperatorCall) -> object:
     """A sparse tensor's indices are those it is made with; of real ones fake tensors make others."""
     known = mode.recorder.values.of(call.args[3])
-    out = mode.finish(call, mode.run(call))
+    out: torch.Tensor = mode.finish(call, mode.run(call))
     if known is not None:
         mode.recorder.values.learn(out._indices(), known)
     return out
 
 
-def _coalesced(mode: RecordingMode, call: OperatorCall) -> Any:
+def _coalesced(mode: RecordingMode, call: OperatorCall) -> object:
     """A sparse tensor has as many values as distinct indices, and those are known where they came from the host."""
     values, decomposition = mode.recorder.values, functools.partial(sparse.coalesce, card=mode.recorder.card)
     indices = values.of(call.args[0]._indices())
@@ -299,12 +306,12 @@ def _coalesced(mode: RecordingMode, call: OperatorCall) -> Any:
     if values.drawn([call.args[0]._indices()]):
         mode.recorder.assumed_values.selected(distinct.shape[1])
     with mode.recorder.selection.exactly(distinct.shape[1]):
-        out = _in_place_of_kernel(mode, call, decomposition)
+        out: torch.Tensor = _in_place_of_kernel(mode, call, decomposition)
     values.learn(out._indices(), distinct)
     return out
 
 
-def _rewritten_view(mode: RecordingMode, call: OperatorCall) -> Any:
+def _rewritten_view(mode: RecordingMode, call: OperatorCall) -> object:
     recorder, gradient = mode.recorder, call.args[0]
     extent = recorder.rewritten_views.extent() if call.in_backward and recorder.rewritten_views.marked else None
     ref = None if extent is None else recorder.storages.of(gradient)
@@ -319,7 +326,7 @@ def _rewritten_view(mode: RecordingMode, call: OperatorCall) -> Any:
     return NOT_HANDLED
 
 
-def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
+def _fan_in(mode: RecordingMode, call: OperatorCall) -> object:
     recorder = mode.recorder
     if not call.in_backward or recorder.attribution.adds_in_formula(call.args[0]):
         return NOT_HANDLED
@@ -329,7 +336,7 @@ def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
     return call.args[0]
 
 
-def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
+def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> object:
     if not call.in_backward:
         return NOT_HANDLED
     out = mode.run(call)
@@ -339,7 +346,7 @@ def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
     return out
 
 
-def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
+def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> object:
     assert call.facts.in_place is not None
     in_place, nodes = call.facts.in_place
     node = node_name()
@@ -353,7 +360,7 @@ def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
     return mode.go_on_as(in_place, call) if made_here and called_by_engine() else NOT_HANDLED
 
 
-def _gradient_formula(mode: RecordingMode, call: OperatorCall) -> Any:
+def _gradient_formula(mode: RecordingMode, call: OperatorCall) -> object:
     formula = call.facts.gradient_formula
     assert formula is not None
     if not call.in_backward or node_name() != formula.node or torch.is_grad_enabled():
@@ -369,7 +376,7 @@ def _gradient_formula(mode: RecordingMode, call: OperatorCall) -> Any:
     return NOT_HANDLED
 
 
-def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
+def _decision(mode: RecordingMode, call: OperatorCall) -> object:
     if call.func in COMPARISONS and on_device(call.args) and not call.in_backward:
         with mode:
             COMPARISONS[call.func](*call.args, **call.kwargs)
@@ -382,7 +389,7 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
     return _read_back(mode.recorder, call.func is _ITEM, call.args[0])
 
 
-def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
+def _read_back(recorder: Recorder, is_item: bool, tensor: torch.Tensor) -> object:
     """What reading a tensor's unknown data gives."""
     recorder.refuse_in_graph_capture("a tensor's value is read back", tensor)
     value = recorder.values.number(tensor) if is_item else None
@@ -415,19 +422,19 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
     return recorder.assumed_values.whole_number()
 
 
-def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> Any:
+def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> object:
     mode.recorder.storages.see_lists(call.args[1])
     return NOT_HANDLED
 
 
-def _decomposed(mode: RecordingMode, call: OperatorCall) -> Any:
+def _decomposed(mode: RecordingMode, call: OperatorCall) -> object:
     decomposition, before = call.facts.decomposition, DETERMINISTIC_BEFORE.get(call.func)
     if before is not None and not before[0].holds(mode.recorder.card.torch_version):
         decomposition = before[1]
     return NOT_HANDLED if decomposition is None else _in_place_of_kernel(mode, call, decomposition)
 
 
-def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., Any]) -> Any:
+def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., Any]) -> object:
     selection = mode.recorder.selection
     if not (
         on_device(call.args)
@@ -445,7 +452,7 @@ def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: 
     return NOT_HANDLED if out is NotImplemented else out
 
 
-def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
+def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
     selection = mode.recorder.selection
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     rows = None if known is None else _rows(known)
@@ -461,13 +468,13 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
     return NOT_HANDLED if out is None else mode.finish(call, out)
 
 
-def _rows(selected: Any) -> int:
+def _rows(selected: object) -> int:
     """How many an operator has selected: the length of its first result."""
-    first = selected[0] if isinstance(selected, (tuple, list)) else selected
+    first: torch.Tensor = selected[0] if isinstance(selected, (tuple, list)) else selected
     return int(first.shape[0])
 
 
-def _fused_step(mode: RecordingMode, call: OperatorCall) -> Any:
+def _fused_step(mode: RecordingMode, call: OperatorCall) -> object:
     return mode.finish(call, None)
 
 

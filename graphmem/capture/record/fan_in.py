@@ -9,6 +9,7 @@ under a dispatch mode, which every capture is (``torch/csrc/autograd/input_buffe
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class FanIn:
         del leaf, shared
         self.calibrating = False
 
-    def adds_in_place(self, args: Any, kwargs: Any) -> bool:
+    def adds_in_place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether eager mode would have written this engine addition into its first argument.
 
         References are counted: whoever calls this must hold as many as when the counts were learnt.

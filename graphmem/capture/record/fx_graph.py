@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+
+from graphmem.capture.torch_internals import OpOverload
 
 
 class GraphRecorder:
@@ -21,7 +24,9 @@ class GraphRecorder:
         self._nodes: dict[int, fx.Node] = {}
         self._last_placeholder: fx.Node | None = None
 
-    def record(self, func: Any, args: Any, kwargs: Any, out: Any, meta: dict[str, Any]) -> None:
+    def record(
+        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: object, meta: dict[str, Any]
+    ) -> None:
         """Add the node of one operator call."""
         arguments = tuple(self._argument(value) for value in args)
         keywords = {name: self._argument(value) for name, value in kwargs.items()}
@@ -32,14 +37,14 @@ class GraphRecorder:
         elif isinstance(out, (list, tuple)):
             self._name_items(node, out)
 
-    def _name_items(self, node: fx.Node, out: Any) -> None:
+    def _name_items(self, node: fx.Node, out: Sequence[object]) -> None:
         import operator
 
         for position, item in enumerate(out):
             if isinstance(item, torch.Tensor):
                 self._nodes[id(item)] = self.graph.call_function(operator.getitem, (node, position))
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
             known = self._nodes.get(id(value))
             return known if known is not None else self._placeholder(value)
@@ -62,7 +67,7 @@ class GraphRecorder:
         return next(iter(self.graph.nodes), None)
 
 
-def _map(value: Any, function: Any) -> Any:
+def _map(value: object, function: Callable[[torch.Tensor], object]) -> object:
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):

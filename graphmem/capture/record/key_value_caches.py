@@ -49,7 +49,7 @@ class KeyValueCaches:
             for number, layer in enumerate(cache.layers):
                 self._label(number, layer)
 
-    def _label(self, number: int, layer: Any) -> None:
+    def _label(self, number: int, layer: object) -> None:
         for name, value in vars(layer).items():
             for tensor in _tensors_in(value, _DEPTH):
                 self._storages.label(tensor, Category.KV_CACHE, f"cache of layer {number}: {name.strip('_')}")
@@ -58,7 +58,7 @@ class KeyValueCaches:
         """Every layer that comes to the card is named. The cache holds the function, and must not hold itself."""
         holder, prefetch = weakref.ref(cache), type(cache).prefetch
 
-        def named(*args: Any, **kwargs: Any) -> None:
+        def named(*args: object, **kwargs: object) -> None:
             cache = holder()
             if cache is not None:
                 prefetch(cache, *args, **kwargs)
@@ -70,7 +70,7 @@ class KeyValueCaches:
         cache.prefetch = named
 
 
-def _parts(cache: Any) -> Iterator[Any]:
+def _parts(cache: object) -> Iterator[Any]:
     """The caches of a cache: of an encoder-decoder's, its own and that of the encoder's output."""
     if hasattr(cache, "layers"):
         yield cache
@@ -79,7 +79,7 @@ def _parts(cache: Any) -> Iterator[Any]:
             yield from _parts(getattr(cache, name))
 
 
-def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+def _tensors_in(value: object, depth: int) -> Iterator[torch.Tensor]:
     """The tensors of a layer's attribute, those within quantised ones among them."""
     if isinstance(value, torch.Tensor):
         if isinstance(value, FakeTensor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class ModuleWatch:
         self._names[key] = name
         self._alive[key] = weakref.ref(module, forget)
 
-    def enter(self, module: nn.Module, inputs: Any) -> None:
+    def enter(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         recorder = self._recorder
         if not self._stack:
             if id(module) not in self._names:
@@ -90,7 +90,7 @@ class ModuleWatch:
                     self.adopt(model)
         self._recorder.leave_module(self._stack[-1] if self._stack else "", was_entered=was_entered)
 
-    def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
+    def _begin_forward(self, module: nn.Module, inputs: Sequence[Any]) -> None:
         """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
         recorder = self._recorder
         if current_graph_task_id() != -1:
@@ -152,8 +152,8 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
     watch = ModuleWatch(recorder)
     patches = Patches()
 
-    def from_roots(make_grads: Any) -> Any:
-        def root_gradients(*args: Any, **kwargs: Any) -> Any:
+    def from_roots(make_grads: Callable[..., object]) -> object:
+        def root_gradients(*args: object, **kwargs: object) -> object:
             """The gradients that a backward pass starts from are its first tensors."""
             recorder.begin_backward()
             return make_grads(*args, **kwargs)
@@ -181,5 +181,5 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
         patches.undo()
 
 
-def _always_called(hook: Any) -> Any:
+def _always_called(hook: Callable[..., object]) -> object:
     return nn_module.register_module_forward_hook(hook, always_call=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
-from graphmem.capture.torch_internals import FakeTensor, current_autograd_node, storage_use_count
+from graphmem.capture.torch_internals import FakeTensor, OpOverload, current_autograd_node, storage_use_count
 from graphmem.capture.values.tensors import tensors_in
 
 #: Nodes whose gradients are views; others (``SelectBackward0``, ``SliceBackward0``) make zeros of that size themselves.
@@ -56,12 +57,12 @@ class RewrittenViews:
         del leaf
         self.calibrating = self.marked = False
 
-    def written(self, tensor: Any, args: Any) -> None:
+    def written(self, tensor: torch.Tensor, args: Sequence[Any]) -> None:
         """An operator writes to its first argument now."""
         if isinstance(tensor, FakeTensor) and tensor._is_view() and any(t.requires_grad for t in tensors_in(args)):
             self._written[id(tensor)] = weakref.ref(tensor)
 
-    def used(self, args: Any) -> None:
+    def used(self, args: Sequence[Any]) -> None:
         """An operator that autograd follows has taken its arguments: the history of those written to is new."""
         for tensor in tensors_in(args):
             written = self._written.pop(id(tensor), None)
@@ -75,7 +76,7 @@ class RewrittenViews:
         """Whether views were written to that nothing has used since."""
         return bool(self._written)
 
-    def _mark(self, node: Any, base: torch.Tensor | None) -> None:
+    def _mark(self, node: Node, base: torch.Tensor | None) -> None:
         """The node, if there is nothing but views from it to the base's."""
         first = node
         while node is not None and type(node).__name__ in _VIEWS:
@@ -89,7 +90,7 @@ class RewrittenViews:
         node = current_autograd_node()
         return None if node is None else node.metadata.get(_MARK)
 
-    def holds_alone(self, func: Any, gradient: torch.Tensor) -> bool:
+    def holds_alone(self, func: OpOverload, gradient: torch.Tensor) -> bool:
         """Whether only the node that calls ``func`` holds the gradient, which then ends with it. References are
         counted: whoever calls this must hold as many as when the counts were learnt."""
         in_storage = storage_use_count(gradient.untyped_storage()._cdata)

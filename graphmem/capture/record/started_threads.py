@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.threads import Threads
 from graphmem.capture.torch_internals import (
+    OpOverload,
     TorchDispatchMode,
     disable_current_modes,
     dispatch_modes,
@@ -36,7 +37,9 @@ class _OneAtATime(RecordingMode):
             mode.__class__ = cls
             mode.lock = threading.RLock()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         with self.lock:
             return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -48,7 +51,9 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._threads = threads
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         with contextlib.nullcontext() if self._threads else disable_current_modes():
             return func(*args, **(kwargs or {}))
 

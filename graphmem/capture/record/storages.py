@@ -63,7 +63,7 @@ class Storages:
 
     # --- births and deaths --------------------------------------------------------------------------------------------
 
-    def see(self, tensor: Any, size: int | None = None, place: Place | None = None) -> None:
+    def see(self, tensor: object, size: int | None = None, place: Place | None = None) -> None:
         """Record the birth of the tensor's storage, unless it is known."""
         if not isinstance(tensor, FakeTensor):
             return
@@ -96,7 +96,7 @@ class Storages:
         ref.key = key
         self.live[key] = ref
 
-    def adopt(self, tensor: Any, index: int) -> None:
+    def adopt(self, tensor: torch.Tensor, index: int) -> None:
         """A tensor that was made aside shows storage ``index``, whose birth is in the trace."""
         storage = tensor.untyped_storage()
         ref = StorageRef(storage, self._died)
@@ -183,7 +183,7 @@ class Storages:
         finally:
             self._purpose = before
 
-    def record_stream(self, tensor: Any, stream: int) -> None:
+    def record_stream(self, tensor: object, stream: int) -> None:
         """The work of another stream uses the tensor's storage."""
         ref = self.of(tensor)
         if ref is not None and self.builder.places[ref.index] is Place.DEVICE:
@@ -219,7 +219,7 @@ class Storages:
 
     # --- what storages are for ----------------------------------------------------------------------------------------
 
-    def label(self, tensor: Any, category: Category, label: str = "") -> None:
+    def label(self, tensor: object, category: Category, label: str = "") -> None:
         """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients); of a
         DTensor, that of its local part."""
         tensor = getattr(tensor, "_local_tensor", tensor)
@@ -231,13 +231,13 @@ class Storages:
             if label:
                 self.builder.labels[ref.index] = label
 
-    def place(self, tensor: Any, place: Place) -> None:
+    def place(self, tensor: object, place: Place) -> None:
         """Say where a live tensor's storage lies, when its device does not tell."""
         ref = self.of(tensor)
         if ref is not None:
             self.builder.places[ref.index] = place
 
-    def name_storage(self, tensor: Any, label: str) -> None:
+    def name_storage(self, tensor: object, label: str) -> None:
         """Give a live tensor's storage a name for people, unless it has one."""
         if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             ref = self.of(tensor)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from graphmem.capture.torch_internals import current_autograd_node, current_graph_task_id
 from graphmem.capture.values.tensors import tensors_in
@@ -92,7 +93,7 @@ class Streams:
         if self.on_change is not None:
             self.on_change()
 
-    def note_forward(self, sequence: int, args: Any) -> None:
+    def note_forward(self, sequence: int, args: Sequence[Any]) -> None:
         """An operator of the forward pass makes node ``sequence``, and those that accumulate its leaves' gradients."""
         if not self.used:
             return
@@ -125,7 +126,7 @@ class Streams:
                 self.make_current(self._of(consumer))
                 return
 
-    def _of(self, node: Any) -> int:
+    def _of(self, node: Node) -> int:
         sequence = node._sequence_nr()
         if sequence != _ACCUMULATES:
             return self.of_sequence.get(sequence, self.of_step)

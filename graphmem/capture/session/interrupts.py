@@ -87,7 +87,7 @@ class Interrupts:
             self._held.clear()
             self._handler(number, frame)
 
-    def _dropped(self, unraisable: Any) -> None:
+    def _dropped(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Python could not raise something; an interrupt is not lost by that."""
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._held.append(None)

@@ -6,7 +6,9 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.loop.generation import GENERATIONS, run_generation
@@ -17,12 +19,17 @@ from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.both_loops import BothLoops
 from graphmem.capture.session.session import Session, capture, raised_by_program, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
+from graphmem.capture.values.messages import Post
+from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, said
 from graphmem.run import Run, RunMode
 from graphmem.training import Inference, Training
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB
+
+if TYPE_CHECKING:
+    from graphmem.sources.base import Built, Sizes
 
 #: What becomes of the model's output, by :data:`graphmem.training.LOOPS`.
 _KEPT = {
@@ -39,8 +46,8 @@ class Subject:
     """What is run: ``iterations`` of ``step`` on the model that ``build(sizes)`` gives (None: as many as settle it), or
     all that ``build`` runs itself, returning None, or a ``program`` in its place."""
 
-    build: Callable[[Any], Any]
-    sizes: Any
+    build: Callable[[Sizes], Built | None]
+    sizes: Sizes
     step: Training | Inference
     name: str
     iterations: int | None = None
@@ -56,9 +63,13 @@ def capture_subject(
     torch_version: tuple[int, int],
     memory: DeviceMemory | None = None,
     say: Callable[[str], None] = lambda _: None,
-    **options: Any,
+    record_graph: bool = False,
+    cudnn: Cudnn | None = None,
+    asked: set[str] | None = None,
+    own_settings: bool = True,
+    post: Post | None = None,
 ) -> Run:
-    """Run the subject on fake tensors; ``options`` are others of :func:`graphmem.capture.session.session.capture`.
+    """Run the subject on fake tensors; options as of :func:`graphmem.capture.session.session.capture`.
 
     ``memory`` answers what the step's own code asks of the card's memory, and refuses what exceeds it while ``build``
     or the program runs; nothing in the step that follows would catch the error. ``say`` is told the iteration and the
@@ -80,7 +91,11 @@ def capture_subject(
         leave_after=None if subject.program is None else subject.iterations or OPTIMIZER_STEPS,
         mode=mode,
         memory=memory,
-        **options,
+        record_graph=record_graph,
+        cudnn=cudnn,
+        asked=asked,
+        own_settings=own_settings,
+        post=post,
     )
     return followed.completed(run)
 
@@ -117,13 +132,13 @@ class _Followed:
         self._run_step(session, built)
         self._iterations = session.recorder.phases.iteration
 
-    def _built(self) -> Any:
+    def _built(self) -> Built | None:
         if self._subject.build_on == "device":
             with cards().own:
                 return self._subject.build(self._subject.sizes)
         return self._subject.build(self._subject.sizes)
 
-    def _run_step(self, session: Session, built: Any) -> None:
+    def _run_step(self, session: Session, built: Built) -> None:
         step, iterations = self._subject.step, self._subject.iterations
         if isinstance(step, Training):
             loader = loader_for(self._subject.build, built, self._subject.sizes, step, iterations)
@@ -169,7 +184,7 @@ class _Followed:
         return replace(run, notes=notes, **self._facts)
 
 
-def _weights(model: Any) -> tuple[str, ...]:
+def _weights(model: nn.Module) -> tuple[str, ...]:
     """The dtypes of the model's parameters, those of the most bytes first."""
     counts: Counter[str] = Counter()
     for parameter in getattr(model, "parameters", tuple)():

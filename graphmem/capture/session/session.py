@@ -83,7 +83,7 @@ class Session:
         """Parameters and buffers of ``model`` are known by name from now on."""
         self.watch.adopt(model)
 
-    def label_inputs(self, inputs: Any, name: str = "input") -> None:
+    def label_inputs(self, inputs: object, name: str = "input") -> None:
         """Tensors anywhere in ``inputs`` are the step's inputs."""
         for path, tensor in named_tensors(inputs, name):
             self.recorder.storages.label(tensor, Category.INPUT, path)
@@ -312,7 +312,7 @@ def raised_by_program(error: Exception) -> str | None:
     return f"{where}{': ' if where else ''}{said(error)}"
 
 
-def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor in nested tuples, lists and dicts, with a path for people."""
     if isinstance(value, torch.Tensor):
         yield name, value

@@ -18,7 +18,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, SupportsInt
 
 import torch
 
@@ -129,7 +129,7 @@ class _SeenByAll:
 
     def watch(self, patches: Patches) -> None:
         def noted(original: Callable[..., Any]) -> Callable[..., Any]:
-            def set_(*args: Any, **kwargs: Any) -> Any:
+            def set_(*args: object, **kwargs: object) -> object:
                 self._was_set = True
                 return original(*args, **kwargs)
 
@@ -171,10 +171,10 @@ def _keep_apart(patches: Patches) -> None:
             continue
         value = [read()]
 
-        def get(value: list[Any] = value) -> Any:
+        def get(value: list[Any] = value) -> object:
             return value[0]
 
-        def set_(new: Any, value: list[Any] = value) -> None:
+        def set_(new: object, value: list[Any] = value) -> None:
             value[0] = new
 
         functions[getter.rpartition("_get_cudnn_")[2]] = get, set_
@@ -191,11 +191,11 @@ def _patch_random_numbers(patches: Patches) -> None:
     thread, and what is drawn on the host does not depend on what was drawn before."""
     host = generators.new_generator()
 
-    def manual_seed(seed: Any) -> Any:
+    def manual_seed(seed: SupportsInt) -> object:
         generators.seed_device()
         return host.restart().manual_seed(int(seed))
 
-    def seed() -> Any:
+    def seed() -> object:
         generators.seed_device()
         return host.restart().seed()
 

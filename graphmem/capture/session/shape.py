@@ -24,7 +24,7 @@ _MORE_NAMES = {
 
 
 def model_shape(
-    build: Callable[[Any], Any], sizes: Any, *, name: str, device: Device, torch_version: tuple[int, int]
+    build: Callable[[Any], Any], sizes: object, *, name: str, device: Device, torch_version: tuple[int, int]
 ) -> ModelShape:
     """The shape of what ``build`` builds. Raises :class:`SourceError` for a step that runs itself, and
     :class:`CaptureError`."""
@@ -77,6 +77,6 @@ def _saved(block: nn.Module) -> int:
     return sum(widths)
 
 
-def _whole(config: Any, spellings: Sequence[str]) -> int:
+def _whole(config: object, spellings: Sequence[str]) -> int:
     value = None if config is None else first(config, spellings)
     return value if type(value) is int and value > 0 else 0

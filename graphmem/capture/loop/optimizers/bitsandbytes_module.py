@@ -47,7 +47,7 @@ def _patch_native_calls(patches: Patches) -> None:
         patches.set(functions, "name2qmap", {})  # it keeps tensors of the device
 
 
-def _get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+def _get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
     """``bitsandbytes.functional.get_paged``: ``cget_managed_ptr``, seen as a host tensor."""
     tensor: Any = managed_memory(shape, dtype)
     tensor.is_paged = True

@@ -11,7 +11,7 @@ Source: ``bitsandbytes/optim/optimizer.py`` (``Optimizer2State``, ``Optimizer1St
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Options that change no byte are accepted and not used. Raises :class:`ValueError` for what the class refuses.
     """
 
-    def __init__(self, name: str, params: Iterable[Any], min_8bit_size: int = _MINIMUM_8BIT, **options: Any) -> None:
+    def __init__(self, name: str, params: Iterable[Any], min_8bit_size: int = _MINIMUM_8BIT, **options: object) -> None:
         self.name = name
         self.paged = name.startswith("Paged")
         self.bits = 8 if name.endswith("8bit") else 32
@@ -70,7 +70,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._tables = [torch.linspace(-1.0, 1.0, 256), torch.linspace(0.0, 1.0, 256)]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Callable[[], object] | None = None) -> None:
         """One update of every parameter that has a gradient, with a synchronization after each."""
         del closure
         for group in self.param_groups:

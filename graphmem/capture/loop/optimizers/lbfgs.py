@@ -24,8 +24,8 @@ def patch_lbfgs(patches: Patches, recorder: Recorder) -> None:
 
 
 def _descending(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    def step(self: Any, closure: Callable[[], Any]) -> Any:
-        def evaluate() -> Any:
+    def step(self: object, closure: Callable[[], Any]) -> object:
+        def evaluate() -> object:
             recorder.phases.enter("forward")  # of the same iteration
             value = closure()
             recorder.phases.enter("optimizer")

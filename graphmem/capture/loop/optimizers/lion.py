@@ -5,7 +5,7 @@ The memory of lion-pytorch 0.2 (``lion_pytorch/lion_pytorch.py``); bitsandbytes'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Lion(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Callable[[], object] | None = None) -> None:
         """One update of every parameter that has a gradient."""
         del closure
         for group in self.param_groups:

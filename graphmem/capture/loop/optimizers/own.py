@@ -6,7 +6,7 @@ Its code runs on fake tensors like the model's, so its states and the temporarie
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -48,5 +48,5 @@ def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
     return any(one.kind in fixed and one.default is inspect.Parameter.empty for one in parameters)
 
 
-def _what(found: Any) -> str:
+def _what(found: object) -> str:
     return f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
