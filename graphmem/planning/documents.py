@@ -144,13 +144,8 @@ def of_advice(advised: Advised) -> Document:
     as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
     sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is)))]
     if saving:
-        columns = (
-            Column("saves", "bytes"),
-            Column("needs", "bytes"),
-            Column(name="fits"),
-            Column("change"),
-            Column("options"),
-        )
+        sizes = Column("saves", "bytes"), Column("needs", "bytes")
+        columns = (*sizes, Column(name="fits"), Column("change"), Column("options"))
         sections.append(section("", Table(columns, list(map(_change, saving)))))
     else:
         sections += _sentences("No change that was tried saves memory.")

@@ -428,7 +428,7 @@ def _quantized(
 
     import torch
 
-    from graphmem.capture.program.absent_weights import checkpoint_of
+    from graphmem.capture.program.missing_weights import checkpoint_of
 
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):

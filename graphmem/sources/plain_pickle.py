@@ -19,20 +19,10 @@ _KEYS = (str, int, float, bool, bytes, type(None))
 
 #: Instructions that import, call or build, with their names in ``pickletools``.
 _REFUSED = {
-    b"c": "GLOBAL",
-    b"\x93": "STACK_GLOBAL",
-    b"R": "REDUCE",
-    b"b": "BUILD",
-    b"i": "INST",
-    b"o": "OBJ",
-    b"\x81": "NEWOBJ",
-    b"\x92": "NEWOBJ_EX",
-    b"\x82": "EXT1",
-    b"\x83": "EXT2",
-    b"\x84": "EXT4",
-    b"P": "PERSID",
+    b"c": "GLOBAL", b"\x93": "STACK_GLOBAL", b"R": "REDUCE", b"b": "BUILD", b"i": "INST", b"o": "OBJ",
+    b"\x81": "NEWOBJ", b"\x92": "NEWOBJ_EX", b"\x82": "EXT1", b"\x83": "EXT2", b"\x84": "EXT4", b"P": "PERSID",
     b"Q": "BINPERSID",
-}
+}  # fmt: skip
 
 
 def load_plain_pickle(data: bytes) -> object:
@@ -84,12 +74,12 @@ class _Reader:
                 raise ValueError("values left over at the end") from None
             return value
 
-    def instructions(self) -> list[Callable[[], None] | None]:
+    def instructions(self) -> list[Callable[[], object] | None]:
         """The method of every instruction byte, or ``None``."""
         push = self.stack.append
-        named: dict[bytes, Callable[[], None]] = {
-            b"\x80": lambda: self.proto(),
-            b"\x95": lambda: self.skip(8),  # FRAME: a hint for buffering
+        named: dict[bytes, Callable[[], object]] = {
+            b"\x80": self.proto,
+            b"\x95": lambda: self.bytes_of(8),  # FRAME: a hint for buffering
             b".": self.stop,
             b"(": lambda: push(_MARK),
             b"N": lambda: push(None),
@@ -123,7 +113,7 @@ class _Reader:
             b"r": lambda: self.remember(self.number("<I", 4)),
             b"\x94": lambda: self.remember(len(self.memo)),
         }
-        table: list[Callable[[], None] | None] = [None] * 256
+        table: list[Callable[[], object] | None] = [None] * 256
         for code, do in named.items():
             table[code[0]] = do
         return table
@@ -157,9 +147,6 @@ class _Reader:
             raise ValueError("the file ends in the middle of a value")
         self.position += count
         return found
-
-    def skip(self, count: int) -> None:
-        self.bytes_of(count)
 
     def number(self, layout: str, count: int) -> int:
         found: int = struct.unpack(layout, self.bytes_of(count))[0]

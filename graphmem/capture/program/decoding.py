@@ -25,7 +25,15 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.program.kept import Kept, Lists, kept, resize, shows_all, sized, tensors_over
+from graphmem.capture.program.loop_state import (
+    GrowingShape,
+    Lists,
+    growing_shape,
+    resize,
+    shows_all,
+    sized,
+    tensors_over,
+)
 from graphmem.capture.program.tokens import ALIKE, Steady, Token, between, birth_of, grown, steady
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values.callers import called_to_sample
@@ -68,7 +76,7 @@ class Decoding:
         self._found: dict[int, Token] = {}  # length -> what the token that makes it does
         self._following = 0  # the length that is probed now
         self._after_its_own = False  # whether the token before it is followed as well
-        self._kept: set[Kept] = set()
+        self._growing: set[GrowingShape] = set()
         self._count = 0
         self._gathers = False  # whether every token leaves something in a list
         self._reach = 1  # how many tokens ago that was made which a token gives back
@@ -157,7 +165,7 @@ class Decoding:
             self._attempts += 1
             self.is_followed = self._lists is None or self._attempts >= MOST_ATTEMPTS
             return False
-        self._kept = set(shapes)
+        self._growing = set(shapes)
         self._count = len(shapes)
         attended = [shape for shape in shapes if shape.is_attended]
         self._after = -attended[0].more if attended else 1 - shapes[0].more if shapes else 0
@@ -172,7 +180,7 @@ class Decoding:
         recorder.is_probing = True
         return True
 
-    def _shapes(self, steady: Steady) -> list[Kept] | None:
+    def _shapes(self, steady: Steady) -> list[GrowingShape] | None:
         """The shapes of what grows from token to token; None where they cannot be told, or nothing grows."""
         first = len(self._tokens) - self._reach
         made = {index: self._of[index][1] for index in self._alive() if self._of[index][0] >= first}
@@ -183,7 +191,7 @@ class Decoding:
         if set(tensors) != set(growing):
             return None
         shapes = [
-            kept(tensors[index], steady.growth[place], self._length)
+            growing_shape(tensors[index], steady.growth[place], self._length)
             for index, place in growing.items()
             if shows_all(tensors[index])
         ]
@@ -297,7 +305,7 @@ class Decoding:
             return
         stretched = 0
         for index, tensors in tensors_over(self._recorder.storages, set(self._alive())).items():
-            found = sized(tensors, self._kept, before)
+            found = sized(tensors, self._growing, before)
             if found is None:
                 continue
             whole, size, shape = found

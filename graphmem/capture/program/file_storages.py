@@ -40,7 +40,8 @@ _FAKE_PREFIXES = (
 
 @dataclass
 class Books:
-    """What the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then ``omitted``."""
+    """The values that the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then
+    ``omitted``."""
 
     values: KnownValues
     left: int = IN_FULL
@@ -306,7 +307,7 @@ def _rebuilding(tensor: torch.Tensor, protocol: object, books: Books) -> tuple[A
 
 
 def _own_state(tensor: torch.Tensor) -> dict[str, Any]:
-    """What the program has put on a tensor."""
+    """The attributes that the program has put on a tensor."""
     return {
         name: value for name, value in vars(tensor).items() if name not in _FAKE and not name.startswith(_FAKE_PREFIXES)
     }
@@ -317,9 +318,27 @@ def _kind(tensor: torch.Tensor) -> object:
     return torch.Tensor if type(tensor) is FakeTensor else type(tensor).__bases__[0]
 
 
+def _rebuilding_quantized(quantized: Callable[..., object]) -> Callable[..., object]:
+    def rebuild_quantized(storage: Any, *args: object) -> object:
+        """A real one: quantised tensors have no fake form. Of hollow storages the values count as unknown."""
+        stored = getattr(storage, "_untyped_storage", None)
+        if not isinstance(stored, FileStorage):
+            return quantized(storage, *args)
+        with disable_current_modes(), unset_fake_temporarily():
+            content = bytearray(stored.size_ if stored.read is None else stored.read())
+            data = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+            made = torch.storage.TypedStorage(wrap_storage=data.untyped_storage(), dtype=storage.dtype, _internal=True)
+            tensor = quantized(made, *args)
+        if stored.read is None:
+            stored.books.values.forget(tensor)
+        return tensor
+
+    return rebuild_quantized
+
+
 def _patch_rebuilding(patches: Patches) -> None:
     utils, unpickler = private("torch._utils", _LOST), private("torch._weights_only_unpickler", _LOST)
-    from_storage, newer, quantized = utils._rebuild_tensor, utils._rebuild_tensor_v3, utils._rebuild_qtensor
+    from_storage, newer = utils._rebuild_tensor, utils._rebuild_tensor_v3
     of_type, allowed = private("torch._tensor._rebuild_from_type_v2", _LOST), unpickler._get_allowed_globals
 
     def rebuild(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> object:
@@ -348,20 +367,6 @@ def _patch_rebuilding(patches: Patches) -> None:
             utils.set_tensor_metadata(made, metadata)
         return made
 
-    def rebuild_quantized(storage: Any, *args: object) -> object:
-        """A real one: quantised tensors have no fake form. Of hollow storages the values count as unknown."""
-        stored = getattr(storage, "_untyped_storage", None)
-        if not isinstance(stored, FileStorage):
-            return quantized(storage, *args)
-        with disable_current_modes(), unset_fake_temporarily():
-            content = bytearray(stored.size_ if stored.read is None else stored.read())
-            data = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-            made = torch.storage.TypedStorage(wrap_storage=data.untyped_storage(), dtype=storage.dtype, _internal=True)
-            tensor = quantized(made, *args)
-        if stored.read is None:
-            stored.books.values.forget(tensor)
-        return tensor
-
     def rebuild_of_type(function: Any, kind: Any, args: Any, state: Any) -> object:
         made = function(*args)
         if isinstance(made, FakeTensor):
@@ -373,7 +378,7 @@ def _patch_rebuilding(patches: Patches) -> None:
     replaced: dict[tuple[Any, str], Any] = {
         (utils, "_rebuild_tensor"): rebuild,
         (utils, "_rebuild_tensor_v3"): rebuild_newer,
-        (utils, "_rebuild_qtensor"): rebuild_quantized,
+        (utils, "_rebuild_qtensor"): _rebuilding_quantized(utils._rebuild_qtensor),
         (private("torch._tensor", _LOST), "_rebuild_from_type_v2"): rebuild_of_type,
     }
     now = {}

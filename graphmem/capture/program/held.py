@@ -1,4 +1,4 @@
-"""What a program holds from step to step is no temporary: averaged copies, caches of keys and values, own buffers."""
+"""Storages that a program holds from step to step: averaged copies, caches of keys and values, its own buffers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from graphmem.capture.record.recorder import Recorder
 from graphmem.trace import Category, EventKind, Place
 
-#: What storages are taken for that nothing tells more of.
+#: The categories of storages of which nothing more is known.
 _UNNAMED = (Category.TEMPORARY, Category.ACTIVATION)
 
 

@@ -1,6 +1,6 @@
 """When a program's loops end: a program is analysed for some optimizer steps, and was written for thousands.
 
-A loop is told that it is over at its top, so that what follows it (evaluation, generation, saving) still runs:
+A loop ends at its top, so that what follows it (evaluation, generation, saving) still runs:
 
 - a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`);
@@ -29,7 +29,7 @@ from torch.utils.data import dataloader
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.decoding import FEWEST, Decoding
-from graphmem.capture.program.kept import Lists
+from graphmem.capture.program.loop_state import Lists
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
@@ -49,7 +49,7 @@ class Left(BaseException):
 
 
 class Leaving:
-    """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes.
+    """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes.
     ``ends_alike_loops``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
     whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
 
@@ -60,7 +60,7 @@ class Leaving:
         self.recorder = recorder
         self.log: list[int] = []  # numbers of the optimizers, step by step
         self.made: Counter[int] = Counter()
-        self.is_ending = False  # whether a loop that trained was told that it is over
+        self.is_ending = False  # whether a loop that trained was ended
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
@@ -205,7 +205,7 @@ def _peak(builder: Any, row: int) -> int:
 
 
 def _body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
-    """What happened on the device since a row of the trace, in terms that do not name storages; None where something
+    """The events on the device since a row of the trace, in terms that do not name storages; None where something
     is kept. What is older is told by its bytes. And the bytes that were kept on the host."""
     body: list[Any] = []
     kept = on_host = 0
@@ -233,7 +233,7 @@ def _body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
 
 
 def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
-    """Let data loaders and optimizers tell ``leaving``; returns the handles of hooks."""
+    """Let data loaders and optimizers report to ``leaving``; returns the handles of hooks."""
     loops: weakref.WeakKeyDictionary[Any, tuple[Any, Loop]] = weakref.WeakKeyDictionary()
     finished: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # loaders -> how often since
     iterator = private("torch.utils.data.dataloader._BaseDataLoaderIter", "loops over data loaders are not left early")
@@ -270,7 +270,7 @@ def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
 
 
 class Loops:
-    """What the rewritten loops of a program call (:mod:`graphmem.capture.program.loops`)."""
+    """The functions that the rewritten loops of a program call (:mod:`graphmem.capture.program.loops`)."""
 
     def __init__(self, leaving: Leaving) -> None:
         self._leaving = leaving
@@ -301,7 +301,7 @@ class Loops:
         return Loop(self._leaving, where, searches, calls)
 
     def know(self, /, **calls: tuple[str, ...]) -> None:
-        """A file of the program says what its functions call."""
+        """Note what the functions of a file call."""
         for name, called in calls.items():
             self._leaving.calls.setdefault(name, set()).update(called)
 

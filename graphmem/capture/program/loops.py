@@ -4,7 +4,7 @@
     while test: ...         __graphmem_loop_12__ = __graphmem_begin__("train.py:12")
                             while __graphmem_goes_on__(__graphmem_loop_12__) and (test): ...
 
-They tell besides what they call, and every file tells what its functions call
+They give besides the names that they call, and every file gives those of its functions
 (:mod:`graphmem.capture.program.training_calls`).
 
 Lines stay where they are. Loops of generator functions are left alone: who asks them for an item expects one. What lies
@@ -40,7 +40,7 @@ def compiled(source: str | bytes, filename: str) -> CodeType:
     calls = calls_by_function(tree)
     tree = _Rewritten(Path(filename).name).visit(tree)
     if calls:
-        tree.body.insert(_first_statement(tree), _told(calls))
+        tree.body.insert(_first_statement(tree), _registering(calls))
     code: CodeType = compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
     return code
 
@@ -53,7 +53,7 @@ def _first_statement(tree: ast.Module) -> int:
     return at
 
 
-def _told(calls: dict[str, tuple[str, ...]]) -> ast.stmt:
+def _registering(calls: dict[str, tuple[str, ...]]) -> ast.stmt:
     """``__graphmem_calls__(learn=("backward", "sample"))``"""
     keywords = [ast.keyword(name, _names(called)) for name, called in calls.items()]
     return ast.Expr(ast.Call(ast.Name(CALLS, ast.Load()), [], keywords))
@@ -93,8 +93,8 @@ class _Rewritten(ast.NodeTransformer):
     def _call(self, function: str, node: ast.stmt, calls: tuple[str, ...], *arguments: ast.expr) -> ast.Call:
         searches = [ast.Constant(True)] if _handles_memory(node) else []
         where = ast.Constant(f"{self._file}:{node.lineno}")
-        told = [ast.keyword("calls", _names(calls))] if calls else []
-        return ast.Call(ast.Name(function, ast.Load()), [*arguments, where, *searches], told)
+        keywords = [ast.keyword("calls", _names(calls))] if calls else []
+        return ast.Call(ast.Name(function, ast.Load()), [*arguments, where, *searches], keywords)
 
 
 def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
@@ -156,8 +156,8 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
     """By name: what rewritten code calls. Dynamo traces the functions beside them (``_torchdynamo_inline``), for a loop
     that is compiled is never left, and nothing of ours may break its graph."""
 
-    def over(items: Iterable[Any], where: str, searches: bool = False, **told: Any) -> Iterator[Any]:
-        return loops.over(items, where, searches, **told)
+    def over(items: Iterable[Any], where: str, searches: bool = False, **options: Any) -> Iterator[Any]:
+        return loops.over(items, where, searches, **options)
 
     def begin(where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
         return loops.begin(where, searches, calls)

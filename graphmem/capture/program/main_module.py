@@ -39,7 +39,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
 
 
 def _exit(code: object, steps: int) -> Ending:
-    """What Python does with the argument of ``sys.exit``."""
+    """The ending by ``sys.exit`` with this argument, as Python has it."""
     if code is None or isinstance(code, int):
         return Ending("exit", steps, code or 0)
     return Ending("exit", steps, 1, str(code))

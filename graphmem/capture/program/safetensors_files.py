@@ -17,7 +17,7 @@ import struct
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -256,16 +256,49 @@ class _Slice:
 
 def patch_safetensors(
     patches: Patches,
-    stage: Callable[[str], AbstractContextManager[Any]],
-    place: Callable[[Any, str], Any],
+    stage: Callable[[str], AbstractContextManager[object]],
+    place: Callable[[object, str], Any],
     values: KnownValues,
-    absent: dict[str, dict[str, Described]],
+    missing: dict[str, dict[str, Described]],
 ) -> None:
-    """Let safetensors write holes and read headers. ``place`` says where a path is opened; ``absent`` are tensors of
-    files that are not there, by path."""
+    """Let safetensors write holes and read headers. ``place`` gives the path to open; ``missing`` are tensors of files
+    that are not there, by path."""
     library, module = import_module("safetensors"), import_module("safetensors.torch")
-    safe_open, deserialize, as_tensors = library.safe_open, module.deserialize, module._view2torch
+    _patch_writing(patches, library, module, stage, place, values)
+    safe_open = library.safe_open
 
+    def opened(filename: Any, framework: str = "pt", device: Any = "cpu", **options: object) -> object:
+        found = missing.get(os.path.abspath(filename))
+        if found is not None:
+            return SafeFile(found, None, device)
+        filename, saved = place(filename, "rb"), None
+        if framework in ("pt", "torch", "pytorch"):
+            with suppress(OSError), open(filename, "rb") as file:
+                saved = saved_on_disk(file)
+        if saved is not None:
+            return SafeFile(*saved, device, values.forget)
+        return safe_open(filename, framework, device=device, **options)
+
+    for owner in _that_know("safe_open", safe_open):
+        patches.set(owner, "safe_open", opened)
+    deserialize, as_tensors = module.deserialize, module._view2torch
+
+    def deserialized(data: bytes) -> object:
+        saved = saved_on_disk(io.BytesIO(data))
+        return deserialize(data) if saved is None else SafeFile(*saved, "cpu", values.forget).get_tensors()
+
+    patches.set(module, "deserialize", deserialized)
+    patches.set(module, "_view2torch", lambda flat: flat if isinstance(flat, dict) else as_tensors(flat))
+
+
+def _patch_writing(
+    patches: Patches,
+    library: ModuleType,
+    module: ModuleType,
+    stage: Callable[[str], AbstractContextManager[object]],
+    place: Callable[[object, str], Any],
+    values: KnownValues,
+) -> None:
     def serialize_file(specs: dict[str, Any], filename: str, metadata: object = None) -> None:
         with stage("save"):
             header, pieces = _laid_out(library, specs, metadata, values)
@@ -280,43 +313,16 @@ def patch_safetensors(
         with stage("save"):
             header, pieces = _laid_out(library, specs, metadata, values)
             size = sum(piece if isinstance(piece, int) else len(piece) for piece in pieces)
-            if size > IN_FULL:
-                return header
-            return b"".join([header, *(bytes(piece) for piece in pieces)])
+            return header if size > IN_FULL else b"".join([header, *(bytes(piece) for piece in pieces)])
 
-    def opened(
-        filename: str, framework: str = "pt", device: torch.device | str | int | None = "cpu", **options: object
-    ) -> object:
-        found = absent.get(os.path.abspath(filename))
-        if found is not None:
-            return SafeFile(found, None, device)
-        filename = place(filename, "rb")
-        if framework in ("pt", "torch", "pytorch"):
-            try:
-                with open(filename, "rb") as file:
-                    saved = saved_on_disk(file)
-            except OSError:
-                saved = None
-            if saved is not None:
-                return SafeFile(*saved, device, values.forget)
-        return safe_open(filename, framework, device=device, **options)
-
-    def deserialized(data: bytes) -> object:
-        saved = saved_on_disk(io.BytesIO(data))
-        return deserialize(data) if saved is None else SafeFile(*saved, "cpu", values.forget).get_tensors()
-
-    for owner in _that_know("safe_open", safe_open):
-        patches.set(owner, "safe_open", opened)
     patches.set(module, "serialize_file", serialize_file)
     patches.set(module, "serialize", serialize)
-    patches.set(module, "deserialize", deserialized)
-    patches.set(module, "_view2torch", lambda flat: flat if isinstance(flat, dict) else as_tensors(flat))
     if hasattr(module, "TensorSpec"):
         patches.set(module, "TensorSpec", _Spec)
-    for name in ("_to_ndarray", "_tobytes"):  # the newer gives the tensor too
-        if hasattr(module, name):
-            with_tensor = name == "_to_ndarray"
-            patches.set(module, name, lambda t, *_, both=with_tensor: (_Tensor(t), t) if both else _Tensor(t))
+    if hasattr(module, "_to_ndarray"):  # the newer gives the tensor too
+        patches.set(module, "_to_ndarray", lambda tensor, *_: (_Tensor(tensor), tensor))
+    if hasattr(module, "_tobytes"):
+        patches.set(module, "_tobytes", lambda tensor, *_: _Tensor(tensor))
 
 
 def _that_know(name: str, value: Any) -> Iterator[Any]:

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO
 import torch
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.program.absent_weights import absent_weights
 from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorage, bytes_of, patch_pickling
+from graphmem.capture.program.missing_weights import missing_weights
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
 from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
 from graphmem.capture.values.known_values import KnownValues
@@ -69,16 +69,16 @@ def files_of_tensors(
 ) -> Iterator[None]:
     """Until the end what is saved is hollow, and what is loaded has shapes."""
     patches, folder, books = Patches(), Folder(whole_program), Books(values)
-    absent: dict[str, dict[str, Described]] = {}
+    missing: dict[str, dict[str, Described]] = {}
     try:
         patch_pickling(patches, books)
         _patch_saving(patches, stage, folder, values)
         _patch_loading(patches, stage, folder, books)
         if find_spec("safetensors") is not None:
-            patch_safetensors(patches, stage, folder.place, values, absent)
+            patch_safetensors(patches, stage, folder.place, values, missing)
         if hasattr(shutil, "_fastcopy_sendfile") and hasattr(os, "SEEK_DATA"):
             patches.set(shutil, "_fastcopy_sendfile", keeping_holes(shutil._fastcopy_sendfile))
-        with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
+        with missing_weights(lambda path: missing.update({os.path.abspath(path): {}}), remark):
             yield
         if books.omitted:
             remark(Code.WEIGHTS_OMITTED.about(size=format_bytes(books.omitted)))
@@ -204,7 +204,7 @@ class ArchiveReader:
         return getattr(self._reader, name)
 
     def get_storage_from_record(self, name: str, size: int, kind: Any) -> object:
-        """A storage of ``size`` bytes. Raises PyTorch's error for a record that is absent or of another size."""
+        """A storage of ``size`` bytes. Raises PyTorch's error for a record that is missing or of another size."""
         if self._sizes.get(name) != size:
             return self._reader.get_storage_from_record(name, size, kind)
         read = None

@@ -1,4 +1,4 @@
-"""What one token of a long generation does, as plain values: events, births and sizes, and how sizes grow."""
+"""One token of a long generation as plain values: its events, births and sizes, and how sizes grow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Birth:
 
 @dataclass
 class Token:
-    """What one token does. ``events``: (kind, how many tokens ago, number of the storage among those of that token,
+    """The memory of one token. ``events``: (kind, how many tokens ago, number of the storage among those of that token,
     stream, position in ``operators``)."""
 
     events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
@@ -32,7 +32,9 @@ class Token:
     sizes: list[int] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)  # events before which a forward pass began
-    renamed: list[tuple[int, Birth]] = field(default_factory=list)  # what it says of storages of the token before it
+    renamed: list[tuple[int, Birth]] = field(
+        default_factory=list
+    )  # new categories and labels of storages of the token before it
 
     def is_like(self, other: Token) -> bool:
         return (

@@ -29,7 +29,7 @@ def calls_in(body: ast.For | ast.While | ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def calls_by_function(tree: ast.Module) -> dict[str, tuple[str, ...]]:
-    """What every function and method of a file calls; those of one name are taken together."""
+    """The names that every function and method of a file calls; those of one name are taken together."""
     calls: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS):

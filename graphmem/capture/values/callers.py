@@ -1,4 +1,4 @@
-"""Who calls: what the arguments of a call do not say, read from the interpreter's frames.
+"""The caller of an operator or a replaced function, read from the interpreter's frames.
 
 The same operator is called by the user's line, by the autograd engine, by PyTorch's reducer, by a model library that
 asks a question. Where an analysis must tell them apart, nothing but the stack does, and it is asked only here: every
@@ -334,7 +334,7 @@ def lists_by_name() -> list[list[object]]:
 
 
 def named_arguments() -> dict[str, object]:
-    """What the module whose hook asks is called with by name: hooks for all modules are given positions alone
+    """The keyword arguments of the module whose hook asks: hooks for all modules are given positions alone
     (``Module._call_impl``)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != "torch.nn.modules.module":

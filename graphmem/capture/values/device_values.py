@@ -154,25 +154,18 @@ def follow(values: KnownValues, func: OpOverload, args: Sequence[object], out: o
         return _drafted(values, args[0], out)
     is_computed = values.is_known(out)
     number, remark = None if is_computed else _outcome(values, func, args), None
-    is_check = False
     if number is None:
-        number = _if_finite(func, args)
-        if number is None and func in (_OR, _LOGICAL_OR) and any(_is_open_check(values, arg) for arg in args):
-            number = False  # what stands beside a check of finite values is one too
-        is_check = number is not None
-        remark = _FINITE if is_check else None
-    if number is None:
-        number = _in_generation(func, args)
-        remark = None if number is None else GOES_ON
-    if number is not None or is_computed:
-        if is_check or values.mark_of(args[0]) is Mark.FINITE_CHECK:
-            values.numbers.set_mark(out, Mark.FINITE_CHECK)
-        if number is not None and not is_computed:
-            if func is _IS_END_TOKEN or (out.numel() <= _FLAGS and func not in _FILLS):
-                values.fill(out, number)
-            values.numbers.learn(out, number)
-    elif func is _AND and _is_yes_beside_unknown(values, args):
-        values.numbers.set_mark(out, Mark.GOES_ON)
+        number, remark = _assumed(values, func, args)
+    if number is None and not is_computed:
+        if func is _AND and _is_yes_beside_unknown(values, args):
+            values.numbers.set_mark(out, Mark.GOES_ON)
+        return remark
+    if remark is _FINITE or values.mark_of(args[0]) is Mark.FINITE_CHECK:
+        values.numbers.set_mark(out, Mark.FINITE_CHECK)
+    if number is not None and not is_computed:
+        if func is _IS_END_TOKEN or (out.numel() <= _FLAGS and func not in _FILLS):
+            values.fill(out, number)
+        values.numbers.learn(out, number)
     return remark
 
 
@@ -224,13 +217,19 @@ def _is_open_check(values: KnownValues, tensor: object) -> bool:
     return values.mark_of(tensor) is Mark.FINITE_CHECK and not values.number(tensor)
 
 
-def _in_generation(func: OpOverload, args: Sequence[Any]) -> Number | None:
-    """Whether tokens end their sequences, and the places a beam search has filled: no token ends one."""
+def _assumed(values: KnownValues, func: OpOverload, args: Sequence[Any]) -> tuple[Number | None, Diagnostic | None]:
+    """The answer to a check or to a question of a generation, with its remark: values are finite, no token ends its
+    sequence, all places of a beam search are filled."""
+    number: Number | None = _if_finite(func, args)
+    if number is None and func in (_OR, _LOGICAL_OR) and any(_is_open_check(values, arg) for arg in args):
+        number = False  # what stands beside a check of finite values is one too
+    if number is not None:
+        return number, _FINITE
     if func is _IS_END_TOKEN and callers.called_to_stop_generation():
-        return False
+        return False, GOES_ON
     if func is _COUNT_FILLED_PLACES and args[0].dtype is torch.bool and callers.called_in_generation_loop():
-        return int(math.prod(args[0].shape[dim] for dim in args[1]))
-    return None
+        return int(math.prod(args[0].shape[dim] for dim in args[1])), GOES_ON
+    return None, None
 
 
 def _is_yes_beside_unknown(values: KnownValues, args: Sequence[object]) -> bool:

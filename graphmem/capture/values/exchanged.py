@@ -1,4 +1,4 @@
-"""What is known of tensors after a collective, of which one process alone is analysed.
+"""Values of tensors after a collective, of which one process alone is analysed.
 
 The others are taken to hold what this one holds: they run the same program. So a flag that is 0 here is 0 everywhere,
 its sum over eight processes is eight times this one's, and what is gathered is this one's part so many times. What
@@ -18,7 +18,7 @@ from graphmem.capture.values.known_values import INTEGER_LIMIT, KnownValues
 from graphmem.capture.values.messages import Post
 from graphmem.capture.values.tensors import tensors_in
 
-#: What the output says where known values came out of a collective.
+#: The remark where known values came out of a collective.
 ALIKE = "values that processes exchange: the others were taken to hold what this one does"
 #: What a reduction over ``ranks`` processes that hold the same makes of a number or a tensor. Of the others (exclusive
 #: or, sums of scaled values, any before PyTorch tells which one it is) it is known that zeros stay zeros.
@@ -78,7 +78,7 @@ _SENT = ("broadcast", "send", "recv")
 def _exchange(
     values: KnownValues, name: str, args: Sequence[Any], group: Group, post: Post
 ) -> list[torch.Tensor | None]:
-    """What this process says, or hears, in the tensors of an operator of :data:`_SENT`."""
+    """The tensors that this process receives in the tensors of an operator of :data:`_SENT`."""
     peer = group.members[_root(args)]
     source, target = (peer, -1) if name == "broadcast" else (post.rank, peer) if name == "send" else (peer, post.rank)
     heard: list[torch.Tensor | None] = []
@@ -130,7 +130,7 @@ def _read(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tenso
 
 
 def _written(name: str, args: Sequence[Any], group: Group) -> Iterator[_Written]:
-    """What a collective writes. Lists of its arguments have one entry a device of this process, which has one."""
+    """The tensors that a collective writes. Lists have one entry a device of this process, which has one."""
     outputs, inputs = list(tensors_in(args[0])), list(tensors_in(args[1])) if len(args) > 1 else []
     if name in ("allreduce", "allreduce_coalesced", "reduce"):
         yield from (_Written(tensor, tensor) for tensor in outputs)

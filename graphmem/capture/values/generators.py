@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,6 +230,20 @@ def _sequence(block: NDArray[np.uint32], length: int) -> NDArray[np.uint32]:
 
 # --- polynomials over GF(2), as integers whose bits are the coefficients ----------------------------------------------
 
+#: Exponents of the characteristic polynomial, its leading one left out (the formula on page 19 of the paper of 1998,
+#: multiplied out).
+_LOWER_TERMS = (
+    0, 1189, 1416, 1585, 1643, 1870, 2493, 2773, 3000, 3227, 3454, 3681, 3908, 4135, 4362, 4753, 5661, 6337,
+    6569, 7129, 7477, 7525, 7583, 7752, 7979, 8206, 9505, 9901, 9969, 10128, 10693, 10761, 10920, 11089,
+    11147, 11157, 11215, 11321, 11374, 11384, 11485, 11611, 11712, 11717, 11838, 11881, 11944, 11997, 12277,
+    12335, 12393, 12504, 12509, 12620, 12673, 12731, 12736, 12789, 12905, 12958, 12963, 13137, 13185, 13190,
+    13243, 13301, 13412, 13528, 13533, 13639, 13697, 13760, 13813, 13866, 14093, 14151, 14209, 14320, 14325,
+    14436, 14547, 14552, 14605, 14721, 14774, 14779, 14953, 15001, 15006, 15059, 15117, 15228, 15344, 15349,
+    15455, 15513, 15576, 15629, 15682, 15909, 15967, 16025, 16136, 16141, 16252, 16363, 16368, 16421, 16537,
+    16590, 16595, 16817, 16822, 16875, 16933, 17044, 17160, 17271, 17329, 17445, 17498, 17725, 17783, 17841,
+    17952, 18068, 18179, 18237, 18406, 18633, 18691, 18860, 19087, 19314,
+)  # fmt: skip
+
 
 def _power_of_t(exponent: int) -> int:
     """t**exponent modulo the characteristic polynomial."""
@@ -246,32 +259,6 @@ def _reduced(polynomial: int) -> int:
     while polynomial >> _DEGREE:
         high = polynomial >> _DEGREE
         polynomial &= (1 << _DEGREE) - 1
-        for exponent in _lower_terms():
+        for exponent in _LOWER_TERMS:
             polynomial ^= high << exponent
     return polynomial
-
-
-@cache
-def _lower_terms() -> tuple[int, ...]:
-    """Exponents of the characteristic polynomial, its leading one left out."""
-    word, before = (1 << _WORDS) | (1 << _MIDDLE), (1 << (_WORDS - 1)) | (1 << (_MIDDLE - 1))
-    whole = _product(word, _power(before, _LOW_BITS))
-    for bit in range(32):
-        if _TWIST >> bit & 1:
-            whole ^= 1 if bit == _LOW_BITS else _product(word, _power(before, _LOW_BITS - 1 - bit))
-    return tuple(exponent for exponent in range(_DEGREE) if whole >> exponent & 1)
-
-
-def _power(base: int, exponent: int) -> int:
-    result = 1
-    for _ in range(exponent):
-        result = _product(base, result)
-    return result
-
-
-def _product(sparse: int, other: int) -> int:
-    result = 0
-    while sparse:
-        result ^= other << (sparse.bit_length() - 1)
-        sparse ^= 1 << (sparse.bit_length() - 1)
-    return result

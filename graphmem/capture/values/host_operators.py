@@ -1,4 +1,4 @@
-"""Operators as they are computed on the host: what they write, what they may return, what they draw."""
+"""Operators as they are computed on the host: the tensors they write, bounds of their results, their random numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OVERWRITING = {
 #: Random operators whose draws are counted by shape.
 _UNIFORM = {"aten::uniform_", "aten::rand", "aten::rand_like"}
 _NORMAL = {"aten::normal_", "aten::randn", "aten::randn_like", "aten::normal"}
-#: What a host operator may raise: then nothing is known of its result.
+#: Errors of a host operator: then nothing is known of its result.
 FAILURES = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
 
 

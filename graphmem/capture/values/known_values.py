@@ -65,7 +65,7 @@ class Budget:
 
 
 class _Mirror:
-    """What is known of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
+    """The values of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
     nothing has been written yet; a parameter's is never followed."""
 
     __slots__ = ("bytes", "drawn", "is_blank", "is_weight", "later", "nbytes", "reference")
@@ -145,7 +145,7 @@ class KnownValues:
         return self.numbers.mark_of(value) if isinstance(value, FakeTensor) else Mark.NONE
 
     def result(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """What ``func`` returns for these arguments, computed on the host; None where one is not known."""
+        """The result of ``func`` for these arguments, computed on the host; None where one is not known."""
         if not self._mirrors and not has_real(args):
             return None
         return self._computed(HostCall(func, args, kwargs))
@@ -650,6 +650,6 @@ class KnownValues:
 
 
 def _kind(tensor: torch.Tensor) -> int:
-    """What kind of random numbers was drawn into a tensor."""
+    """The kind of random numbers that was drawn into a tensor."""
     is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     return INTEGERS if is_integer else FLOATS

@@ -1,4 +1,4 @@
-"""What the processes of one job tell each other in small whole numbers: sizes, flags, pickled objects.
+"""Messages between the processes of one job in small whole numbers: sizes, flags, pickled objects.
 
 One process is analysed, and what another one sends decides at times what it does: the shapes of a pipeline's
 activations, the name of a run that the first process broadcasts. Such a process is run too, as far as the message, and
@@ -63,8 +63,8 @@ class Post:
             raise Said
 
     def hear(self, message: Message, target: Any) -> torch.Tensor | None:
-        """What the message holds; None where nobody will know. Raises :class:`Unheard` where its sender was not asked
-        yet."""
+        """The tensor of the message; None where nobody will know it. Raises :class:`Unheard` where its sender has not
+        run yet."""
         if target.is_floating_point() or target.is_complex():
             return None
         if message not in self._messages.said and message not in self._messages.lost:

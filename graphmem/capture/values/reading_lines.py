@@ -1,4 +1,4 @@
-"""What a program does with a number that it reads: its own source tells, where the number itself cannot.
+"""The uses of a number that a program reads, from its source, where the number itself cannot be followed.
 
 A whole number goes into sizes, indices and bounds through C, where nobody can follow it. So the line that reads it is
 looked up in the program: a number that only reaches logs, counts of metrics and divisions decides nothing. What is not
@@ -370,7 +370,7 @@ def _code_of(function: ast.expr, file: str) -> CodeType | None:
 
 
 def _known_as(name: ast.expr, file: str) -> object:
-    """What a name means in a file that is loaded as a module; None for what nobody knows."""
+    """The object that a name means in a file that is loaded as a module; None for what nobody knows."""
     if not isinstance(name, ast.Name):
         return None
     loaded = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))

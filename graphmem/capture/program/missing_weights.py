@@ -29,9 +29,9 @@ _CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @contextlib.contextmanager
-def absent_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]) -> Iterator[None]:
-    """Until the end transformers finds weights where only a configuration is. ``add_file`` is told of the file that
-    stands for them, ``remark`` what the report says."""
+def missing_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]) -> Iterator[None]:
+    """Until the end transformers finds weights where only a configuration is. ``add_file`` gets the file that
+    stands for them, ``remark`` notes it."""
 
     def follow(patches: Patches, module: ModuleType) -> None:
         if hasattr(module, "_get_resolved_checkpoint_files"):
@@ -44,7 +44,7 @@ def absent_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic
 def _patch(
     patches: Patches, module: ModuleType, add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]
 ) -> None:
-    absent: set[str] = set()
+    missing: set[str] = set()
     resolve, load = module._get_resolved_checkpoint_files, module.PreTrainedModel._load_pretrained_model
 
     def resolved(*args: object, **kwargs: object) -> object:
@@ -56,7 +56,7 @@ def _patch(
                 raise
         _refuse_quantized(folder)
         file = os.path.join(folder, _WEIGHTS)
-        absent.add(file)
+        missing.add(file)
         add_file(file)
         remark(Code.WEIGHTS_ABSENT.about(place=folder))
         return [file], None
@@ -64,7 +64,7 @@ def _patch(
     def loaded(
         model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: object, **kwargs: object
     ) -> object:
-        if state_dict is None and checkpoint_files and checkpoint_files[0] in absent:
+        if state_dict is None and checkpoint_files and checkpoint_files[0] in missing:
             state_dict = checkpoint_of(model)
         return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 

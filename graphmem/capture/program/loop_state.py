@@ -1,5 +1,5 @@
-"""What a generation keeps from token to token, and how it is made longer or shorter: tensors, and the lists in which a
-loop of the program's own collects tokens."""
+"""The state of a generation from token to token, made longer or shorter: tensors, and the lists in which a loop of the
+program's own collects tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphmem.capture.program.tokens import ALIKE
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.torch_internals import FakeTensor
 
-#: What lists of numbers and words hold: a value for a token, which is repeated for those that are not followed.
+#: Items of lists of numbers and words: a value for a token, which is repeated for those that are not followed.
 _VALUES = (int, float, str, bool, type(None))
 
 
@@ -24,7 +24,7 @@ _VALUES = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True)
-class Kept:
+class GrowingShape:
     """The shape of something that the loop keeps: ``sizes`` without the dimension ``dim``, which is ``more`` than the
     tokens are."""
 
@@ -52,18 +52,18 @@ def tensors_over(storages: Storages, wanted: set[int]) -> dict[int, list[Any]]:
     return found
 
 
-def kept(tensors: list[torch.Tensor], growth: int, length: int) -> Kept | None:
+def growing_shape(tensors: list[torch.Tensor], growth: int, length: int) -> GrowingShape | None:
     """The shape of tensors over one storage that grows by ``growth`` bytes a token; None where it cannot be told."""
     for whole in _whole(tensors):
         bytes_ = whole.numel() * whole.element_size()
         fitting = [dim for dim, size in enumerate(whole.shape) if size > ALIKE and bytes_ // size == growth]
         if len(fitting) == 1 and not whole.requires_grad:
             dim = fitting[0]
-            return Kept(whole.dtype, _without(whole, dim), dim, whole.shape[dim] - length)
+            return GrowingShape(whole.dtype, _without(whole, dim), dim, whole.shape[dim] - length)
     return None
 
 
-def sized(tensors: list[torch.Tensor], shapes: set[Kept], length: int) -> tuple[Any, int, Kept] | None:
+def sized(tensors: list[torch.Tensor], shapes: set[GrowingShape], length: int) -> tuple[Any, int, GrowingShape] | None:
     """Which of ``shapes`` the tensors over one storage have after ``length`` tokens: the tensor that shows it, its size
     in the dimension that grows, the shape. One that is smaller has come to its end: a window, say."""
     found = None
