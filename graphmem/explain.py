@@ -1,4 +1,4 @@
-"""What graphmem knows of an operator of PyTorch, and where that is written.
+"""Facts of an operator of PyTorch, and where that is written.
 
     python -m graphmem.explain aten.index_put_              every overload
     python -m graphmem.explain aten.index_put_.default      one
@@ -21,7 +21,7 @@ _WIDTH = 120
 
 
 def document(names: Sequence[str]) -> Document:
-    """What is known of the operators of these names, a section an overload.
+    """The facts of the operators of these names, a section an overload.
 
     Raises :class:`UsageError` for a name that the installed PyTorch does not know, with those that are like it, and
     where PyTorch is not installed.
@@ -44,7 +44,7 @@ def document(names: Sequence[str]) -> Document:
 
 
 def explain(name: str) -> str:
-    """What is known of the operator ``name``, as text of several lines. Raises as :func:`document`."""
+    """The facts of the operator ``name``, as text of several lines. Raises as :func:`document`."""
     return format_named("text").render(document([name])).rstrip("\n")
 
 

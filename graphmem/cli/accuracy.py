@@ -55,7 +55,7 @@ def _tables(given: Given) -> Path | None:
 
 @dataclass(frozen=True)
 class Report:
-    """What is predicted for the report, and where it goes."""
+    """The report: the predictions that it holds, and its place."""
 
     form: Format | None = option(
         None, FORMAT, make=lambda given: format_asked(given["format"], None) if given["format"] else None

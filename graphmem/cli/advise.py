@@ -15,7 +15,7 @@ from graphmem.reports import Format
 @takes("request", Request)
 @form_options
 def advise_command(model: str, request: Request, form: Format, output: str | None) -> None:
-    """What would save memory in MODEL's step: each suggestion is analysed in full, none is a rule of thumb.
+    """Changes that would save memory in MODEL's step: each suggestion is analysed in full, none is a rule of thumb.
 
     MODEL and the options are those of 'graphmem analyze'. Lower precision and 8-bit optimizers change the results of
     training, the other suggestions do not.

@@ -20,7 +20,7 @@ KEPT = 25
 
 @dataclass(frozen=True)
 class Analysis(Request):
-    """What only ``analyze`` is asked."""
+    """A question with the options of ``analyze`` alone."""
 
     shapes: str | None = option(
         None, "Runs of an ONNX session: 'batch=1;batch=16,seq=128'.", metavar="RUNS", heading=INPUTS

@@ -113,10 +113,10 @@ def _fits(report: dict[str, Any]) -> str | None:
         verdict, chance = fit["verdict"], fit["probability"]
         if verdict not in ("yes", "no", "likely", "likely not") or not (chance is None or 0 <= chance <= 1):
             raise TypeError
-        told = Fit("", 0, 0, 0, verdict in ("yes", "likely"), probability=chance, margin=fit["margin"]).chance
+        chance_words = Fit("", 0, 0, 0, verdict in ("yes", "likely"), probability=chance, margin=fit["margin"]).chance
     except (KeyError, TypeError):
         raise SourceError("a report's verdict is damaged; write it again with graphmem analyze --format json") from None
-    return f"{verdict}, {told}" if told else verdict
+    return f"{verdict}, {chance_words}" if chance_words else verdict
 
 
 def _change(first: dict[str, int], second: dict[str, int], key: str) -> dict[str, int]:

@@ -80,7 +80,7 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of a library. ``state``: ``known``, ``newer`` (than the newest known), ``older`` (than what is
+    """A library, installed or not. ``state``: ``known``, ``newer`` (than the newest known), ``older`` (than what is
     followed), ``not installed``, or ``installed`` where no version is held to be known."""
 
     name: str
@@ -94,7 +94,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What is looked up beside versions."""
+    """Look-ups beside those of versions."""
 
     names: bool = option(False, "Also import PyTorch and look up every private name that is used.")
 
@@ -114,7 +114,7 @@ def doctor_command(names: bool, form: Format, output: str | None) -> None:
 
 
 def found(library: Library, extras: Mapping[str, str]) -> Finding:
-    """What is installed of a library. ``extras``: distribution -> the extra of graphmem that brings it."""
+    """A library as it is installed. ``extras``: distribution -> the extra of graphmem that brings it."""
     text = next(filter(None, map(_version, library.packages)), "") or (_system_cudnn() if library.name == CUDNN else "")
     extra = next((extras[package] for package in library.packages if package in extras), "")
     state = _state(text, library)

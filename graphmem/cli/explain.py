@@ -13,7 +13,7 @@ from graphmem.reports import Format
 @click.argument("names", nargs=-1, required=True, metavar="OPERATOR...")
 @form_options
 def explain_command(names: tuple[str, ...], form: Format, output: str | None) -> None:
-    """What graphmem knows of operators (aten.index_put_, or of one overload aten.add.Tensor): kernel rule, shapes,
+    """The facts known of operators (aten.index_put_, or of one overload aten.add.Tensor): kernel rule, shapes,
     composition, and where each is written."""
     check_output(output)
     from graphmem.explain import document

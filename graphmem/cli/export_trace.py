@@ -17,7 +17,7 @@ from graphmem.trace import to_json
 
 @dataclass(frozen=True)
 class Exported:
-    """What is written, and where it goes."""
+    """The file that is written."""
 
     format: str = option(
         "json", "json, or snapshot: a pickle for https://pytorch.org/memory_viz.", choices=("json", "snapshot")

@@ -14,13 +14,13 @@ from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_bytes
 
-#: What is tried unless a limit is given.
+#: The largest size that is tried unless a limit is given.
 AT_MOST = 1 << 20
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is enlarged, and how far."""
+    """The size that is enlarged, and its limits."""
 
     size: str = option(
         "batch",

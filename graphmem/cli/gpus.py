@@ -82,7 +82,7 @@ def _facts(device: Device) -> Iterator[tuple[str, str]]:
     yield "shared with host", "yes" if device.unified_memory else "no"
 
 
-#: What a convolutional network in two processes loads.
+#: The libraries that a convolutional network in two processes loads.
 _EVERYTHING = Loads(cudnn=True, communicators=(Communicator(2),))
 
 

@@ -34,7 +34,7 @@ def launch_of(
     master_port: int | None,
     config: str | None,
 ) -> Launch:
-    """What the options ask for. Raises :class:`UsageError`."""
+    """The start that the options ask for. Raises :class:`UsageError`."""
     if config is not None:
         if (nproc_per_node, nnodes, node_rank, master_addr, master_port) != (None,) * 5:
             raise UsageError(
@@ -77,7 +77,7 @@ _DISTRIBUTED = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 
 
 def accelerate_launch(path: Path) -> Launch:
-    """What ``accelerate launch --config_file`` makes of a file (``prepare_simple_launcher_cmd_env`` and
+    """The start that ``accelerate launch --config_file`` makes of a file (``prepare_simple_launcher_cmd_env`` and
     ``prepare_multi_gpu_env``, accelerate/utils/launch.py). Raises :class:`UsageError`."""
     given = _read_yaml(path)
     for key, value in given.items():
@@ -110,14 +110,14 @@ def accelerate_launch(path: Path) -> Launch:
     return Launch((*started.environment, *values.items()), started.processes, words)
 
 
-#: What ``accelerate config`` asks about FSDP, below ``fsdp_config``.
+#: Keys that ``accelerate config`` writes about FSDP, below ``fsdp_config``.
 _FSDP = (
     "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "offload_params", "min_num_params", "state_dict_type",
     "use_orig_params", "cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing",
     "reshard_after_forward", "version", "transformer_layer_cls_to_wrap", "sharding_strategy",
     "activation_checkpointing_offload", "ignored_modules",
 )  # fmt: skip
-#: What the launcher passes on where the file says nothing (``launch_command_parser``, accelerate/commands/launch.py).
+#: Variables that are set where the file says nothing (``launch_command_parser``, accelerate/commands/launch.py).
 _FSDP_DEFAULTS = {
     "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_OFFLOAD_PARAMS": "false", "FSDP_MIN_NUM_PARAMS": "100000000", "FSDP_FORWARD_PREFETCH": "false",
@@ -144,7 +144,7 @@ _DEEPSPEED_STARTED = ("deepspeed_multinode_launcher", "deepspeed_hostfile", "dee
                       "deepspeed_exclusion_filter")  # fmt: skip
 
 
-#: What the launcher passes on of ``parallelism_config`` where the file says nothing
+#: Variables that the launcher sets for ``parallelism_config`` where the file says nothing
 #: (``prepare_extend_env_parallelism_config``, accelerate/utils/launch.py of 1.15).
 _PARALLELISM_DEFAULTS = {
     "DP_REPLICATE_SIZE": "1", "DP_SHARD_SIZE": "1", "TP_SIZE": "1", "CP_SIZE": "1", "CP_BACKEND": "torch",

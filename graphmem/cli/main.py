@@ -23,7 +23,7 @@ from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.plugins import Kind
 from graphmem.reports.document import clean
 
-#: What a shell says of a program that Ctrl-C ended.
+#: A shell's exit code of a program that Ctrl-C ended.
 INTERRUPTED = 130
 #: The errors of a disk, or of the user's share of one, that is full.
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -89,7 +89,7 @@ class Commands(click.Group):
 
 
 def _message(error: BaseException, words: Sequence[str] = ()) -> str:
-    """What to tell: our errors explain themselves, the rest is named. ``words`` are those of the command line."""
+    """The line that is printed: our errors explain themselves, the rest is named. ``words``: of the command line."""
     if isinstance(error, ShapeError) and error.options and words:
         return f"{error.reason}{error.lead}graphmem {shlex.join((*_without(words, error.dropped), *error.options))}"
     if isinstance(error, GraphmemError):

@@ -33,7 +33,7 @@ def _seconds(name: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured, and what is kept of it."""
+    """The cases that are measured, their limits, and what is kept of them."""
 
     zoo: bool = option(False, "Every model of the zoo, in its usual training step and in inference.")
     runtime: str = option(

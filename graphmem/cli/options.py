@@ -275,12 +275,12 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Request(Target, _Asked):
-    """What is asked of a model, as :func:`graphmem.analyze` names it."""
+    """A question about a model, as :func:`graphmem.analyze` names it."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How a model is run, without what says how a file is read."""
+    """The run of a model, without the options of files."""
 
     batch: int | None = option(None, _BATCH)
     seq_len: int | None = option(None, _SEQ_LEN)
@@ -347,7 +347,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Output(Written):
-    """What is shown of an estimate, where it goes, and what is no success."""
+    """The part of an estimate that is shown, its place, and when the command exits with 3."""
 
     top: int = option(5, "Storages to list.", Whole(0))
     details: bool = option(False, "Show all phases, storages and further details.")

@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """For what a layout is looked for, as :func:`graphmem.plan` names it."""
+    """A question about layouts, as :func:`graphmem.plan` names it."""
 
     gpus: str = option(REQUIRED, "The cards, e.g. 16xH100-80GB; see 'graphmem gpus'.", metavar="NxCARD", heading=_CARDS)
     nodes: int | None = option(None, "Machines. Default: of 8 cards each.", Whole())

@@ -19,7 +19,7 @@ def stderr_console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function that moves the bar one on and says what is next to it; elsewhere it does nothing."""
+    """Yields a function that moves the bar on by one and sets the words beside it; elsewhere it does nothing."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What only a snapshot is asked."""
+    """Options of snapshots."""
 
     batch: int | None = option(None, "The batch of a run that died, to try one less.", Whole())
     snapshot_device: int | None = option(None, "Which GPU of the snapshot.", Whole(0))
@@ -61,7 +61,7 @@ def replay_command(
 
 
 def read_file(path: Path, device: int | None) -> Trace | Recording:
-    """The trace in the file or pipe, told by how it begins: JSON begins with ``{``, anything else is a snapshot; of a
+    """The trace in the file or pipe, known by its beginning: JSON begins with ``{``, anything else is a snapshot; of a
     snapshot of a run that ran out of memory, the recording.
 
     Raises :class:`SourceError` or :class:`graphmem.errors.TraceError`.

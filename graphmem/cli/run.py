@@ -31,7 +31,7 @@ _ALLOW_WRITES = "--allow-writes"
 
 
 class _Runs(GroupedCommand):
-    """What follows the program, or ``-m`` and its module, is the program's own, as with ``python``."""
+    """A command: words after the program, or after ``-m`` and its module, are the program's own, as of ``python``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         position = 0
@@ -71,7 +71,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a program may really do; by default nothing outside of the process."""
+    """Permissions of a program; by default it changes nothing outside of the process."""
 
     writes: tuple[str, ...] = option(
         (),
@@ -188,7 +188,7 @@ def _launch(launcher: Launcher) -> Launch:
 
 
 def _step(followed: Followed, launcher: Launcher, started: Processes | None) -> Training:
-    """What is known of values, and which process of how many is analysed. Raises :class:`UsageError`."""
+    """The step: values that are known, and the process that is analysed. Raises :class:`UsageError`."""
     step = Training(
         data_dependent=followed.data_dependent, assume=followed.assume, host_values_mb=followed.host_values_mb
     )

@@ -19,7 +19,7 @@ from graphmem.reports import Format
 from graphmem.units import parse_bytes
 
 _ENGINE, _CARD, _LOAD, _OVER_TIME = "Engine, by its own names", "Card", "Load", "Load over time"
-#: What vLLM multiplies a number by: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
+#: Factors of a number's last letter, as vLLM has them: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
 _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -42,7 +42,7 @@ def _engine(given: Given) -> object:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an engine is asked, as :func:`graphmem.serve` names it."""
+    """A question about an engine, as :func:`graphmem.serve` names it."""
 
     engine: str = option(
         "vllm",
@@ -105,7 +105,7 @@ class Asked:
 @takes("asked", Asked)
 @form_options
 def serve_command(model: str, asked: Asked, form: Format, output: str | None) -> None:
-    """What an inference engine leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
+    """The memory that an inference engine leaves for the KV cache of MODEL on a card, and the requests that it holds.
 
     MODEL, which comes first, is a config.json, a folder with one, the name of a known model, or a GGUF file. Options
     that are not listed here are the engine's own, by its names. For example:
@@ -137,7 +137,7 @@ def _arguments(given: Given) -> object:
 
 
 def _others(model: str) -> list[tuple[str, str]]:
-    """What click does not know: options of the engine with their values, ``true`` where there is none."""
+    """The words that click does not know: options of the engine with their values, ``true`` where there is none."""
     if model.startswith("-"):
         raise UsageError(f"MODEL comes before options: {model} is none")
     found: list[tuple[str, str]] = []

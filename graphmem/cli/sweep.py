@@ -18,7 +18,7 @@ from graphmem.training import amp_named, dtype_named
 
 @dataclass(frozen=True)
 class Settings:
-    """What is varied."""
+    """The settings that are varied."""
 
     vary: tuple[str, ...] = option(
         REQUIRED,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import select
@@ -38,6 +37,9 @@ _MOST_STARTS = 3
 
 #: The process that loads the library.
 WORKER = (sys.executable, "-m", "graphmem.cudnn.worker")
+
+#: A convolution with one list of the heuristics, or those of TensorFlow.
+_Question = tuple[Convolution, int | None, tuple[int, ...]]
 
 
 class CudnnUnavailable(GraphmemError):
@@ -104,8 +106,8 @@ class Cudnn:
         self._library = find_library(named) or _NAME
         self._unusable = ""
         self._mode = MODE_B if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else INSTANT
-        self._answers: dict[tuple[Convolution, int], list[int] | None] = {}
-        self._reasons: dict[tuple[Convolution, int], str] = {}
+        self._answers: dict[_Question, list[int] | None] = {}
+        self._reasons: dict[_Question, str] = {}
         self._spaces: dict[tuple[Network, bool], tuple[int, int] | None] = {}
         self._refused: Counter[str] = Counter()
         self._silent: Counter[str] = Counter()
@@ -147,11 +149,11 @@ class Cudnn:
         found = self._plans(convolution, INSTANT)  # get_plans_from_find knows no other mode
         return max(found) if found else None
 
-    def tried_out(self, convolution: Convolution) -> tuple[int, ...]:
+    def tried_out(self, convolution: Convolution, *, fused: bool = False) -> tuple[int, ...]:
         """Bytes of the plans in TensorFlow's list, in its order; none if there is no plan. It asks for the heuristics'
-        plans in both modes, B first (``GetConvolveRunners``, cuda_dnn.cc)."""
-        plans = [self._plans(convolution, mode) or () for mode in (MODE_B, INSTANT)]
-        return tuple(itertools.chain.from_iterable(plans))
+        plans in both modes, B first, and takes each once (``GetConvolveRunners``, cuda_dnn.cc); with a bias and an
+        activation in the same graph mode B has none."""
+        return tuple(self._plans(convolution, modes=(INSTANT,) if fused else (MODE_B, INSTANT)) or ())
 
     def recurrent_spaces(self, network: Network, training: bool) -> tuple[int, int] | None:
         """Bytes of work and reserve space of a recurrent network; None if the library gives none."""
@@ -217,10 +219,13 @@ class Cudnn:
             worker.kill()
             worker.wait()
 
-    def _plans(self, convolution: Convolution, mode: int) -> list[int] | None:
-        key = (convolution, mode)
+    def _plans(
+        self, convolution: Convolution, mode: int | None = None, *, modes: tuple[int, ...] = ()
+    ) -> list[int] | None:
+        key = (convolution, mode, modes)
         if key not in self._answers:
-            answer = self._ask({**asdict(convolution), "mode": mode})
+            lists = {"modes": modes} if modes else {"mode": mode}
+            answer = self._ask({**asdict(convolution), **lists})
             if self._unusable:
                 return None
             self._answers[key] = answer.get("workspaces")

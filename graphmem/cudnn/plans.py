@@ -78,6 +78,35 @@ def plans(
                 yield size, config
 
 
+def tried_out(
+    descriptors: Descriptors, device: Descriptor, convolution: Convolution, modes: Sequence[int]
+) -> list[int]:
+    """Bytes of the plans that TensorFlow tries out: those of the heuristics' lists, without the fallback, each plan
+    once, which is an engine with its knobs (``GetConvolveRunners``, cuda_dnn.cc)."""
+    graph = _graph(descriptors, convolution)
+    found: dict[tuple[tuple[int, ...], ...], int] = {}
+    for mode in modes:
+        for config in _configurations(descriptors, device, graph, mode):
+            size = _workspace(descriptors, device, config, convolution)
+            if size is not None:
+                found.setdefault(_tag(descriptors, config), size)
+    return list(found.values())
+
+
+#: No engine has more knobs (``CUDNN_KNOB_TYPE_COUNTS``).
+_KNOBS = 64
+
+
+def _tag(descriptors: Descriptors, config: Descriptor) -> tuple[tuple[int, ...], ...]:
+    (engine,) = descriptors.fill(config, 300, Kind.ENGINE, 1)
+    choices = descriptors.fill(config, 302, Kind.KNOB_CHOICE, _KNOBS)
+    knobs = (
+        (*descriptors.numbers(choice, 600, Type.KNOB_TYPE, 1), *descriptors.numbers(choice, 601, Type.INT64, 1))
+        for choice in choices
+    )
+    return (tuple(descriptors.numbers(engine, 1301, Type.INT64, 1)), *sorted(knobs))
+
+
 def dense_strides(shape: Sequence[int], channels_last: bool) -> list[int]:
     """Strides of a dense tensor; a dimension of 1 has the stride it would have otherwise (``fixSizeOneDimStride``)."""
     order = (1, *range(len(shape) - 1, 1, -1), 0) if channels_last else range(len(shape) - 1, -1, -1)

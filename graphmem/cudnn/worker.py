@@ -5,7 +5,8 @@ for the driver reach anybody else, and an error inside the library shall not end
 
 The first line names what to load: ``library``, ``device`` (cuDNN's description of it) and ``search`` (folders that may
 hold ``nvidia`` wheels). The answer holds ``version``, ``cudart``, ``path`` and ``driver``, or ``error``.
-Every further line is a convolution with ``mode``, whose answer is ``workspaces``, or a recurrent
+Every further line is a convolution with ``mode`` (with ``modes``: as TensorFlow lists plans), whose answer is
+``workspaces``, or a recurrent
 ``network`` with ``training``, whose answer is ``spaces`` (work, reserve); or ``error``.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind
 from graphmem.cudnn.driver import load_driver
-from graphmem.cudnn.plans import Convolution, workspaces
+from graphmem.cudnn.plans import Convolution, tried_out, workspaces
 from graphmem.cudnn.recurrent import Network, spaces
 
 #: cuDNN 9.8 is the first that plans for a described device (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
@@ -61,8 +62,10 @@ def main() -> int:
 
 def answer(descriptors: Descriptors, device: Descriptor, question: dict[str, Any]) -> dict[str, Any]:
     """The workspaces of a convolution's plans in bytes, or cuDNN's reason to make none."""
-    mode = question.pop("mode")
+    modes, mode = question.pop("modes", None), question.pop("mode", None)
     try:
+        if modes is not None:
+            return {"workspaces": tried_out(descriptors, device, Convolution(**question), modes)}
         return {"workspaces": workspaces(descriptors, device, Convolution(**question), mode)}
     except CudnnError as error:
         return {"error": str(error)}

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,10 +36,14 @@ _ATTRIBUTES = (
     "transpose_b",
     "adj_x", "adj_y", "is_training", "rnn_mode", "direction", "num_split", "fused_ops", "axis", "shrink_axis_mask",
     "new_axis_mask", "begin_mask", "end_mask", "num_proj", "use_cudnn_on_gpu", "equation", "time_major", "paddings",
+    "frame_name", "is_constant", "parallel_iterations",
 )  # fmt: skip
 _SCOPE, _RETURN, _HANDLE = "step", "returned_", "/handle"
 #: Constants of so many elements at most are written out: axes, permutations, shapes.
 _SHORT = 16
+#: The graphs that an operator runs, and what stands before the names of their operators once it is replaced by them.
+_FUNCTIONS = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body")}
+_INLINED = re.compile(r"/(?:cond|body)/_\d+/")
 #: The smallest dimension of a tensor that an initializer really makes, to be watched; larger ones are larger by one.
 _FEW = 4
 
@@ -412,7 +417,8 @@ def _written(step: ConcreteFunction, graph: graph_pb2.GraphDef, model: keras.Mod
             arguments[inner.name] = made
         tf.import_graph_def(graph, input_map=arguments, name=_SCOPE)
     inputs = {tensor.op.name for tensor in step.inputs}
-    rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
+    inner = _inner_shapes(step.graph)
+    rows = [_node(node, shaped, inner) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
     slots = {id(variable._value.handle) for optimizer in _optimizers(model) for variable in optimizer.variables}
     captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
     data = [[*_tensor(t), t.op.name] for t in step.inputs if t.op.name not in captured]
@@ -433,7 +439,31 @@ def _optimizers(model: keras.Model) -> list[keras.Optimizer]:
     ]
 
 
-def _node(node: node_def_pb2.NodeDef, shaped: tf.Graph) -> dict[str, Any]:
+def _inner_shapes(graph: tf.Graph) -> dict[str, list[Any]]:
+    """The outputs of operators in bodies and conditions of loops, by their name there. Where such graphs have become
+    part of the outer one, shapes of what a gradient takes from lists are lost."""
+    found: dict[str, list[Any]] = {}
+    for operation in graph.get_operations():
+        for name in _FUNCTIONS.get(operation.type, ()):
+            function = graph._get_function(operation.get_attr(name).name).graph
+            for inner in function.get_operations():
+                found[inner.name] = [_tensor(output) for output in inner.outputs]
+            found.update(_inner_shapes(function))
+    return found
+
+
+def _with_shapes(outputs: list[Any], name: str, inner: dict[str, list[Any]]) -> list[Any]:
+    """The outputs of a node, those of unknown shapes as they were in the loop from whose body it comes."""
+    known = inner.get(_INLINED.split(name)[-1], [])
+    if len(known) != len(outputs):
+        return outputs
+    return [
+        was if shape is None or None in shape else [dtype, shape]
+        for (dtype, shape), was in zip(outputs, known, strict=True)
+    ]
+
+
+def _node(node: node_def_pb2.NodeDef, shaped: tf.Graph, inner: dict[str, list[Any]]) -> dict[str, Any]:
     operation = shaped.get_operation_by_name(f"{_SCOPE}/{node.name}")
     kernel = _kernel(node)
     row: dict[str, Any] = {
@@ -441,7 +471,7 @@ def _node(node: node_def_pb2.NodeDef, shaped: tf.Graph) -> dict[str, Any]:
         "name": node.name,
         "device": "gpu" if "GPU" in node.device else "cpu",
         "inputs": list(node.input),
-        "outputs": [_tensor(out) for out in operation.outputs],
+        "outputs": _with_shapes([_tensor(out) for out in operation.outputs], node.name, inner),
         "host": _host_arguments(operation, kernel),
     }
     attributes = {name: operation.get_attr(name) for name in _ATTRIBUTES if name in node.attr}

@@ -85,7 +85,7 @@ _NO_WEIGHTS = ("fp8", "int4", "mxfp4", "nvfp4", "gptq", "awq", "gguf", "hqq")
 #: Modes of ``torch.compile``.
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-#: What a line can be told to read.
+#: A value that a line is assumed to read.
 Assumed = int | float | bool
 #: The largest budget of one host tensor, in MiB.
 MOST_HOST_MIB = 1 << 16
@@ -95,7 +95,7 @@ ZERO_GRAD = ("set_to_none", "zeros")
 #: When they are cleared.
 ZERO_GRAD_AT = ("after_step", "before_forward", "before_backward")
 
-#: What becomes of the model's output once there is a loss: a variable of the loop holds it until the next output takes
+#: The model's output once there is a loss: a variable of the loop holds it until the next output takes
 #: its place (``outputs = model(**batch)``), or nothing does (``loss = model(**batch).loss``).
 LOOPS = ("hold", "drop")
 #: The ``attention_mask`` that batches of a transformers model carry: one that hides nothing, as of texts cut into
@@ -575,13 +575,13 @@ def _precision(step: Training | Inference, weights: str | None) -> list[str]:
     return words
 
 
-#: What a step's words say of its masks.
+#: Words for the masks of a step.
 _MASKED = {"ones": "attention mask of ones", "padded": "attention mask with padding"}
 
 
 class Tried(float):
-    """A value that a line is told to see what would follow, not because anybody says so: a loop that does not end with
-    it is left."""
+    """A value that is assumed to try what would follow, not because it is known: a loop that does not end with it is
+    left."""
 
 
 def parse_assumption(text: str) -> tuple[str, Assumed]:

@@ -54,8 +54,8 @@ class Program:
 class Ending:
     """How the run of a program ended, after ``steps`` optimizer steps.
 
-    ``how``: ``shortened`` (its loops were told that they were over, and what follows them ran), ``left`` (in the middle
-    of a loop that could not be told), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the
+    ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
+    could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the
     text that it was given instead), ``raised`` (``error`` says where and what).
     """
 

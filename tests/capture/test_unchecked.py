@@ -10,7 +10,7 @@ from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.kernels import PROOFS  # noqa: E402
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled  # noqa: E402
 from graphmem.capture.operators.facts import facts_of  # noqa: E402
-from graphmem.capture.operators.kernel_decompositions import _rows_told  # noqa: E402
+from graphmem.capture.operators.kernel_decompositions import _selected_rows  # noqa: E402
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.diagnostics import Code, Diagnostic  # noqa: E402
@@ -128,4 +128,4 @@ def test_values_tell_how_many_a_mask_selects_only_where_they_have_its_dimension(
 ) -> None:
     """``indices``: dimensions of each mask, 0 for no index. A row of 40 under a mask of 40 rows says nothing."""
     masks = [torch.ones((40,) * dims, dtype=torch.bool) if dims else None for dims in indices]
-    assert _rows_told(torch.empty(40, 40), masks, torch.empty(values)) == rows
+    assert _selected_rows(torch.empty(40, 40), masks, torch.empty(values)) == rows

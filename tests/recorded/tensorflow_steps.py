@@ -4,8 +4,10 @@ GRAPHMEM_TENSORFLOW_PYTHON names the interpreter of an environment with ``tensor
 a stub that was built for it (tests/oracles/stub_cuda). ``record`` runs the named cases anew, each in a process of its
 own, and keeps beside the figures what a prediction starts from: the step as TensorFlow prepared it and cuDNN's answers
 (``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
-alone, ``record --again`` runs one more process beside those that were recorded. ``table`` shows every recorded peak
-beside the prediction. In which order kernels run differs a little from process to process, and peaks by some per cent.
+alone and ``record --answers`` only asks cuDNN again; ``record --again`` runs one more process beside those that were
+recorded, and ``record --requested`` adds what the tensors asked for at their peak, from the allocator's log.
+``table`` shows every recorded peak beside the prediction, with ``--orders`` also the range in orders that are drawn:
+in which order kernels run differs from process to process, and peaks by some per cent.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import IO, Any
 
 import numpy as np
 
@@ -33,6 +37,7 @@ from graphmem.runtimes.tensorflow.dataflow import trace_of
 from graphmem.runtimes.tensorflow.library import CudnnSpaces
 from graphmem.runtimes.tensorflow.options import read_options
 from graphmem.runtimes.tensorflow.step import Step, read_step
+from graphmem.sources.keras_tensorflow import peak_of_requests
 from tests import places
 from tests.recorded import stub
 from tests.recorded.case import Documents
@@ -41,6 +46,11 @@ FILE = places.GOLDEN / "tensorflow" / "steps.jsonl"
 PREPARED = FILE.parent / "prepared"
 MODELS = Path(__file__).parent / "cases" / "keras_steps" / "models.py"
 STEPS = 3
+#: How many orders ``table --orders`` draws.
+ORDERS = 8
+#: What the allocator of the card writes of a request that it granted, and of one given back.
+_GRANTED = re.compile(rb"\] AllocateRaw GPU_0_bfc +(\d+) 0x")
+_GIVEN_BACK = re.compile(rb"\] DeallocateRaw GPU_0_bfc +(\d+)")
 _PROGRAM = places.ROOT / "tests" / "oracles" / "tensorflow" / "record_steps.py"
 #: The card that the stub stands for.
 CARD, TOTAL_MIB = "H200-141GB", 143771
@@ -48,9 +58,9 @@ CARD, TOTAL_MIB = "H200-141GB", 143771
 
 @dataclass(frozen=True)
 class Case:
-    """``model``: a function of :data:`MODELS`; ``memory`` and ``loop`` as of ``record_steps.py``; ``options`` are
-    graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked at after the
-    last, the second eight of them before the next rules."""
+    """``model``: a function of :data:`MODELS`; ``memory``, ``loop`` and ``flags`` as of ``record_steps.py``;
+    ``options`` are graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked
+    at after the last, the second eight of them before the next rules."""
 
     model: str
     memory: str = "memory_growth"
@@ -58,6 +68,7 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     kept_back: bool = False
     loop: str = "train_on_batch"
+    flags: str = ""
 
 
 _OPEN = (
@@ -76,6 +87,7 @@ _XLA = (
 CASES = {
     **{name: Case(name) for name in (*_OPEN, *_XLA)},
     **{name: Case(name, kept_back=True) for name in (*_KEPT_BACK, *_KEPT_BACK_AGAIN)},
+    "simple_rnn": Case("simple_rnn", flags="1" * 50 + "0"),
     "fitted": Case("fitted", kept_back=True, loop="fit"),
     "mlp_at_once": Case("mlp", "whole_limit", ""),
     "cnn_limited": Case("cnn", "memory_limit=1024", "memory_limit:1024"),
@@ -108,10 +120,11 @@ class Answers:
     given: dict[str, Any]
     cudnn: CudnnSpaces | None = None
 
-    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+    def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
+        question = ("fused " if fused else "") + _question(asked)
         if self.cudnn is not None:
-            self.given[_question(asked)] = self.cudnn.convolution(asked)
-        return tuple(self.given[_question(asked)])
+            self.given[question] = self.cudnn.convolution(asked, fused=fused)
+        return tuple(self.given[question])
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         if self.cudnn is not None:
@@ -122,18 +135,34 @@ class Answers:
 
 def prepared(name: str) -> tuple[Step, Answers]:
     """What a prediction of the case starts from."""
-    document = json.loads(gzip.decompress((PREPARED / f"{CASES[name].model}.json.gz").read_bytes()))
+    document = _document(name)
     return read_step(document), Answers(document["answers"])
 
 
-def predicted(name: str) -> list[int]:
-    """The peak of chunks in use up to each step, as ``get_memory_info`` tells it."""
+def _document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress((PREPARED / f"{CASES[name].model}.json.gz").read_bytes()))
+    return found
+
+
+def predicted_requests(name: str) -> int:
+    """What the tensors ask for at their peak, in bytes."""
     step, answers = prepared(name)
-    trace = with_eigen_scratch(trace_of(step, name, STEPS, answers))
+    return peak_of_requests(with_eigen_scratch(trace_of(step, name, STEPS, answers)))
+
+
+def predicted(name: str, order: Random | None = None) -> list[int]:
+    """The peak of chunks in use up to each step, as ``get_memory_info`` tells it; in an order that is drawn."""
+    step, answers = prepared(name)
+    trace = with_eigen_scratch(trace_of(step, name, STEPS, answers, order=order))
     run = run_on_card(trace, read_options(CASES[name].options, {}), device_named(CARD)).main
     iterations = np.array([trace.phases[trace.operators[index].phase].iteration for index in trace.event_operators])
     in_use = np.asarray(run.allocated_bytes)
     return [int(in_use[iterations <= iteration].max()) for iteration in range(1, STEPS + 1)]
+
+
+def largest_of(name: str, seed: int) -> int:
+    """The largest peak of a step in an order drawn by ``seed``."""
+    return predicted(name, Random(seed))[-1]
 
 
 def known() -> list[str]:
@@ -169,9 +198,16 @@ class _Kind:
     def record(self, arguments: list[str]) -> int:
         found = recorded()
         for name in _named([one for one in arguments if not one.startswith("--")]):
-            if "--again" not in arguments:
+            if "--answers" in arguments:
+                _answer(CASES[name].model, _document(name))
+            elif not {"--again", "--requested"} & {*arguments}:
                 _prepare(CASES[name].model)
-            if "--prepare" in arguments:
+            if "--prepare" in arguments or "--answers" in arguments:
+                continue
+            if "--requested" in arguments:
+                found[name]["requested"] = _requested(CASES[name])
+                print(name, found[name]["requested"], flush=True)
+                _write(found)
                 continue
             row = _run(CASES[name])
             if row is None:
@@ -181,17 +217,20 @@ class _Kind:
                 row = {**found[name], "again": [*found[name].get("again", ()), *runs(row)]}
             found[name] = {"case": name, **row}
             print(name, row["steps"][-1]["peak"], row["steady"], flush=True)
-            lines = [json.dumps(found[known], separators=(",", ":")) for known in CASES if known in found]
-            FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            _write(found)
         return 0
 
     def table(self, arguments: list[str]) -> int:
         rows = recorded()
+        orders_asked = ORDERS if "--orders" in arguments else 0
+        parts = [one for one in arguments if not one.startswith("--")]
         for name in known():
-            if not arguments or any(part in name for part in arguments):
+            if not parts or any(part in name for part in parts):
                 largest, kept = predicted(name)[-1], "kept back" if CASES[name].kept_back else ""
                 off = 100 * (largest / peak(rows[name]) - 1)
-                print(f"{name:20} {peak(rows[name]):>15,} {largest:>15,} {off:>+8.2f} % {kept}")
+                orders = [100 * (largest_of(name, seed) / peak(rows[name]) - 1) for seed in range(orders_asked)]
+                drawn = f"{min(orders):+.2f} to {max(orders):+.2f} %" if orders else ""
+                print(f"{name:20} {peak(rows[name]):>15,} {largest:>15,} {off:>+8.2f} % {kept} {drawn}".rstrip())
         return 0
 
     differ = table
@@ -200,26 +239,50 @@ class _Kind:
 def _prepare(model: str) -> None:
     """Let TensorFlow, without a card, prepare the step of a model, and cuDNN answer what it will be asked."""
     PREPARED.mkdir(exist_ok=True)
-    card = device_named(CARD)
     asked = {"text": f"{MODELS}:{model}", "batch": None, "seq_len": None, "training": True, "architecture": "9.0"}
-    with tempfile.TemporaryDirectory() as folder, Cudnn(os.environ["GRAPHMEM_CUDNN"], card) as cudnn:
+    with tempfile.TemporaryDirectory() as folder:
         request, result = Path(folder, "request.json"), Path(folder, "step.json")
         request.write_text(json.dumps(asked))
         command = [os.environ["GRAPHMEM_TENSORFLOW_PYTHON"], "-m", "graphmem.sources.tensorflow_program"]
         environment = {**os.environ, "PYTHONPATH": str(places.ROOT)}
         subprocess.run([*command, str(request), str(result)], env=environment, stderr=subprocess.DEVNULL, check=True)
-        document = json.loads(result.read_text())
+        _answer(model, json.loads(result.read_text()))
+
+
+def _answer(model: str, document: dict[str, Any]) -> None:
+    """Keep the prepared step with cuDNN's answers."""
+    card = device_named(CARD)
+    with Cudnn(os.environ["GRAPHMEM_CUDNN"], card) as cudnn:
         answers = Answers({}, CudnnSpaces(card, cudnn))
         trace_of(read_step(document), model, 1, answers)
     data = json.dumps({**document, "answers": answers.given}, separators=(",", ":")).encode()
     (PREPARED / f"{model}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
 
 
+def _write(found: Documents) -> None:
+    lines = [json.dumps(found[known], separators=(",", ":")) for known in CASES if known in found]
+    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _requested(case: Case) -> int:
+    """What the tensors of a run asked for at their peak, in bytes, from a process whose allocator writes a log."""
+    now = most = 0
+    log = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "bfc_allocator=3"}
+    with tempfile.TemporaryFile() as lines:
+        _run(replace(case, environment={**case.environment, **log}), lines)
+        lines.seek(0)
+        for line in lines:
+            granted, given_back = _GRANTED.search(line), _GIVEN_BACK.search(line)
+            now += int(granted[1]) if granted else -int(given_back[1]) if given_back else 0
+            most = max(most, now)
+    return most
+
+
 def _named(parts: list[str]) -> list[str]:
     return [name for name in CASES if not parts or any(part in name for part in parts)]
 
 
-def _run(case: Case) -> dict[str, Any] | None:
+def _run(case: Case, errors: IO[bytes] | None = None) -> dict[str, Any] | None:
     python = Path(os.environ["GRAPHMEM_TENSORFLOW_PYTHON"])
     [site] = python.parents[1].glob("lib/python3.*/site-packages")
     libraries = [stub.driver().parent / "cudalib", *site.glob("nvidia/*/lib")]
@@ -232,12 +295,13 @@ def _run(case: Case) -> dict[str, Any] | None:
         "LD_PRELOAD": str(stub.driver()),
         **case.environment,
     }
-    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory, case.loop]
+    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory, case.loop, case.flags]
     # Nobody may wait for what a failing run prints without end.
     try:
         done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1500, check=False
-        )
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors or subprocess.DEVNULL, timeout=1500,
+            check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
     rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]

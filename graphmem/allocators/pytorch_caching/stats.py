@@ -12,25 +12,14 @@ from graphmem.allocators.pytorch_caching.blocks import FREE, Block, Pool
 
 #: Counters kept three times: over both pools, over the small one, over the large one.
 POOLED = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
-)
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+    "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
 #: Counters that the allocator keeps itself, in attributes of these names.
 COUNTERS = (
-    "num_alloc_retries",
-    "num_ooms",
-    "num_oom_rejections",
-    "num_sync_all_streams",
-    "num_device_alloc",
+    "num_alloc_retries", "num_ooms", "num_oom_rejections", "num_sync_all_streams", "num_device_alloc",
     "num_device_free",
-)
+)  # fmt: skip
 OVERSIZE = ("oversize_allocations", "oversize_segments")
 
 

@@ -58,20 +58,20 @@ def run_generation(
     model.eval()
     for _ in range(iterations):
         session.begin_generation()
-        with _told(session, model, generation), torch.no_grad(), autocast(inference):
+        with _followed(session, model, generation), torch.no_grad(), autocast(inference):
             output = model.generate(**prompt, **keywords)
         del output
 
 
 @contextlib.contextmanager
-def _told(session: StepBook, model: nn.Module, generation: Generation) -> Iterator[None]:
-    with _told_from_decoding(session, model), device_values.drafting(generation.accepted):
+def _followed(session: StepBook, model: nn.Module, generation: Generation) -> Iterator[None]:
+    with _decoding_entered(session, model), device_values.drafting(generation.accepted):
         yield
 
 
 @contextlib.contextmanager
-def _told_from_decoding(session: StepBook, model: nn.Module) -> Iterator[None]:
-    """Within this context the session is told when the prompt has been read. Before transformers 5 it is not told."""
+def _decoding_entered(session: StepBook, model: nn.Module) -> Iterator[None]:
+    """The session enters ``decode`` when the prompt has been read, which transformers shows since version 5."""
     own: Callable[..., Any] | None = getattr(type(model), "_prefill", None)
     if own is None:
         yield

@@ -39,13 +39,13 @@ _PLAIN = (
 _DEPTH = 12
 
 
-class _Untold(Exception):
-    """It cannot be told what a value holds."""
+class _Unknown(Exception):
+    """It is not known what a value holds."""
 
 
 def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:
     """The storages (``_cdata``) that an output keeps alive, in the order in which CPython lets them go; None where it
-    cannot be told. ``roots`` is a tuple of the output alone, of which one variable holds it; ``loss`` is its loss."""
+    is not known. ``roots`` is a tuple of the output alone, of which one variable holds it; ``loss`` is its loss."""
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
         return None
     walk = _Walk()
@@ -53,7 +53,7 @@ def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:
         walk.into(roots, _DEPTH)
         walk.check_owned(roots[0])
         _check_graph(loss.grad_fn, walk.tensors)
-    except _Untold:
+    except _Unknown:
         return None
     keys = [tensor.untyped_storage()._cdata for tensor in walk.tensors]
     last = {key: position for position, key in enumerate(keys)}
@@ -98,16 +98,16 @@ class _Walk:
                     self._constant.add(id(item))
 
     def check_owned(self, root: object) -> None:
-        """Raises :class:`_Untold` where something else refers to one of the containers; ``root`` is in a variable."""
+        """Raises :class:`_Unknown` where something else refers to one of the containers; ``root`` is in a variable."""
         for key, references in self._counted.items():
             if key not in self._constant:
                 variables = 1 if key == id(root) else 0
                 if references != _OWNED - 1 + self._met[key] + variables:
-                    raise _Untold
+                    raise _Unknown
 
     def _into_one(self, value: object, depth: int) -> None:
         if not depth or isinstance(value, nn.Module) or callable(value):
-            raise _Untold
+            raise _Unknown
         if isinstance(value, (list, tuple)):  # from the last to the first: list_dealloc, tuple_dealloc
             attributes: Any = getattr(value, "__dict__", {})
             self.into(attributes.values(), depth - 1)
@@ -118,20 +118,20 @@ class _Walk:
         elif hasattr(value, "__dict__") and not any(vars(one).get("__slots__") for one in type(value).__mro__):
             self.into(vars(value).values(), depth - 1)
         else:
-            raise _Untold
+            raise _Unknown
 
     def _note(self, tensor: torch.Tensor) -> None:
         if type(tensor) not in (FakeTensor, nn.Parameter) or tensor.layout is not torch.strided:
-            raise _Untold
+            raise _Unknown
         if tensor.retains_grad or (tensor.is_leaf and tensor.requires_grad and type(tensor) is not nn.Parameter):
-            raise _Untold  # its gradient goes with it
+            raise _Unknown  # its gradient goes with it
         if any(isinstance(value, torch.Tensor) for value in vars(tensor).values()):
-            raise _Untold
+            raise _Unknown
         self.tensors.append(tensor)
 
 
 def _check_graph(root: Node, tensors: Iterable[torch.Tensor]) -> None:
-    """Raises :class:`_Untold` where a tensor has a node that is none of the loss, or a node holds tensors itself."""
+    """Raises :class:`_Unknown` where a tensor has a node that is none of the loss, or a node holds tensors itself."""
     nodes = {root}
     to_visit = [root]
     while to_visit:
@@ -145,11 +145,11 @@ def _check_graph(root: Node, tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         for one in (tensor, tensor._base):
             if one is not None and one.grad_fn is not None and one.grad_fn not in nodes:
-                raise _Untold
+                raise _Unknown
 
 
 def _check_context(context: object) -> None:
     for value in vars(context).values():
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(part, torch.Tensor) for part in parts):
-            raise _Untold
+            raise _Unknown

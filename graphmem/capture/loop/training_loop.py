@@ -94,7 +94,7 @@ class TrainingLoop:
     def cover_both(self, both: BothLoops) -> None:
         """Drop what can be dropped, and tell ``both`` what a loop that holds it would have kept, and how long."""
         if self.of_history:
-            both.untold()  # the optimizer evaluates the loss itself
+            both.give_up()  # the optimizer evaluates the loss itself
         self._both = both
 
     def step(self, micro_batches: Sequence[BatchSize | None]) -> None:
@@ -104,7 +104,7 @@ class TrainingLoop:
             return
         self._gradients(micro_batches)
         self._optimizer_step()
-        if self._both is not None and self._both.is_told:
+        if self._both is not None and self._both.covers_both:
             with self._both.loss_dropped():
                 self.loss = None
         elif self.training.loop == "drop":
@@ -177,13 +177,13 @@ class TrainingLoop:
 
     def _drop_output(self, loss: object) -> None:
         """The loss exists; nothing else of the output stays alive, unless the loop holds it."""
-        if self._both is not None and self._both.is_told:
+        if self._both is not None and self._both.covers_both:
             kept = held_by((self.output,), loss)
             if kept is not None:
                 with self._both.output_dropped(kept):
                     self.output = None
                 return
-            self._both.untold()
+            self._both.give_up()
         if self.training.loop == "drop":
             self.output = None
 

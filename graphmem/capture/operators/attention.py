@@ -129,17 +129,15 @@ def _first(results: tuple[Tensor, ...]) -> Tensor:
 _NOT_HEARD = "that a kernel of attention is switched off is not heard"
 
 
-#: Backend -> the getter of its switch.
-_SWITCHES = {
-    "flash": private("torch._C._get_flash_sdp_enabled", _NOT_HEARD, lambda: True),
-    "efficient": private("torch._C._get_mem_efficient_sdp_enabled", _NOT_HEARD, lambda: True),
-    "math": private("torch._C._get_math_sdp_enabled", _NOT_HEARD, lambda: True),
-    "cudnn": private("torch._C._get_cudnn_sdp_enabled", _NOT_HEARD, lambda: True),
-}
-
-
 def _enabled_backends() -> frozenset[str]:
-    return frozenset(name for name, is_enabled in _SWITCHES.items() if is_enabled())
+    """Those whose switch is on. The getters are looked up anew: a capture has its own in their place."""
+    switches = {
+        "flash": private("torch._C._get_flash_sdp_enabled", _NOT_HEARD, lambda: True),
+        "efficient": private("torch._C._get_mem_efficient_sdp_enabled", _NOT_HEARD, lambda: True),
+        "math": private("torch._C._get_math_sdp_enabled", _NOT_HEARD, lambda: True),
+        "cudnn": private("torch._C._get_cudnn_sdp_enabled", _NOT_HEARD, lambda: True),
+    }
+    return frozenset(name for name, is_enabled in switches.items() if is_enabled())
 
 
 def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None:

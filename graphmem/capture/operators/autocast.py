@@ -151,7 +151,7 @@ def _casting(choice: _Choice, op: OpOverload, cache: _WeightCache | None) -> Dec
 
 
 def _with_dtype(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
-    """The operator computes in float32 if its own argument says nothing else."""
+    """The operator computes in float32 unless its own argument names another type."""
     del cache
     position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
     keyword = op._schema.arguments[position].kwarg_only

@@ -1,6 +1,6 @@
 """Results whose size is data: ``nonzero``, boolean masks, ``unique``. What is known is counted; else they select all
-that they can, or what the user says. Where the program itself says the size (the gradient of a masked selection, counts
-with ``minlength``), nothing is assumed.
+that they can, or the share that the user gives. Where the program itself fixes the size (the gradient of a masked
+selection, counts with ``minlength``), nothing is assumed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ OTHER_WAYS = {
 @dataclass(frozen=True)
 class GradientFormula:
     """The operators that a card runs in place of one that an autograd ``node`` calls. ``decomposition`` answers
-    NotImplemented where they are the same; a ``remark`` then says what is assumed. ``since``: versions before that
+    NotImplemented where they are the same; a ``remark`` is then what is assumed. ``since``: versions before that
     change run what is written.
     """
 

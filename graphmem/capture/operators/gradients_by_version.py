@@ -119,13 +119,13 @@ def _share(grad: Tensor, others: Tensor, equal: Callable[[], list[Tensor]]) -> T
     return shared.masked_fill_(others, 0)
 
 
-#: Of the gradient and both values: the gradient of the one that ``loses`` where the last argument says.
+#: Of the gradient and both values: the gradient of the one that ``loses`` where the last argument is true.
 _Loses = Callable[[Tensor, Tensor], Tensor]
 _Gradient = Callable[[Tensor, Tensor, Tensor, _Loses], Tensor]
 
 
 def _of_each(of: _Gradient, self_loses: _Loses, other_loses: _Loses) -> Formula:
-    """Of two values, each with what says where it is not the one that was taken. The other's gradient comes first."""
+    """Of two values, each with a test of where it is not the one that was taken. The other's gradient comes first."""
 
     def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> Gradients:
         of_other = of(grad, self, other, other_loses) if wanted[1] else None

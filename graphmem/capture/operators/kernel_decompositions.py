@@ -110,8 +110,8 @@ def _index(_: Selection, self: Tensor, indices: _Indices) -> Perhaps:
     return _aten.index.Tensor(self, _positions(indices))
 
 
-def _rows_told(self: Tensor, indices: _Indices, values: Tensor) -> int | None:
-    """How many positions the masks select, where the shape of ``values`` tells. They are one dimension of what is
+def _selected_rows(self: Tensor, indices: _Indices, values: Tensor) -> int | None:
+    """How many positions the masks select, where the shape of ``values`` shows it. They are one dimension of what is
     written, the last of the indices' own; where indices are not neighbours, theirs come first."""
     taken: list[int] = []
     dim, broadcast = 0, 1
@@ -140,7 +140,7 @@ def _index_put(func: OpOverload) -> Callable[..., Any]:
         """One host number under one mask is a fill; other values may tell how many are selected."""
         if not _has_mask(indices):
             return NotImplemented
-        rows = _rows_told(self, indices, values)
+        rows = _selected_rows(self, indices, values)
         fills = values.numel() == 1 and values.device.type == "cpu"
         if fills or (rows is None and selection.share is None):
             return NotImplemented

@@ -28,7 +28,7 @@ from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten
-#: What is said of lengths that nobody knows.
+#: The remark about lengths that nobody knows.
 UNPADDED = Code.NOTHING_PADDED.about()
 #: The types that CUDA's kernels pack, and those that they pad; others go through masks, and piece by piece.
 _PACKED_BY_KERNEL = (torch.float32, torch.float16)

@@ -1,6 +1,6 @@
 """Outputs that CUDA's kernels lay out otherwise than PyTorch's decompositions do. Sources are of PyTorch 2.13.
 
-Where a dimension has one element its stride says nothing of the memory, but it decides whether a tensor counts as
+Where a dimension has one element its stride means nothing to the memory, but it decides whether a tensor counts as
 channels_last, and with that what a convolution or an interpolation copies: pictures in batches of one, or of one
 channel. ``TensorIterator`` keeps or renews such strides in another way than the decompositions.
 """

@@ -257,12 +257,12 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten._foreach_add_.List: _one_by_one(_aten.add_.Tensor),
 }
 
-#: Those that cuSPARSE multiplies, and what is said of them: PyTorch gives the library a buffer of the size it asks for
-#: (``cusparseSpMM_bufferSize``), which no source tells.
+#: Those that cuSPARSE multiplies, and the remark about them: PyTorch gives the library a buffer of the size it asks for
+#: (``cusparseSpMM_bufferSize``), which no source documents.
 PRODUCTS = frozenset({_aten.mm.default, _aten.mv.default, _aten.addmm.default, _aten._sparse_addmm.default})
 CUSPARSE = Code.NOT_MODELLED.about(operator="products with sparse matrices", memory="cuSPARSE's buffer")
 
-#: What tells of a sparse tensor's parts, or puts parts together: nothing is allocated.
+#: What reads a sparse tensor's parts, or puts parts together: nothing is allocated.
 PARTS = frozenset(
     getattr(_aten, name).default
     for name in (

@@ -3,7 +3,7 @@
 They call PyTorch's operators around kernels that take nothing, so they run here as those calls. Sources:
 ``torchvision/csrc/ops/cuda/nms_kernel.cu``, ``deform_conv2d_kernel.cu`` and ``box_iou_rotated_kernel.cu`` of 0.28;
 orders observed on its CUDA build.
-The pooling of regions needs no more than copies: ``kernels/rules/regions.py``.
+The pooling of regions needs no more than copies: ``kernels/parts/operands.json``.
 """
 
 from __future__ import annotations

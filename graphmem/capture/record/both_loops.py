@@ -31,11 +31,11 @@ class _Held:
 class BothLoops:
     """Notes where a loop drops what another holds, and where that one lets go.
 
-    ``is_told`` says whether both traces are known so far. Once it is not, only the one that the run follows is.
+    ``covers_both``: both traces are known so far. Once it is not, only the one that the run follows is.
     """
 
     def __init__(self, storages: Storages) -> None:
-        self.is_told = True
+        self.covers_both = True
         self.is_wrong = False  # what was dropped already was not what it was taken for
         self._storages = storages
         self._held: list[_Held] = []
@@ -46,9 +46,9 @@ class BothLoops:
     def _row(self) -> int:
         return len(self._storages.builder.rows)
 
-    def untold(self) -> None:
-        """From now on the run follows the loop that was asked for, and no other is told."""
-        self.is_told = False
+    def give_up(self) -> None:
+        """From now on the run follows the loop that was asked for, and gives the trace of no other."""
+        self.covers_both = False
 
     @contextlib.contextmanager
     def output_dropped(self, keys: Iterable[int]) -> Iterator[None]:
@@ -85,7 +85,7 @@ class BothLoops:
         self._losses = []
 
     def of_holding_loop(self, trace: Trace) -> Trace | None:
-        """The trace of the loop that holds, of the one that was recorded; None where it cannot be told."""
+        """The trace of the loop that holds, of the one that was recorded; None where it is not known."""
         if self.is_wrong or any(self._storages.outgrown.intersection(held.storages or ()) for held in self._held):
             return None
         rows = np.arange(len(trace.kinds))
@@ -110,12 +110,12 @@ class BothLoops:
                 moved += 1
                 place[row], order[row], operators[row] = held.until - 0.5, moved, held.operator
         rows = np.lexsort((order, place))
-        told = replace(
+        holding = replace(
             trace,
             kinds=trace.kinds[rows],
             subjects=trace.subjects[rows],
             event_operators=operators[rows],
             event_streams=trace.event_streams[rows],
         )
-        validate(told)
-        return told
+        validate(holding)
+        return holding

@@ -65,45 +65,10 @@ def _registered() -> dict[tuple[str, str], list[str]]:
 
 def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
     """(subject, what is known), for people."""
-    if facts.rule is not None:
-        yield "kernel rule", _where(RULES[facts.name])
-    elif not _is_answered(facts):
-        yield "kernel rule", "none; it is taken to allocate its outputs and nothing else"
-    if facts.unmodelled is not None:
-        yield "not modelled", facts.unmodelled
-    if not facts.is_checked and not _is_answered(facts):
-        unproven = "its rule names no recordings that prove it"
-        without = "no rule, and no recording proves that it takes nothing but its outputs"
-        yield "not checked", unproven if facts.rule is not None else without
-    if facts.unproven_layouts and not _is_answered(facts):
-        layouts = ", ".join(sorted(facts.unproven_layouts))
-        yield "not checked", f"proven of contiguous inputs, not of those that are {layouts}"
-    if facts.decomposition is not None:
-        yield "decomposition", _where(facts.decomposition)
-    if facts.sparse_decomposition is not None:
-        yield "sparse", _where(facts.sparse_decomposition)
-    if facts.in_place is not None:
-        in_place, nodes = facts.in_place
-        yield "in backward", f"{in_place} in place, where {', '.join(sorted(nodes))} calls it"
-    if facts.gradient_formula is not None:
-        node = facts.gradient_formula.node
-        yield "in backward", f"other in {node} on a card (capture/operators/gradient_formulas.py)"
-    if facts.is_composite:
-        yield "composite", "calls what CUDA's version calls (capture/operators/composites.py)"
-    elif facts.is_fused_on_cuda:
-        yield "composite", "one kernel in a CUDA build, and only there (capture/operators/composites.py)"
-    elif facts.decomposes:
-        yield "composite", "made of other operators; they are recorded in its place"
-    if facts.shape is not None:
-        yield "shapes", _where(facts.shape)
-    if facts.autocast is not None:
-        yield "autocast", facts.autocast
-    if facts.relaid is not None:
-        yield "layout", "outputs are laid out as CUDA's kernel does (capture/operators/output_layouts.py)"
-    if facts.calls_cublas:
-        yield "cuBLAS", "is called, and takes its workspace at a thread's first call"
-    if facts.tracks_value:
-        yield "values", "known ones are followed through it (capture/values/device_values.py)"
+    for subject, words_of in _SUBJECTS:
+        words = words_of(facts)
+        if words is not None:
+            yield subject, words
     for interceptor in INTERCEPTORS:
         if interceptor.applies is not None and interceptor.applies(facts):
             yield "intercepted", f"{interceptor.name}: {interceptor.why}"
@@ -113,6 +78,71 @@ def _is_answered(facts: OperatorFacts) -> bool:
     """Whether no kernel of it is ever recorded: other operators are, or it is answered."""
     is_made = facts.decomposition is not None or facts.is_composite or facts.decomposes
     return is_made or facts.selects or facts.is_step or facts.is_collective or facts.is_decision
+
+
+def _rule(facts: OperatorFacts) -> str | None:
+    if facts.rule is not None:
+        return _where(RULES[facts.name])
+    return None if _is_answered(facts) else "none; it is taken to allocate its outputs and nothing else"
+
+
+def _unchecked(facts: OperatorFacts) -> str | None:
+    if facts.is_checked or _is_answered(facts):
+        return None
+    return "no rule, and no recording proves that it takes nothing but its outputs"
+
+
+def _unproven_layouts(facts: OperatorFacts) -> str | None:
+    if not facts.unproven_layouts or _is_answered(facts):
+        return None
+    return f"proven of contiguous inputs, not of those that are {', '.join(sorted(facts.unproven_layouts))}"
+
+
+def _in_place(facts: OperatorFacts) -> str | None:
+    if facts.in_place is None:
+        return None
+    in_place, nodes = facts.in_place
+    return f"{in_place} in place, where {', '.join(sorted(nodes))} calls it"
+
+
+def _formula(facts: OperatorFacts) -> str | None:
+    if facts.gradient_formula is None:
+        return None
+    return f"other in {facts.gradient_formula.node} on a card (capture/operators/gradient_formulas.py)"
+
+
+def _composite(facts: OperatorFacts) -> str | None:
+    if facts.is_composite:
+        return "calls what CUDA's version calls (capture/operators/composites.py)"
+    if facts.is_fused_on_cuda:
+        return "one kernel in a CUDA build, and only there (capture/operators/composites.py)"
+    return "made of other operators; they are recorded in its place" if facts.decomposes else None
+
+
+def _where_or_none(function: Callable[..., object] | None) -> str | None:
+    return None if function is None else _where(function)
+
+
+#: Subjects in the order of reports, each with the words for an operator; None where nothing is known of it.
+_SUBJECTS: tuple[tuple[str, Callable[[OperatorFacts], str | None]], ...] = (
+    ("kernel rule", _rule),
+    ("not modelled", lambda facts: facts.unmodelled),
+    ("not checked", _unchecked),
+    ("not checked", _unproven_layouts),
+    ("decomposition", lambda facts: _where_or_none(facts.decomposition)),
+    ("sparse", lambda facts: _where_or_none(facts.sparse_decomposition)),
+    ("in backward", _in_place),
+    ("in backward", _formula),
+    ("composite", _composite),
+    ("shapes", lambda facts: _where_or_none(facts.shape)),
+    ("autocast", lambda facts: facts.autocast),
+    ("layout", lambda facts: None if facts.relaid is None else _LAYOUT),
+    ("cuBLAS", lambda facts: _CUBLAS if facts.calls_cublas else None),
+    ("values", lambda facts: _VALUES if facts.tracks_value else None),
+)
+_LAYOUT = "outputs are laid out as CUDA's kernel does (capture/operators/output_layouts.py)"
+_CUBLAS = "is called, and takes its workspace at a thread's first call"
+_VALUES = "known ones are followed through it (capture/values/device_values.py)"
 
 
 def _where(function: Callable[..., Any]) -> str:

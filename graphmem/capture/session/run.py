@@ -174,10 +174,10 @@ class _Followed:
         dropping = self._of_loop(replace(run, other_loop=None), "drop")
         holding = None if run.other_loop is None else self._of_loop(run.other_loop, "hold")
         if asked == "drop":
-            return replace(dropping, other_loop=holding if self._both.is_told else None)
+            return replace(dropping, other_loop=holding if self._both.covers_both else None)
         if holding is None:
             return replace(dropping, lacks_own_loop=True)
-        return replace(holding, other_loop=dropping if self._both.is_told else None)
+        return replace(holding, other_loop=dropping if self._both.covers_both else None)
 
     def _of_loop(self, run: Run, loop: str) -> Run:
         notes = (*self._notes, f"{self._iterations} iterations; {_KEPT[loop]}", *run.notes)

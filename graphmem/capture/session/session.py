@@ -91,14 +91,14 @@ class Session:
 
 @contextlib.contextmanager
 def _named_version() -> Iterator[None]:
-    """What PyTorch has no more, or otherwise, is told with its version."""
+    """An error for want of something in PyTorch names its version."""
     try:
         yield
     except Exception as error:
-        told = torch_names.explained(error)
-        if told is None:
+        message = torch_names.explained(error)
+        if message is None:
             raise
-        raise CaptureError(told) from error
+        raise CaptureError(message) from error
 
 
 @_named_version()

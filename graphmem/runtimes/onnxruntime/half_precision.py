@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -82,7 +83,7 @@ def _widen(tensor: onnx.TensorProto) -> None:
     tensor.data_type = _SINGLE
 
 
-def _single(values: Any) -> Any:
+def _single(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """``values`` in fp32; one that is a constant of a formula, rounded, is that constant: fusions round what they
     expect of float16 (``IsInitializerWithExpectedValue``, ``optimizer/utils.cc``)."""
     known = [] if values.size != 1 else [c for c in _CONSTANTS if np.float16(c) == values.reshape(-1)[0]]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -26,6 +26,9 @@ from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
 from graphmem.graph.shapes import scope_of
 from graphmem.runtimes.onnxruntime import cuda_fusions, half_precision
 from graphmem.runtimes.onnxruntime.levels import LEVELS
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 #: Constant folding computes with the weights it folds, holes or not; beyond this it is left out, to stay within memory.
 MAX_FOLDED_BYTES = 1 << 30
@@ -85,12 +88,12 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             on_cuda = provider != "cpu"
             if on_cuda:
                 source = cuda_fusions.hidden(source)
-            changed = _optimized_by(onnxruntime, source, level, place, () if provider == "cpu" else CPU_ONLY)
+            changed = _optimized_by(source, level, place, () if provider == "cpu" else CPU_ONLY)
             if is_half:
                 changed = half_precision.narrowed(changed, model)
             if on_cuda:
                 changed = cuda_fusions.shown(changed)
-            symbolic = _symbolic_shapes(onnxruntime, changed, place)
+            symbolic = _symbolic_shapes(changed, place)
             if on_cuda and level not in ("disabled", "basic"):
                 changed = cuda_fusions.fuse_bias_softmax(changed, symbolic)
             is_folded = may_fold_constants(source)
@@ -102,16 +105,14 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
         return _unoptimized(model, f"onnxruntime {onnxruntime.__version__} refuses the model: {_reason(error)}")
 
 
-def _optimized_by(
-    onnxruntime: Any, model: onnx.ModelProto, level: str, directory: Path, others: Sequence[str]
-) -> onnx.ModelProto:
+def _optimized_by(model: onnx.ModelProto, level: str, directory: Path, others: Sequence[str]) -> onnx.ModelProto:
     """``model`` without what the optimizers named ``others`` do."""
     source, target = directory / "model.onnx", directory / "optimized.onnx"
     source.write_bytes(_without_weights(model, directory).SerializeToString())
-    options = _options(onnxruntime, level)
+    options = _options(level)
     options.optimized_model_filepath = str(target)
     left_out = () if may_fold_constants(model) else ("ConstantFolding",)
-    _session(onnxruntime, source, options, (*others, *left_out))
+    _session(source, options, (*others, *left_out))
     return read_model(target)
 
 
@@ -143,7 +144,9 @@ def foldable_bytes(model: onnx.ModelProto) -> int:
     return total
 
 
-def _options(onnxruntime: Any, level: str) -> Any:
+def _options(level: str) -> onnxruntime.SessionOptions:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what it thinks of the model is no news to the user
     options.intra_op_num_threads = 1
@@ -152,7 +155,11 @@ def _options(onnxruntime: Any, level: str) -> Any:
     return options
 
 
-def _session(onnxruntime: Any, path: Path, options: Any, left_out: Sequence[str] = ()) -> Any:
+def _session(
+    path: Path, options: onnxruntime.SessionOptions, left_out: Sequence[str] = ()
+) -> onnxruntime.InferenceSession:
+    import onnxruntime
+
     # the fallback prints to standard output, where graphmem's answer goes
     return interruptible(
         lambda: onnxruntime.InferenceSession(
@@ -208,7 +215,7 @@ def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
 
 
-def _symbolic_shapes(onnxruntime: Any, model: onnx.ModelProto, directory: Path) -> dict[str, TensorSpec]:
+def _symbolic_shapes(model: onnx.ModelProto, directory: Path) -> dict[str, TensorSpec]:
     """ONNX Runtime's own inferred shapes of all tensors that nodes make: a session with each of them as output.
 
     Those of subgraphs stand beside the others, under names that begin with :func:`scope_of`.
@@ -223,7 +230,7 @@ def _symbolic_shapes(onnxruntime: Any, model: onnx.ModelProto, directory: Path) 
                 outputs.add(name)
     path = directory / "shapes.onnx"
     path.write_bytes(copy.SerializeToString())
-    session = _session(onnxruntime, path, _options(onnxruntime, "disabled"))
+    session = _session(path, _options("disabled"))
     found = {}
     for value in (*session.get_outputs(), *session.get_inputs()):
         kind = value.type.removeprefix("tensor(").removesuffix(")")  # "tensor(float16)"; others are no tensors
@@ -303,7 +310,7 @@ def _given(node: onnx.NodeProto, inside: onnx.GraphProto, graph: onnx.GraphProto
     return made
 
 
-def _dimension(value: Any) -> Dimension:
+def _dimension(value: object) -> Dimension:
     return value if isinstance(value, int) and value >= 0 else value if isinstance(value, str) else ""
 
 

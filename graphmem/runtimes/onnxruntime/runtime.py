@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Generic, TypeVar
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena
 from graphmem.base.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
@@ -87,15 +87,25 @@ def _unfollowed(options: Options, planned: Planned) -> Iterator[Cause]:
             yield unknown(key, reason, below=True)
 
 
-#: Traces whose ends are kept for the runs that follow.
-_KEPT_BESIDE = 8
+#: Traces whose values are kept for the runs that follow.
+_KEPT = 8
+Value = TypeVar("Value")
 
 
-def _keep(kept: dict[int, Any], trace: Trace, value: Any) -> None:
-    """Keep what belongs to a trace, of those planned last."""
-    kept[id(trace)] = value
-    for old in list(kept)[:-_KEPT_BESIDE]:
-        del kept[old]
+class _OfTraces(Generic[Value]):
+    """Values that belong to the traces planned last."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Trace, Value]] = {}
+
+    def keep(self, trace: Trace, value: Value) -> None:
+        self._kept[id(trace)] = (trace, value)
+        for old in list(self._kept)[:-_KEPT]:
+            del self._kept[old]
+
+    def get(self, trace: Trace) -> Value | None:
+        kept = self._kept.get(id(trace))
+        return kept[1] if kept is not None and kept[0] is trace else None
 
 
 class OnnxRuntime(Runtime[Options]):
@@ -115,12 +125,12 @@ class OnnxRuntime(Runtime[Options]):
     proven = "tests/golden/onnxruntime"
 
     def __init__(self) -> None:
-        #: The trace and the options of the last run, and what was drawn: it asks again for other capacities.
-        self._drawn: tuple[Trace | None, Options | None, Any] = (None, None, None)
-        #: Of the traces planned last: themselves, and those of other orders of their nodes.
-        self._orders: dict[int, tuple[Trace, list[Trace]]] = {}
-        #: Of the traces planned last: themselves, the shapes whose plans were predicted, and the trace at either end.
-        self._beside: dict[int, tuple[Trace, int, tuple[Trace, Trace]]] = {}
+        #: Of the last runs: their options and what was drawn, for further capacities.
+        self._drawn: _OfTraces[tuple[Options, tuple[Trace, list[Replay]]]] = _OfTraces()
+        #: The traces of other orders of the nodes.
+        self._orders: _OfTraces[list[Trace]] = _OfTraces()
+        #: The shapes whose plans were predicted, and the trace at either end of what they may take.
+        self._ends: _OfTraces[tuple[int, list[Trace]]] = _OfTraces()
 
     def parse(self, text: str | None, setting: Setting) -> Options:
         """The options as :func:`parse_options` reads them, with what is assumed of libraries on the card."""
@@ -142,10 +152,9 @@ class OnnxRuntime(Runtime[Options]):
         later = partial(findings, runs, planned=planned)
         if planned.predicted_plans:
             ends = [plan(runs, replace(options, extreme=end), plans=planned.plans).trace for end in (LEAST, MOST)]
-            _keep(self._beside, planned.trace, (planned.trace, planned.predicted_plans, (ends[0], ends[1])))
+            self._ends.keep(planned.trace, (planned.predicted_plans, ends))
         if others:
-            traces = [plan(order, options).trace for order in others]
-            _keep(self._orders, planned.trace, (planned.trace, traces))
+            self._orders.keep(planned.trace, [plan(order, options).trace for order in others])
         outside = (*_cublas(options, planned), *_bound_by_caller(options, runs, planned))
         doubts = tuple(_unfollowed(options, planned))
         return Taken(planned.trace, assumptions, diagnostics, later, doubts, outside, self.proven)
@@ -172,24 +181,25 @@ class OnnxRuntime(Runtime[Options]):
 
         if options.session.reserves_initializers:
             runs = within_card(trace, make, setting.device)
-            kept, others = self._orders.get(id(trace), (None, []))
-            if kept is not trace:
+            others = self._orders.get(trace)
+            if others is None:
                 return runs
             drawn = [runs.main, *(replay(other, make(None)) for other in others)]
             of_order = cause(runs.main, drawn, layout_order.NAME, layout_order.SOURCE)
             return replace(runs, doubts=() if of_order is None else (of_order,))
-        of, under, _ = self._drawn
-        if of is not trace or under != options:
-            self._drawn = (trace, options, typical(trace, lambda: make(None)))
-        chosen, drawn = self._drawn[2]
+        known = self._drawn.get(trace)
+        if known is None or known[0] != options:
+            known = (options, typical(trace, lambda: make(None)))
+            self._drawn.keep(trace, known)
+        chosen, drawn = known[1]
         runs = within_card(chosen, make, setting.device)
         doubts = (cause(runs.main, drawn), self._of_plans(trace, runs.main, make))
         return replace(runs, doubts=tuple(filter(None, doubts)))
 
     def _of_plans(self, trace: Trace, main: Replay, make: Callable[[int | None], OnnxRuntimeSessions]) -> Cause | None:
         """How far predicted plans of cuDNN may move the peaks of ``trace``; None where none is predicted."""
-        kept, shapes, ends = self._beside.get(id(trace), (None, 0, (trace, trace)))
-        if kept is not trace:
+        shapes, ends = self._ends.get(trace) or (0, [])
+        if not ends:
             return None
         peaks = [replay(end, make(None)) for end in ends]
         spreads = {}

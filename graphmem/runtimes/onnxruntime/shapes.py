@@ -8,10 +8,13 @@ needs sympy) may know the rule.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import helper
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 Types = dict[str, onnx.TypeProto]
 #: Beginnings of the domains ONNX Runtime knows operators of (``core/graph/constants.h``), besides ONNX's own.
@@ -94,7 +97,7 @@ def _is_known(shape: list[Any]) -> bool:
     return bool(shape) and all(type(dimension) is int for dimension in shape)  # [] where even the rank is unknown
 
 
-def _tensor_type(out: Any) -> onnx.TypeProto:
+def _tensor_type(out: onnxruntime.NodeArg) -> onnx.TypeProto:
     name = out.type.removeprefix("tensor(").removesuffix(")")  # "tensor(float16)"
     return helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(name.upper()), out.shape)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.allocators.pytorch_caching.blocks import Block
 from graphmem.allocators.pytorch_caching.views import as_snapshot
 from graphmem.base.versions import version_named
 from graphmem.replay import replay
@@ -62,13 +63,13 @@ class _Recording(PyTorchCachingAllocator):
         self._reserved = 0
         self._frames_of: dict[int, list[dict[str, Any]]] = {}
 
-    def malloc(self, size: int, stream: int = 0) -> Any:
+    def malloc(self, size: int, stream: int = 0) -> Block | None:
         return self._allocated(super().malloc(size, stream), size, stream)
 
-    def malloc_in_pool(self, size: int, stream: int, pool: int) -> Any:
+    def malloc_in_pool(self, size: int, stream: int, pool: int) -> Block | None:
         return self._allocated(super().malloc_in_pool(size, stream, pool), size, stream)
 
-    def free(self, handle: Any) -> None:
+    def free(self, handle: Block | None) -> None:
         frames = self._frames(next(self._frees))
         if handle is not None:
             for action in ("free_requested", "free_completed"):
@@ -79,7 +80,7 @@ class _Recording(PyTorchCachingAllocator):
         super().empty_cache()
         self._note_segments(0, [])
 
-    def _allocated(self, block: Any, size: int, stream: int) -> Any:
+    def _allocated(self, block: Block | None, size: int, stream: int) -> Block | None:
         frames = self._frames(next(self._allocations))
         self._note_segments(stream, frames)
         if block is not None:

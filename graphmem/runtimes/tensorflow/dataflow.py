@@ -1,13 +1,13 @@
 """TensorFlow's executor over a prepared step, as a trace.
 
 On a GPU every kernel counts as cheap (``OpKernel::IsExpensive``, op_kernel.cc), so one thread runs them all, first
-ready, first run: a node is ready when its last input is there, and those that become ready together follow each other
-in the order of the graph (``ExecutorState::Process``, executor.cc; ``PropagatorState``, propagator_state.cc). Each edge
-holds a reference to the tensor's buffer; it goes when the reader has run. An output is written over an input whose
-buffer nobody else holds, where the kernel tries to (:mod:`graphmem.runtimes.tensorflow.kernels`). Variables hold the
-buffer that was assigned last: reading one shares it, and adding to one writes over it if nobody else holds it
-(``PrepareToUpdateVariable``, training_op_helpers.h). Constants of the card are made with their kernels and stay
-(constant_op.cc).
+ready, first run (``ExecutorState::Process``, executor.cc), and those that become ready together follow each other in
+the order of the graph (:mod:`graphmem.runtimes.tensorflow.propagation`). Each edge holds a reference to the tensor's
+buffer; it goes when the reader has run. An output is written over an input whose buffer nobody else holds, where the
+kernel tries to (:mod:`graphmem.runtimes.tensorflow.kernels`). Variables hold the buffer that was assigned last: reading
+one shares it, and adding to one writes over it if nobody else holds it (``PrepareToUpdateVariable``,
+training_op_helpers.h). Constants of the card are made with their kernels and stay (constant_op.cc). Loops turn as often
+as numbers on the host say (:mod:`graphmem.runtimes.tensorflow.values`).
 
 A step that runs eagerly is followed in the order of Python, with every intermediate result until its reader has run and
 all gradients until the step returns; nothing is written over.
@@ -15,52 +15,45 @@ all gradients until the step returns; nothing is written over.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Hashable, Sequence
+from random import Random
 
 from graphmem.runtimes.tensorflow import kernels
 from graphmem.runtimes.tensorflow.folding import folded
+from graphmem.runtimes.tensorflow.propagation import Propagator, Ready
 from graphmem.runtimes.tensorflow.step import Node, Step, Tensor, Variable
+from graphmem.runtimes.tensorflow.values import LISTS, Buffer, Known, Memory, Value, computed, number
 from graphmem.trace import Category, Trace, TraceBuilder
 
 _ASSIGNS = frozenset(("AssignVariableOp",))
-#: Output of a node that others only wait for.
-_CONTROL = -1
 #: Names of what a gradient tape computes.
 _TAPE = "gradient_tape/"
-#: Operators whose output is their first input.
-_PASS_ON = frozenset(("Switch", "Identity", "Enter"))
+#: Operators whose output is their first input; and those of them through which loops and branches are entered and left.
+_PASS_ON = frozenset(("Switch", "Identity", "Enter", "Merge", "Exit"))
+_CONTROL_FLOW = frozenset(("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"))
 _UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
 
 
-@dataclass
-class Buffer:
-    """Bytes on the card, with how many hold them; ``storage`` in the trace."""
-
-    storage: int
-    tensor: Tensor
-    holders: int = 1
-
-
 class Executor:
-    """The state of a process: variables, constants, and what the current step holds."""
+    """The state of a process: variables, constants, and what the current step holds. ``uncounted``: conditions of loops
+    of which nobody knows how often they turn; such a loop turns once."""
 
-    def __init__(self, step: Step, builder: TraceBuilder, library: kernels.Library) -> None:
+    def __init__(
+        self, step: Step, builder: TraceBuilder, library: kernels.Library, order: Random | None = None
+    ) -> None:
         self._step, self._builder, self._library = step, builder, library
-        self._tried: set[Any] = set()
+        self._tried: set[Hashable] = set()
         self._nodes = {node.name: node for node in step.nodes}
-        self._readers: dict[str, list[tuple[str, int]]] = defaultdict(list)  # (reader, output)
-        self._after: dict[str, list[str]] = defaultdict(list)
-        for node in step.nodes:
-            for name, output in node.inputs:
-                self._readers[name].append((node.name, output))
-            for name in node.after:
-                self._after[name].append(node.name)
-        self._variables: list[Buffer | None] = []
+        self._memory = Memory(lambda tensor, name: self._take(tensor, Category.ACTIVATION, name), self._free)
+        self._propagator: Propagator[Value] = Propagator(step.nodes, self._memory.hold, self._memory.drop, order)
+        self._arguments = [*step.resources, *step.data]
+        if order is not None:
+            order.shuffle(self._arguments)
+        self._variables: list[Value | None] = []
         self._constants: dict[str, Buffer] = {}
         self._phase = self._operator = 0
+        self.uncounted: set[str] = set()
 
     # --- buffers ------------------------------------------------------------------------------------------------------
 
@@ -70,12 +63,14 @@ class Executor:
         storage = self._builder.alloc(tensor.bytes, self._operator, category, label=label)
         return Buffer(storage, tensor)
 
-    def _drop(self, buffer: Buffer | None) -> None:
-        if buffer is None:
-            return
-        buffer.holders -= 1
-        if not buffer.holders:
-            self._builder.free(buffer.storage, self._operator)
+    def _free(self, buffer: Buffer) -> None:
+        self._builder.free(buffer.storage, self._operator)
+
+    def _hold(self, value: Value | None) -> Value | None:
+        return self._memory.hold(value)
+
+    def _drop(self, value: Value | None) -> None:
+        self._memory.drop(value)
 
     def _begin(self, op: str, name: str = "") -> None:
         self._operator = self._builder.operator(op, name, self._phase)
@@ -102,21 +97,21 @@ class Executor:
             self._begin("Variable", variable.name)
             zeros[tensor] = self._take(tensor, variable.category, variable.name)
         for index in slots:
-            self._variables[index] = self._shared(zeros[self._step.variables[index].tensor])
+            self._variables[index] = self._hold(zeros[self._step.variables[index].tensor])
         for buffer in zeros.values():
             self._drop(buffer)
 
-    def _initialized(self, variable: Variable) -> Buffer | None:
+    def _initialized(self, variable: Variable) -> Value | None:
         """The value that the variable's initializer makes, the last tensor of its."""
-        places: dict[int, Buffer | None] = {}
-        value = None
+        places: dict[int, Value | None] = {}
+        value: Value | None = None
         last = next((one.place for one in reversed(variable.made) if one.tensor or one.shares is not None), None)
         for one in variable.made:
             if one.tensor is not None:
                 category = variable.category if one.place == last else Category.TEMPORARY
                 value = places[one.place] = self._take(one.tensor, category, variable.name)
             elif one.shares is not None:
-                value = places[one.place] = self._shared(places.get(one.shares))
+                value = places[one.place] = self._hold(places.get(one.shares))
             else:
                 self._drop(places.pop(one.place, None))
         return value if variable.made else self._take(variable.tensor, variable.category, variable.name)
@@ -134,38 +129,27 @@ class Executor:
     def run(self, iteration: int) -> None:
         """One step, from the batch to what is fetched."""
         self._phase = self._builder.phase(iteration, "train step" if self._step.training else "run")
-        self._held: dict[tuple[str, int], Buffer | None] = {}
-        self._copies: dict[tuple[str, int], Buffer | None] = {}
         self._begin("batch")
-        batch = [self._place(name, tensor) for name, tensor in self._step.data.items()]
+        batch = {name: self._take(tensor, Category.INPUT, name) for name, tensor in self._step.data.items()}
         if iteration == 1:
             self._make_constants()
-        self._dead: set[tuple[str, int]] = set()  # what the branch that is not taken would give
-        pending = {node.name: len(node.inputs) + len(node.after) for node in self._step.nodes}
-        ready = deque(node.name for node in self._step.nodes if not pending[node.name])
-        for source in (*self._step.resources, *self._step.data):
-            ready.extend(self._activate(source, pending))
+        ready = deque(self._propagator.begin())
+        for name in self._arguments:
+            ready.extend(self._propagator.give(name, batch.get(name)))
+        for name, tensor in self._step.data.items():  # integers of 32 bits are copied for their readers alone
+            if tensor.dtype == "int32":
+                self._drop(batch.pop(name))
+        self._kept: list[Value | None] = []
+        self._fetched = {*self._step.fetched, *(self._gradients() if self._step.eager else ())}
         if self._step.eager:  # as Python comes to them
-            ready = deque(node.name for node in self._step.nodes)
-        kept: dict[tuple[str, int], Buffer | None] = {}
-        fetched = {*self._step.fetched, *(self._gradients() if self._step.eager else ())}
+            for node in self._step.nodes:
+                self._process(self._propagator.now(node.name))
+            ready.clear()
         while ready:
-            name = ready.popleft()
-            outputs = self._alive(self._nodes[name])
-            for position, buffer in enumerate(outputs):
-                readers = sum(output == position for _, output in self._readers[name])
-                if buffer is not None:
-                    buffer.holders += readers
-                self._held[name, position] = buffer
-                if (name, position) in fetched:
-                    kept[name, position] = buffer
-                else:
-                    self._drop(buffer)
-            if not self._step.eager:
-                ready.extend(self._activate(name, pending))
+            ready.extend(self._process(ready.popleft()))
         self._begin("end of step")
-        for buffer in (*kept.values(), *batch):
-            self._drop(buffer)
+        for value in (*self._kept, *batch.values()):
+            self._drop(value)
 
     def _gradients(self) -> set[tuple[str, int]]:
         """What ``train_step`` holds in a list until it returns: tensors of the tape that others read."""
@@ -174,60 +158,65 @@ class Executor:
             if pair[0].startswith(_TAPE)
         }  # fmt: skip
 
-    def _place(self, name: str, tensor: Tensor) -> Buffer | None:
-        """A tensor of the batch, on the card: integers of 32 bits are copied for their readers alone."""
-        buffer = self._take(tensor, Category.INPUT, name)
-        if buffer is not None:
-            buffer.holders += len(self._readers[name])
-        self._held[name, 0] = buffer
-        if tensor.dtype == "int32":
-            self._drop(buffer)
-            return None
-        return buffer
+    def _process(self, ready: Ready[Value]) -> list[Ready[Value]]:
+        """Run a node, or pass on that it is dead; those that are ready then."""
+        node = ready.node
+        given = [ready.inputs.get(position) for position in range(len(node.inputs))]
+        dead: set[int] = set()
+        outputs: list[Value | None] = []
+        if ready.dead:
+            self._drop_all(given)
+        elif node.op in _CONTROL_FLOW:
+            outputs, dead = self._pass_on(ready, given)
+        else:
+            outputs = self._execute(node, given)
+        self._kept += [self._hold(value) for at, value in enumerate(outputs) if (node.name, at) in self._fetched]
+        found = self._propagator.finish(ready, outputs, dead)
+        self._drop_all(outputs)
+        return found
 
-    def _activate(self, name: str, pending: dict[str, int]) -> Iterable[str]:
-        for reader in (*(reader for reader, _ in self._readers[name]), *self._after[name]):
-            pending[reader] -= 1
-            if not pending[reader]:
-                yield reader
-
-    def _alive(self, node: Node) -> list[Buffer | None]:
-        """Run a node unless it belongs to a branch that is not taken: of every condition the one for true."""
-        dead = [pair in self._dead for pair in node.inputs] + [(name, _CONTROL) in self._dead for name in node.after]
-        if node.op == "Merge" and not all(dead):
-            given = [self._held.get(pair) for pair in node.inputs]
-            return [next((one for one, gone in zip(given, dead, strict=False) if not gone), None), None]
-        if any(dead):
-            for pair in node.inputs:
-                self._drop(self._held.get(pair))
-            self._dead.update((node.name, position) for position in range(_CONTROL, len(node.outputs)))
-            return [None for _ in node.outputs]
-        if node.op == "Switch":
-            self._dead.add((node.name, 0))
-            self._drop(self._held.get(node.inputs[1]))
-            return [None, self._held.get(node.inputs[0])]
-        return self._execute(node)
+    def _pass_on(self, ready: Ready[Value], given: Sequence[Value | None]) -> tuple[list[Value | None], set[int]]:
+        """The outputs of a node that steers, and those of them that are dead. Of a condition that nobody knows the
+        branch for true is taken; a loop of such a condition turns once."""
+        match ready.node.op:
+            case "Switch":
+                taken = bool(number(given[1], True))
+                self._drop(given[1])
+                return [given[0] if taken == branch else None for branch in (False, True)], {not taken}
+            case "Merge":
+                return [next((value for value in given if value is not None), None), None], set()
+            case "LoopCond" if not isinstance(given[0], Known):
+                self.uncounted.add(ready.node.name)
+                return [Known(ready.iteration.number == 0)], set()
+        return list(given[:1]), set()
 
     # --- a node -------------------------------------------------------------------------------------------------------
 
-    def _execute(self, node: Node) -> list[Buffer | None]:
+    def _execute(self, node: Node, given: Sequence[Value | None]) -> list[Value | None]:
         """Run one node: its outputs, each held once by the node itself."""
+        known = computed(node, given)
+        if known is not None:
+            return [known]
         if node.op == "Const":
-            return [self._shared(self._constants.get(node.name))]
+            return [self._hold(self._constants.get(node.name))]
         if node.op == "ReadVariableOp":
-            return [self._shared(self._variable(node))]
+            return [self._hold(self._variable(node))]
         self._begin(node.op, node.name)
-        given = [self._held.get(pair) for pair in node.inputs]
         if node.op in _ASSIGNS or node.op in _UPDATES:
             self._assign(node, given)
-            outputs: list[Buffer | None] = []
+            outputs: list[Value | None] = []
+        elif node.op in LISTS:
+            outputs = self._memory.list_operator(node, given, self._tensors(node, given)[0] if given else None)
         else:
             outputs = self._compute(node, given)
-        for buffer in given:
-            self._drop(buffer)
+        self._drop_all(given)
         return outputs
 
-    def _variable(self, node: Node) -> Buffer | None:
+    def _drop_all(self, values: Sequence[Value | None]) -> None:
+        for value in values:
+            self._drop(value)
+
+    def _variable(self, node: Node) -> Value | None:
         index = self._resource(node)
         return self._variables[index] if index is not None else None
 
@@ -238,38 +227,33 @@ class Executor:
             name = self._nodes[name].inputs[0][0]
         return self._step.resources.get(name)
 
-    def _shared(self, buffer: Buffer | None) -> Buffer | None:
-        if buffer is not None:
-            buffer.holders += 1
-        return buffer
-
-    def _assign(self, node: Node, given: list[Buffer | None]) -> None:
+    def _assign(self, node: Node, given: Sequence[Value | None]) -> None:
         index = self._resource(node)
         if index is None:
             return
         old = self._variables[index]
         if node.op in _ASSIGNS:
-            self._variables[index] = self._shared(given[1])
+            self._variables[index] = self._hold(given[1])
             self._drop(old)
-        elif old is not None and old.holders > 1:
+        elif isinstance(old, Buffer) and old.holders > 1:
             variable = self._step.variables[index]
             self._variables[index] = self._take(variable.tensor, variable.category, variable.name)
             self._drop(old)
 
-    def _compute(self, node: Node, given: list[Buffer | None]) -> list[Buffer | None]:
+    def _compute(self, node: Node, given: Sequence[Value | None]) -> list[Value | None]:
         if not node.on_card:
             return [None for _ in node.outputs]
-        tensors = [self._tensor(pair) for pair in node.inputs]
+        tensors = self._tensors(node, given)
         need = kernels.needs(node, tensors, self._library)
-        scratch = [self._scratch(size, node) for size in need.before]
-        outputs: list[Buffer | None] = []
+        scratch: list[Value | None] = [self._scratch(size, node) for size in need.before]
+        outputs: list[Value | None] = []
         for position, tensor in enumerate(node.outputs):
             if not _on_card(node, position):
                 outputs.append(None)
                 continue
             shared = self._over(node, position, tensor, given, tensors)
             if shared is not None:
-                outputs.append(self._shared(shared))
+                outputs.append(self._hold(shared))
                 continue
             known = tensor.shape is not None
             outputs.append(self._output(node, tensor) if known else None)
@@ -287,7 +271,7 @@ class Executor:
             self._drop(buffer)
         return outputs
 
-    def _try_out(self, node: Node, need: kernels.Need, tensors: list[Tensor]) -> None:
+    def _try_out(self, node: Node, need: kernels.Need, tensors: Sequence[Tensor]) -> None:
         """Where a kernel first runs with such shapes, its algorithms are tried out one after the other."""
         key = (node.op, *tensors, *node.outputs, repr(sorted(node.attributes.items())))
         if key in self._tried:
@@ -299,15 +283,22 @@ class Executor:
         for buffer in guarded:
             self._drop(buffer)
 
-    def _tensor(self, pair: tuple[str, int]) -> Tensor:
-        name, position = pair
+    def _tensors(self, node: Node, given: Sequence[Value | None]) -> list[Tensor]:
+        """The inputs; those whose shape the graph does not say, as they are."""
+        found = [self._tensor(name, position) for name, position in node.inputs]
+        return [
+            value.tensor if tensor.shape is None and isinstance(value, Buffer) else tensor
+            for tensor, value in zip(found, given, strict=True)
+        ]
+
+    def _tensor(self, name: str, position: int) -> Tensor:
         if name in self._nodes:
             return self._nodes[name].outputs[position]
         return self._step.data.get(name, Tensor("resource", ()))
 
     def _over(
-        self, node: Node, position: int, tensor: Tensor, given: list[Buffer | None], tensors: list[Tensor]
-    ) -> Buffer | None:
+        self, node: Node, position: int, tensor: Tensor, given: Sequence[Value | None], tensors: Sequence[Tensor]
+    ) -> Value | None:
         """The input's buffer that an output is, or is written over."""
         if (node.op in kernels.SHARES and position < len(given)) or kernels.is_slice_of(node, tensors):
             return given[position]
@@ -320,8 +311,8 @@ class Executor:
         places = range(len(given)) if node.op == "AddN" else kernels.FORWARDS.get(node.op, ())
         for place in places:
             buffer = given[place] if place < len(given) else None
-            same = buffer is not None and (tensors[place].dtype, tensors[place].shape) == (tensor.dtype, tensor.shape)
-            if same and buffer is not None and buffer.holders == 1 and buffer.tensor.bytes == tensor.bytes:
+            same = (tensors[place].dtype, tensors[place].shape) == (tensor.dtype, tensor.shape) if buffer else False
+            if same and isinstance(buffer, Buffer) and buffer.holders == 1 and buffer.tensor.bytes == tensor.bytes:
                 return buffer
         return None
 
@@ -347,11 +338,22 @@ def _category(node: Node) -> Category:
     return Category.ACTIVATION
 
 
-def trace_of(step: Step, name: str, iterations: int, library: kernels.Library) -> Trace:
-    """The trace of building the model and running its step ``iterations`` times; all sizes are unrounded bytes."""
+def trace_of(
+    step: Step,
+    name: str,
+    iterations: int,
+    library: kernels.Library,
+    uncounted: set[str] | None = None,
+    order: Random | None = None,
+) -> Trace:
+    """The trace of building the model and running its step ``iterations`` times; all sizes are unrounded bytes. The
+    loops of which nobody knows how often they turn are added to ``uncounted``. ``order`` draws one of the orders that
+    processes differ by."""
     builder = TraceBuilder(source=name)
-    executor = Executor(folded(step), builder, library)
+    executor = Executor(folded(step), builder, library, order)
     executor.build()
     for iteration in range(1, iterations + 1):
         executor.run(iteration)
+    if uncounted is not None:
+        uncounted |= executor.uncounted
     return builder.build()

@@ -73,8 +73,8 @@ class Need:
 class Library(Protocol):
     """What cuDNN asks for on the card."""
 
-    def convolution(self, asked: Convolution) -> tuple[int, ...]:
-        """Workspaces of the plans that are tried out, in bytes; the first runs."""
+    def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
+        """Workspaces of the plans that are tried out, in bytes; the first runs. ``fused``: with bias and activation."""
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         """Work and reserve space in bytes."""
@@ -149,6 +149,12 @@ def _concat(node: Node, inputs: Inputs, library: Library) -> Need:
     return Need(after=(8 * len(joined), *begins))
 
 
+def _stack(node: Node, inputs: Inputs, library: Library) -> Need:
+    """As of ``ConcatV2``, of the elements of a list (list_kernels.h)."""
+    shape = node.outputs[0].shape
+    return Need(after=(8 * shape[0],)) if shape and shape[0] > _INLINE_ADDRESSES else Need()
+
+
 # --- Einsum -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +207,8 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     """The filter in cuDNN's order, the input padded where the padding is uneven, and the plan's workspace
     (conv_ops_gpu.cc, conv_grad_filter_ops.cc, conv_grad_input_ops.cc). The gradient of the input is computed, and
     cropped, into buffers of its own, the last of which takes the output's place. Where algorithms are tried out for
-    the first time, into a guarded copy of the output (autotune_conv_impl.h)."""
+    the first time, into a guarded copy of the output (autotune_conv_impl.h). With bias and activation in the same
+    kernel it is computed with channels second but in half precision, from and into copies (conv_ops_fused_impl.h)."""
     shapes = _conv_shapes(node, inputs)
     if shapes is None:
         return Need()
@@ -209,16 +216,19 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     direction = _DIRECTIONS[node.op]
     item = node.outputs[0].bytes // max(1, node.outputs[0].elements)
     even, padded = _padding(node, image, kernel, result)
+    channels_last = node.attributes.get("data_format", "NHWC") == "NHWC"
+    is_fused = node.op == "_FusedConv2D"
+    is_turned = is_fused and channels_last and node.outputs[0].dtype not in ("half", "float16")
     spatial = range(2, len(image))
     whole = tuple(size + padded[place - 2] if place in spatial else size for place, size in enumerate(image))
     asked = Convolution(
         direction, _DTYPES[node.outputs[0].dtype], whole, kernel, result, _spatial(node, "strides"), even,
-        _spatial(node, "dilations"), node.attributes.get("data_format", "NHWC") == "NHWC",
+        _spatial(node, "dilations"), channels_last and not is_turned,
     )  # fmt: skip
-    plans = library.convolution(asked)
+    plans = library.convolution(asked, fused=is_fused)
     turned, full = prod(kernel) * item, prod(whole) * item
     is_padded = whole != image
-    after: tuple[int, ...] = (full, turned) if is_padded else (turned,)
+    after = (full,) * (is_padded + (is_turned and image[1] > 1)) + (turned,) + (prod(result) * item,) * is_turned
     cropped: tuple[int, ...] = ()
     if direction == "backward data":
         after, cropped = (turned, full), (node.outputs[0].bytes,) if is_padded else ()
@@ -309,6 +319,7 @@ _RULES: Mapping[str, Rule] = {
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "ConcatV2": _concat,
+    "TensorListStack": _stack,
     "Einsum": _einsum,
     **dict.fromkeys(_DIRECTIONS, _convolution),
     "CudnnRNNV3": _recurrent,

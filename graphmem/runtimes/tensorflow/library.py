@@ -20,10 +20,11 @@ class CudnnSpaces:
         self._card, self._cudnn = card, cudnn
         self.estimated = 0
 
-    def convolution(self, asked: Convolution) -> tuple[int, ...]:
-        """Workspaces of the plans that are tried out, in their order. Without cuDNN: copies of all three tensors, which
-        plans make whose kernels want another layout or a narrower type (see ``docs/modeling/convolutions.md``)."""
-        told = self._cudnn.tried_out(asked) if self._cudnn is not None else ()
+    def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
+        """Workspaces of the plans that are tried out, in their order. ``fused``: with bias and activation. Without
+        cuDNN: copies of all three tensors, which plans make whose kernels want another layout or a narrower type (see
+        ``docs/modeling/convolutions.md``)."""
+        told = self._cudnn.tried_out(asked, fused=fused) if self._cudnn is not None else ()
         if told:
             return told
         self.estimated += 1

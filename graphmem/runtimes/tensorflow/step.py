@@ -21,7 +21,7 @@ _BYTES = {
 
 
 _WITH_BODIES = frozenset((
-    "Enter", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall",
+    "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall",
     "StatefulPartitionedCall", "MapDefun",
 ))  # fmt: skip
 
@@ -98,7 +98,7 @@ class Step:
 
     @property
     def unfollowed(self) -> frozenset[str]:
-        """Operators that run graphs of their own, or begin loops, which are not followed."""
+        """Operators that run graphs of their own, which are not followed."""
         return frozenset(node.op for node in self.nodes if node.op in _WITH_BODIES)
 
 

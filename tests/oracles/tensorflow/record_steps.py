@@ -1,11 +1,12 @@
 """Train a Keras model with TensorFlow's CUDA build, and write what its allocator says after every step.
 
-    python record_steps.py MODELS.py:FACTORY STEPS [memory_growth | memory_limit=MIB] [train_on_batch | fit]
+    python record_steps.py MODELS.py:FACTORY STEPS [memory_growth | memory_limit=MIB] [train_on_batch | fit] [FLAGS]
 
 prints one JSON line: bytes after the model was built, and for every step what is in use, the peak so far and what the
 driver gave (on the stub driver). The last step is measured again with its own peak (``steady``): without what compiling
 and trying out took. A second line holds the device's requests of the last step, where TF_CPP_VMODULE makes the
-allocator log them; :mod:`tests.recorded.tensorflow_steps` reads it.
+allocator log them; :mod:`tests.recorded.tensorflow_steps` reads it. FLAGS, for example 110, are what every step reads
+back as truth values: the condition of a loop whose sequences have a length is computed on the card.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 
-def main(model_of: str, steps: str, memory: str = "memory_growth", loop: str = "train_on_batch") -> None:
+def main(
+    model_of: str, steps: str, memory: str = "memory_growth", loop: str = "train_on_batch", flags: str = ""
+) -> None:
     import tensorflow as tf
 
     [card] = tf.config.list_physical_devices("GPU")
@@ -48,15 +51,19 @@ def main(model_of: str, steps: str, memory: str = "memory_growth", loop: str = "
     rows: list[dict[str, int]] = []
     built = in_use()["current"]
 
+    def prime(values: str) -> None:
+        for value in values:
+            stub.fake_cuda_prime(bytes([int(value)]), ctypes.c_size_t(1))
+
     def after_step() -> None:
         now = in_use()
         rows.append({"current": now["current"], "peak": now["peak"], "reserved": stub.fake_cuda_used()})
-        for _ in range(_FLAGS):
-            stub.fake_cuda_prime(b"\1", ctypes.c_size_t(1))
+        prime(flags or "1" * _FLAGS)
         if len(rows) == int(steps) and memory != "cuda_malloc_async":
             tf.config.experimental.reset_memory_stats("GPU:0")
             print("the last step", file=sys.stderr, flush=True)
 
+    prime(flags)
     batches = None if loop != "fit" else tf.data.Dataset.from_tensors((x, y)).prefetch(2)
     for _ in range(int(steps) + 1):
         if loop == "fit":

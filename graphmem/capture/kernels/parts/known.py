@@ -51,7 +51,7 @@ ASSUMED = {
     "aten.linalg_matrix_exp.default": Code.MATRIX_EXPONENTIAL,
 }
 
-#: Beginnings of names of operators whose memory has bounds of its own, which are told by its storages.
+#: Beginnings of names of operators whose memory has bounds of its own, which its storages carry.
 _BOUNDED = "aten._fft_"
 
 

@@ -47,7 +47,7 @@ class Card:
     #: What cuDNN would have been asked, where its plan was predicted.
     predicted: set[object] = field(default_factory=set, compare=False)
 
-    #: Of the device: what its compute capability tells, its multiprocessors, and the threads that one can hold.
+    #: Of the device: what its compute capability implies, its multiprocessors, and the threads that one can hold.
     limits: Capability = field(init=False, repr=False, compare=False)
     sm_count: int = field(init=False, repr=False, compare=False)
     max_threads_per_sm: int = field(init=False, repr=False, compare=False)
@@ -265,9 +265,9 @@ class Script:
     ) -> list[int]:
         """Another operator runs inside this one: the steps of its rule are written here.
 
-        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births`` says of each
-        what it is here: the number of an output of this operator, the label of a buffer that the caller gives back
-        (their tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
+        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births``: what each of
+        them is here: the number of an output of this operator, the label of a buffer that the caller gives back (their
+        tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
         """
         if len(outputs) != len(births):
             raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")

@@ -1,7 +1,7 @@
 """Fourier transforms (``aten/src/ATen/native/cuda/SpectralOps.cpp``, 2.13), whose plans are cuFFT's.
 
-PyTorch gives a plan its work area for the call. Its size is cuFFT's own choice; the library's guide says of plans that
-they take between one and eight times the complex elements of a batch. One is assumed here, and labelled an estimate.
+PyTorch gives a plan its work area for the call. Its size is cuFFT's own choice; by the library's guide plans
+take between one and eight times the complex elements of a batch. One is assumed here, and labelled an estimate.
 The copy that a transform to real numbers makes of its input was recorded on the CUDA build.
 """
 

@@ -77,7 +77,7 @@ BLOCK_BYTES = 2048
 
 @recorded_rule("aten._chunk_cat.default", "aten._chunk_cat.out")
 def chunk_cat_rule(call: Call) -> Script | None:
-    """One kernel copies contiguous tensors, told by seven lists of 64-bit numbers; others are padded and concatenated.
+    """One kernel copies contiguous tensors, described by seven 64-bit lists; others are padded and concatenated.
 
     Source: ``get_chunk_cat_metadata`` and ``_chunk_cat_cuda`` (ATen/native/cuda/TensorShape.cu, 2.13).
     """
@@ -91,7 +91,7 @@ def chunk_cat_rule(call: Call) -> Script | None:
     return Script().output(0).scratch(size, CHUNK_LISTS)
 
 
-#: What the kernel is told.
+#: Label of the buffer that describes the work to the kernel.
 CHUNK_LISTS = "lists of tensors, blocks and sizes"
 
 

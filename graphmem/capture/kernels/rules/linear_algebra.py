@@ -12,8 +12,8 @@ import math
 
 import torch
 
-from graphmem.capture.kernels.parts.layout import Layout, bytes_of
-from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
+from graphmem.capture.kernels.parts.layout import Layout, bytes_of, lies_in_order
+from graphmem.capture.kernels.parts.reduction import write_sum
 from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 _ADDRESS = 8
@@ -29,8 +29,7 @@ def _batch(tensor: torch.Tensor) -> int:
 def _addresses(script: Script, matrices: int, arrays: int) -> None:
     """A batched call of cuBLAS, with so many arrays of addresses."""
     tokens = [script.take(matrices * _ADDRESS, "addresses of matrices") for _ in range(arrays)]
-    script.product()
-    script.give(*reversed(tokens))
+    script.product().give(*reversed(tokens))
 
 
 # --- factorization ----------------------------------------------------------------------------------------------------
@@ -57,8 +56,7 @@ def _sign_of_permutation(script: Script, batch: int, size: int, card: Card) -> i
     moved = script.take(batch * size, "moved pivots")
     sign = script.take(batch * _INDEX, "sign of the permutation")
     wide = script.take(batch * size * _INDEX, "cast of the reduced tensor")
-    kernel = sum_kernel(torch.int64, torch.int64)
-    reduction_buffers(Layout([batch, size]), [1], False, kernel, card).write(script)
+    write_sum(script, Layout([batch, size]), [1], torch.int64, card)
     script.give(wide, moved, identity)
     return sign
 
@@ -79,8 +77,7 @@ def det_rule(call: Call) -> Script | None:
     infos = script.take(batch * 4, "errors")
     _factor(script, matrices)
     product = script.take(bytes_of(call.outputs[0]), "product of the diagonal")
-    kernel = sum_kernel(matrices.dtype, matrices.dtype)
-    reduction_buffers(_diagonal(call.outputs[1]), [-1], False, kernel, call.card).write(script)
+    write_sum(script, _diagonal(call.outputs[1]), [-1], matrices.dtype, call.card)
     sign = _sign_of_permutation(script, batch, size, call.card)
     return script.give(sign, product, infos)
 
@@ -92,7 +89,7 @@ def slogdet_rule(call: Call) -> Script | None:
     if not matrices.numel():
         return None
     batch, size = _batch(matrices), matrices.shape[-1]
-    kernel, diagonal = sum_kernel(matrices.dtype, matrices.dtype), Layout(matrices.shape[:-1])
+    diagonal = Layout(matrices.shape[:-1])
     diagonal_bytes = batch * size * matrices.element_size()
     script = Script().outputs(0, 1, 2, 3)
     infos = script.take(batch * 4, "errors")
@@ -100,10 +97,10 @@ def slogdet_rule(call: Call) -> Script | None:
     sign = _sign_of_permutation(script, batch, size, call.card)
     signs = script.take(diagonal_bytes, "signs of the diagonal")
     product = script.take(bytes_of(call.outputs[0]), "product of the signs")
-    reduction_buffers(diagonal, [-1], False, kernel, call.card).write(script)
+    write_sum(script, diagonal, [-1], matrices.dtype, call.card)
     script.give(product, signs, sign)
     logarithms = script.take(diagonal_bytes, "logarithms of the diagonal")
-    reduction_buffers(diagonal, [-1], False, kernel, call.card).write(script)
+    write_sum(script, diagonal, [-1], matrices.dtype, call.card)
     return script.give(logarithms, infos)
 
 
@@ -139,17 +136,15 @@ def _triangular_systems(script: Script, batch: int, size: int, solution: int, ad
         expanded = script.take(batch * size * _INDEX, "permutation")
         script.give(*permutation)
         permutation = [expanded]
+    held = []
+    if not adjoint:
+        held = [script.take(size * _INDEX, "indices"), script.take(batch * size * _INDEX, "inverse permutation")]
+        held.append(script.take(solution, "right sides in order"))
+    for _ in range(2):
+        _triangular_system(script, batch, size)
     if adjoint:
-        _triangular_system(script, batch, size)
-        _triangular_system(script, batch, size)
-        script.give(script.take(solution, "right sides in order"), *permutation)
-        return
-    identity = script.take(size * _INDEX, "indices")
-    inverse = script.take(batch * size * _INDEX, "inverse permutation")
-    ordered = script.take(solution, "right sides in order")
-    _triangular_system(script, batch, size)
-    _triangular_system(script, batch, size)
-    script.give(ordered, inverse, identity, *permutation)
+        script.scratch(solution, "right sides in order")
+    script.give(*reversed(held), *permutation)
 
 
 def _solve(script: Script, batch: int, size: int, vectors: int, solution: int, adjoint: bool) -> None:
@@ -183,10 +178,8 @@ def lu_solve_rule(call: Call) -> Script | None:
 
 
 def _lies_by_columns(matrices: torch.Tensor) -> bool:
-    strides, shape = list(matrices.stride()), list(matrices.shape)
-    strides[-2:], shape[-2:] = reversed(strides[-2:]), reversed(shape[-2:])
-    expected = Layout(shape).stride()
-    return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
+    *batch, rows, columns = range(matrices.dim())
+    return lies_in_order(matrices.shape, matrices.stride(), (*batch, columns, rows))
 
 
 @recorded_rule("aten.linalg_solve_triangular.default")

@@ -1,6 +1,6 @@
 """Buffers of normalizations: layer, RMS, group and batch norm, forward and backward.
 
-CUDA keeps statistics of half types in fp32, whatever a fake operator says, so the sizes of the outputs are set here.
+CUDA keeps statistics of half types in fp32, whatever a fake operator gives, so the sizes of the outputs are set here.
 Sources are named at each rule; "observed" means recorded from the allocator of the real 2.13.0 CUDA build.
 """
 

@@ -62,14 +62,14 @@ class _Spaces:
         capability = card.device.compute_capability or (0, 0)
         chosen = algorithm(network, capability, card.sm_count, forward=forward)
         network = replace(network, algorithm=chosen)
-        told = card.cudnn.recurrent_spaces(network, training) if card.cudnn_workspaces and card.cudnn else None
+        asked = card.cudnn.recurrent_spaces(network, training) if card.cudnn_workspaces and card.cudnn else None
         self._none = not card.cudnn_workspaces
-        self._label = CUDNN if told or is_certain(network) else CUDNN_ESTIMATE
-        self._work, self._reserve = told or (
+        self._label = CUDNN if asked or is_certain(network) else CUDNN_ESTIMATE
+        self._work, self._reserve = asked or (
             workspace_bytes(network, capability, training=training),
             reserve_bytes(network),
         )
-        if card.cudnn_workspaces and not told and not is_certain(network):
+        if card.cudnn_workspaces and not asked and not is_certain(network):
             card.predicted.add(network)
 
     @property

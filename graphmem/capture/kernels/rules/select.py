@@ -178,7 +178,7 @@ def bincount_rule(call: Call) -> Script | None:
 
 @recorded_rule("aten.masked_scatter.default", "aten.masked_scatter_.default")
 def masked_scatter_rule(call: Call) -> Script | None:
-    """The running sum of the mask says which element of the source goes where."""
+    """The running sum of the mask gives which element of the source goes where."""
     items = int(call.outputs[0].numel())
     if items == 0:
         return None
@@ -205,7 +205,7 @@ def _scan(script: Script, items: int, card: Card) -> None:
 
 @recorded_rule("aten.repeat_interleave.Tensor")
 def repeat_rule(call: Call) -> Script | None:
-    """The running sum of the repeats says where each begins; where it says how many there are, none may be negative
+    """The running sum of the repeats gives where each begins; where it gives how many there are, none may be negative
     (``native/Repeat.cpp``)."""
     items = int(call.repeats.numel())
     if items == 0:

@@ -45,7 +45,7 @@ def _in_one_kernel(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
 @recorded_rule("fsdp.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", library=_LIBRARY)
 def split_with_sizes_copy(call: Call) -> Script | None:
     """The copy of gathered shards into the parameters: one kernel copies dense tensors of one type,
-    told by five lists of 64-bit numbers (``split_with_sizes_copy_out_cuda_contiguous_no_cast``)."""
+    described by five lists of 64-bit numbers (``split_with_sizes_copy_out_cuda_contiguous_no_cast``)."""
     source = call.get("all_gather_output", call.get("self"))
     sizes = call.get("all_gather_input_split_sizes", call.get("split_sizes"))
     if not source.numel() or not all(is_dense(tensor) and tensor.dtype is source.dtype for tensor in call.out):

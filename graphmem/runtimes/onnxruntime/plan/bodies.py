@@ -144,26 +144,10 @@ def _run_scan(frame: Frame, node: Node) -> None:
     """States go back and forth between two buffers, the last one is the node's output; slices of outputs are written
     where they belong, in a buffer of its own where the axis is another than the first (``ScanImpl``)."""
     (body,) = frame.graph.bodies[node.key]
-    graph = body.graphs[0]
     length = sum(times for _, times in body.runs)
     states = len(node.inputs) - int(node.attributes["num_scan_inputs"])
     taken = [frame.take(size, f"{node.name} transposed") for size in _transposed_inputs(frame, node, states)]
-    later: dict[str, Callable[[], None]] = {}
-    axes = tuple(node.attributes.get("scan_output_axes", ()))
-    moved: list[str] = []
-    for position, (name, inner) in enumerate(zip(node.outputs, graph.outputs, strict=True)):
-        later[inner] = _nothing
-        axis = axes[position - states] if position >= states and axes else 0
-        if axis:
-            moved.append(name)
-            later[inner] = lambda name=name: taken.append(_untransposed(frame, node, name))  # type: ignore[misc]
-            if _is_fixed(graph, inner) or not length:
-                later[inner]()
-                later[inner] = _nothing
-        elif position < states or _is_fixed(graph, inner) or not length:
-            frame.output(name)
-        else:
-            later[inner] = lambda name=name: frame.output(name)  # type: ignore[misc]
+    later, moved = _scan_outputs(frame, node, states, taken, is_empty=not length)
     buffers = min(2, max(0, length - 1))
     for name in node.inputs[:states]:
         taken += [frame.take(frame.graph.tensors[name].nbytes, f"{node.name} state") for _ in range(buffers)]
@@ -176,6 +160,29 @@ def _run_scan(frame: Frame, node: Node) -> None:
         frame.output(name)
     for storage in taken:
         frame.free(storage)
+
+
+def _scan_outputs(
+    frame: Frame, node: Node, states: int, taken: list[int], *, is_empty: bool
+) -> tuple[dict[str, Callable[[], None]], list[str]]:
+    """Allocate the outputs whose shapes are known; how the first run makes the others, by the name that they have in
+    the subgraph, and the outputs that are written to a buffer in ``taken`` first."""
+    graph = frame.graph.bodies[node.key][0].graphs[0]
+    axes = tuple(node.attributes.get("scan_output_axes", ()))
+    later: dict[str, Callable[[], None]] = {}
+    moved: list[str] = []
+    for position, (name, inner) in enumerate(zip(node.outputs, graph.outputs, strict=True)):
+        is_state = position < states
+        is_moved = bool(not is_state and axes and axes[position - states])
+        if is_moved:
+            moved.append(name)
+            later[inner] = lambda name=name: taken.append(_untransposed(frame, node, name))  # type: ignore[misc]
+        else:
+            later[inner] = lambda name=name: frame.output(name)  # type: ignore[misc]
+        if is_empty or _is_fixed(graph, inner) or (is_state and not is_moved):
+            later[inner]()
+            later[inner] = _nothing
+    return later, moved
 
 
 def _untransposed(frame: Frame, node: Node, name: str) -> int:
