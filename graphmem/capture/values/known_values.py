@@ -223,6 +223,8 @@ class KnownValues:
         operator = host_operator(func)
         if operator.is_view:
             return
+        if not (operator.written or operator.is_random) and isinstance(out, FakeTensor) and not self._fits(out):
+            return  # as most results
         call = HostCall(func, args, kwargs)
         for target in call.targets if operator.written else ():
             self.numbers.forget(target)
@@ -234,8 +236,6 @@ class KnownValues:
             self._make(call, out)
 
     def _make(self, call: HostCall, out: object) -> None:
-        if isinstance(out, FakeTensor) and not self._fits(out):
-            return  # as most results
         outputs = list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(map(self._fits, fakes)):
