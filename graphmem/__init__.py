@@ -38,7 +38,7 @@ __all__ = [
     "serve",
     "sweep",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES = {
     "Estimate": "estimate", "GraphmemError": "errors", "Inference": "training", "Plan": "planning.layouts.plan",
