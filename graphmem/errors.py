@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, without the lines that explain where in that library it was."""
+    """The message of another library's error, without the lines that explain where in that library it was."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
 
 

@@ -31,7 +31,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Replay:
-    """What an allocator held while a trace ran: three levels after every event of the trace (int64, same length).
+    """The memory of an allocator while a trace ran: three levels after every event of the trace (int64, same length).
 
     After an out-of-memory that stopped the replay, the arrays go on with the values it stopped at. The peaks are the
     allocator's own maxima: a retry gives segments back before it takes new ones, which no after-event value shows.
@@ -160,7 +160,7 @@ class Player:
             self._allocator.record_stream(self._handles[index], stream)
 
     def _takes_later_plan(self, subject: int) -> bool:
-        """Whether the call that was refused its workspace does with that of a later plan."""
+        """True if the call that was refused its workspace does with that of a later plan."""
         calls = self._calls.get(subject)
         if calls is None:
             return False

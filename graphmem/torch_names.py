@@ -95,7 +95,7 @@ def note(path: str, lost: str) -> None:
 
 
 def find(path: str) -> Any:
-    """What has this name, or :data:`GONE`."""
+    """The object that has this name, or :data:`GONE`."""
     holder = owner(path)
     return GONE if holder is GONE else _attribute(holder, path.rpartition(".")[2], path)
 
@@ -220,7 +220,7 @@ def _declared_in(file: Path, package: Path) -> Iterator[Declaration]:
 
 
 def _kind(node: ast.AST) -> str | None:
-    """What a call declares; None for other calls."""
+    """The kind of name that a call declares; None for other calls."""
     if not isinstance(node, ast.Call) or len(node.args) < 2:
         return None
     if isinstance(node.func, ast.Name) and node.func.id == "private_names":

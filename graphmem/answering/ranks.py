@@ -162,7 +162,7 @@ def _axes(groups: Sequence[tuple[int, ...]], world_size: int) -> list[tuple[int,
 
 
 def _digest(trace: Trace) -> str:
-    """What tells traces with different events apart."""
+    """A digest that differs between traces with different events."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(trace.kinds.tobytes())
     digest.update(trace.subjects.tobytes())

@@ -33,7 +33,7 @@ def every_token(mode: RunMode, outcome: Outcome) -> RunMode | None:
 
 
 def every_iteration(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """What a loop that was ended early would have collected is used after it."""
+    """The mode of the next run if the program uses what a loop that was ended early would have collected."""
     if not (mode.ends_alike_loops and isinstance(outcome, Run) and outcome.lacks_iterations):
         return None
     return replace(mode, shortens=False, ends_alike_loops=False)

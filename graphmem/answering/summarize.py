@@ -133,7 +133,7 @@ _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:
-    """What the program holds, by the line that made it."""
+    """The bytes that the program holds, by the line that made them."""
     births = dict(_births(trace))
     by_line = Counter[str]()
     for index in trace.live_at(position):
@@ -220,7 +220,7 @@ def _use(replay: Replay, card: Device, context: Sequence[Figure], loads: Loads) 
 
 
 def fits_card(replay: Replay, limited: Replay | None, card: Device) -> bool:
-    """Whether a run fits ``card``: as it is, or, in ``limited``, with cached segments given back."""
+    """True if a run fits ``card``: as it is, or, in ``limited``, with cached segments given back."""
     if limited is not None:
         return limited.out_of_memory is None
     return replay.peak_reserved_bytes + card.taken_bytes <= card.capacity_bytes

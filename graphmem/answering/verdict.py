@@ -1,4 +1,4 @@
-"""Whether a run fits a card, and how likely that is: its figures are known to intervals."""
+"""The verdict: whether a run fits a card, and how likely that is, given figures that are known to intervals."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
 
 
 def _has_room(runs: Runs, doubts: Doubts, setting: Setting) -> bool:
-    """Whether the card holds the reserved peak so many times, beside the context and all that is bounded."""
+    """True if the card holds the reserved peak so many times, beside the context and all that is bounded."""
     device, times = setting.device, doubts.times
     room = device.capacity_bytes - device.taken_bytes - doubts.at("device", 1.0)
     return times is not None and times * runs.main.peak_reserved_bytes <= room
 
 
 def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setting: Setting) -> bool:
-    """Whether it fits beside a context of this size. It need not be run where it fits without a limit, nor where what
+    """True if it fits beside a context of this size. It need not be run where it fits without a limit, nor where what
     is live at once exceeds the card and no call can do with a later, smaller plan."""
     device = setting.device
     if size == device.context_bytes:

@@ -59,8 +59,8 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What a run makes a process load. ``communicators``: NCCL's; ``cuda``, ``nccl_version``: the versions of CUDA and
-    of NCCL, None for those of today; ``nccl_variables``: names and texts of NCCL's environment."""
+    """The libraries that a run makes a process load. ``communicators``: NCCL's; ``cuda``, ``nccl_version``: the
+    versions of CUDA and of NCCL, None for those of today; ``nccl_variables``: names and texts of NCCL's environment."""
 
     cudnn: bool = False
     communicators: tuple[Communicator, ...] = ()
@@ -75,8 +75,8 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How many bytes a figure may be off: ``points`` are (share, bytes more than was said), ascending in both, from 0
-    to 1, and include 0 bytes. ``below``, ``above``: whether nothing bounds it there."""
+    """The error of a figure in bytes: ``points`` are (share, bytes more than the figure), ascending in both, from 0 to
+    1, and include 0 bytes. ``below``, ``above``: whether nothing bounds it there."""
 
     points: tuple[tuple[float, int], ...] = ((0.0, 0), (1.0, 0))
     below: bool = False
@@ -154,7 +154,7 @@ class Cause:
     times: int | None = None
 
     def spread(self, level: str) -> Spread:
-        """How far off the level may be."""
+        """The error that the level may have."""
         return self.spreads.get(level, EXACT)
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Doubts:
 
     @property
     def times(self) -> int | None:
-        """How many times the reserved peak is room enough for what nothing bounds above; None where no room is."""
+        """The multiple of the reserved peak that is room enough for an unbounded cause; None where no room is."""
         found = [cause.times for cause in self.causes if cause.spread("device").above]
         known = [times for times in found if times is not None]
         return max(known, default=1) if len(known) == len(found) else None

@@ -36,11 +36,11 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given.
+    """A field as an option.
 
-    ``help`` says what it is; its default is added to that. ``flags``: its names on the command line, where that is not
-    the field's own; ``metavar``: the place of its value in the help; ``heading``: the section
-    of the help, for it and those after it.
+    ``help``: its description, to which the default is added. ``flags``: its names on the command line, where that is
+    not the field's own; ``metavar``: the place of its value in the help; ``heading``: the section of the help, for it
+    and those after it.
 
     ``read`` makes the value of the text, where it is ``repeated`` of each of several texts. ``choices``: the only words
     that the command line accepts. ``bare``: stands for the value that it may be given without. ``is_flag``: it has no
@@ -199,5 +199,5 @@ def switch(name: str, value: object) -> object:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, and no boolean."""
+    """True if it is a finite number, and no boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

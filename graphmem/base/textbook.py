@@ -27,7 +27,7 @@ _ADAM = "Adam"
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """What the formula of activations needs: of one process's micro-batch, and of a model of equal layers."""
+    """The sizes in the formula of activations: of one process's micro-batch, and of a model of equal layers."""
 
     layers: int
     hidden: int
@@ -54,7 +54,7 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """How a framework shares a model out: ``parameters`` of the whole, over ``ranks`` processes by a ``stage`` of
+    """A model as a framework shares it out: ``parameters`` of the whole, over ``ranks`` processes by a ``stage`` of
     :data:`STAGES`; bytes of a weight and a gradient, and whether the optimizer has an fp32 copy of its own.
     ``buckets``: elements of the framework's buffers, by the option that sizes them."""
 
@@ -97,12 +97,12 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model is made of, read from it once it is built and before any step: numbers of elements, no bytes.
+    """The make-up of a model, read from it once it is built and before any step: numbers of elements, no bytes.
 
     ``units`` are the parameters of each repeated block, which frameworks gather and recompute one at a time; ``saved``
     the elements a token that the linear layers of each block keep for their weights' gradients at least: one input for
     every width. The rest is known of transformers' models only: 0 elsewhere, and ``predicts``, the width of the
-    distribution that a language model's loss is of. ``plans``: kinds of parallelism that the model says how to do
+    distribution that a language model's loss is of. ``plans``: kinds of parallelism that the model has a plan for
     (``tp``, ``ep``, ``pp``)."""
 
     name: str

@@ -1,8 +1,8 @@
-"""What changed between versions of PyTorch: every change that a rule here follows, in one register.
+"""The register of changes between versions of PyTorch: every change that a rule here follows.
 
 A rule asks ``versions.FUSED_RMS_NORM.holds(torch_version)`` where it needs to know. A change names its source and the
-releases whose CUDA builds were recorded on the stub driver; what was not looked at is said.
-``python -m graphmem.base.versions docs/modeling/versions.md`` writes the register there as a table.
+releases whose CUDA builds were recorded on the stub driver; versions that were not looked at are named. ``python -m
+graphmem.base.versions docs/modeling/versions.md`` writes the register there as a table.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def installed_text() -> str:
 
 
 def of_this_pytorch() -> str:
-    """What there is to say first where something in PyTorch is not as it was: whether its version is known."""
+    """The first remark where something in PyTorch is not as it was: whether its version is known."""
     version, text = installed(), installed_text().partition("+")[0]
     if version is not None and version > NEWEST:
         return f"PyTorch {text} is newer than {words(NEWEST)}, the newest known"
@@ -110,7 +110,7 @@ def of_this_pytorch() -> str:
 
 
 def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
-    """What of the version asked for is followed when another one is installed, and of which cuDNN is spoken."""
+    """Notes on a version that is not the installed one: the rules of it that are followed, and the cuDNN assumed."""
     notes = []
     if asked != installed:
         notes.append(
@@ -191,7 +191,7 @@ class Since:
     assumed: str = ""
 
     def holds(self, torch_version: Version) -> bool:
-        """Whether this version of PyTorch has the change."""
+        """True if this version of PyTorch has the change."""
         return torch_version >= self.version
 
 

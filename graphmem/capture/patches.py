@@ -161,7 +161,7 @@ class Patches:
 
 
 def around(function: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """What ``Patches.wrap`` makes of a name: ``function``, given what was there before all other arguments."""
+    """The replacement of a name for ``Patches.wrap``: ``function``, given the original before all other arguments."""
 
     def made_of(original: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
@@ -182,7 +182,7 @@ def constant(value: object) -> Callable[..., object]:
 
 
 def _view(owner: object, found: Any, value: object, threads: Threads) -> object:
-    """What every thread may find: for those of the capture it is ``value``, for others what was ``found``."""
+    """The object that every thread finds: threads of the capture find ``value``, others the original ``found``."""
     if isinstance(value, staticmethod):
         return staticmethod(_function(value.__func__, found, threads))
     if isinstance(value, property):
@@ -220,7 +220,7 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
 
 
 def _is_overridable(found: object) -> bool:
-    """Whether classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
+    """True if classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
     if isinstance(found, (MethodDescriptorType, WrapperDescriptorType)):
         by_cpp = issubclass(torch.Tensor, found.__objclass__)
     else:
@@ -231,8 +231,8 @@ def _is_overridable(found: object) -> bool:
 def _overridden(
     view: object, found: object, overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
-    """What the class of an argument makes of a function (NumPy's protocol, NEP 18). A class knows it by the face that
-    was in PyTorch when the class was made: during the capture or before it, so both are tried."""
+    """The result of an overloaded function by the class of an argument (NumPy's protocol, NEP 18). A class knows it by
+    the face that was in PyTorch when the class was made: during the capture or before it, so both are tried."""
     kinds = tuple(type(arg) for arg in overloaded)
     for arg in overloaded:
         result = arg.__torch_function__(view, kinds, args, kwargs)

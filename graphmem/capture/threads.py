@@ -27,7 +27,7 @@ class Threads(set[int]):
     mode: Any = None
 
     def adopts(self) -> bool:
-        """Whether this thread, which is not known, is the autograd engine's at work for this capture."""
+        """True if this thread, which is not known, is the autograd engine's at work for this capture."""
         if self.mode is None:
             return False
         torch = sys.modules["torch"]
@@ -64,7 +64,7 @@ _LOOK_UP_SECONDS = 0.2
 
 
 class _Process:
-    """What the threads of this process share."""
+    """The state that the threads of this process share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

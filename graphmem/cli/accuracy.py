@@ -39,7 +39,7 @@ def _sections(text: str) -> tuple[str, ...]:
 
 
 def _share(given: Given) -> int:
-    """How many runs of each source; 0 for all."""
+    """The number of runs of each source; 0 for all."""
     text = str(given["published_runs"] or SAMPLE)
     if text == "all":
         return 0

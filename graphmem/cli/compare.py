@@ -26,7 +26,7 @@ _COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "byt
 
 @dataclass(frozen=True)
 class Growth:
-    """How much more the second report may need."""
+    """The growth that the second report may have."""
 
     max_growth: int | None = option(
         None, "Exit with 3 when device memory grows by more, e.g. 200MiB.", metavar="SIZE", read=parse_bytes

@@ -1,4 +1,4 @@
-"""How signals end the program: in one line, or as an exception while folders for temporary files are there."""
+"""The end of the program by a signal: in one line, or as an exception while folders for temporary files are there."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _attributes(field: Field[object], option: Option) -> dict[str, Any]:
 
 
 def is_given(value: object) -> bool:
-    """Whether the command line has a value for an option."""
+    """True if the command line has a value for an option."""
     return value is not None and value != ()
 
 

@@ -1,6 +1,6 @@
-"""How launchers start a program: what ``torchrun`` and ``accelerate launch`` put into its environment.
+"""The start of a program by a launcher: the environment that ``torchrun`` and ``accelerate launch`` give it.
 
-One process is analysed: the first of its machine. What a launcher's file asks for and no analysis does is refused by
+One process is analysed: the first of its machine. A setting in a launcher's file that no analysis follows is refused by
 its name.
 """
 

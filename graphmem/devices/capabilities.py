@@ -133,7 +133,7 @@ class Capability:
 
     @property
     def small_shared_memory(self) -> bool:
-        """Whether a block has at most 99 KiB."""
+        """True if a block has at most 99 KiB."""
         return self.block_shared_bytes <= 99 * KIB
 
 
@@ -178,7 +178,7 @@ _MINORS = range(10)
 
 
 def is_capability(compute_capability: tuple[int, int]) -> bool:
-    """Whether cards of its generation are known: the first number is that of a row, the second a digit."""
+    """True if cards of its generation are known: the first number is that of a row, the second a digit."""
     major, minor = compute_capability
     return major in {known for known, _ in CAPABILITIES} and minor in _MINORS
 
@@ -193,5 +193,5 @@ def limits_of(compute_capability: tuple[int, int]) -> Capability:
 
 
 def reaches(compute_capability: tuple[int, int] | None, least: tuple[int, int]) -> bool:
-    """Whether a card has at least this compute capability."""
+    """True if a card has at least this compute capability."""
     return compute_capability is not None and compute_capability >= least

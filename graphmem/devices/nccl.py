@@ -272,7 +272,7 @@ class _Nccl:
         return max(1, min(one.on_node or _A_NODE, one.ranks))
 
     def _takes(self, algorithm: str) -> bool:
-        """Whether ``NCCL_ALGO`` allows it: a list of names, or of those left out after a ``^``. Lists for single
+        """True if ``NCCL_ALGO`` allows it: a list of names, or of those left out after a ``^``. Lists for single
         collectives are not followed."""
         text = self._text("NCCL_ALGO")
         if not text or ":" in text:

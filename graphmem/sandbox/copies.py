@@ -22,7 +22,7 @@ def error(number: int, path: FileDescriptorOrPath, other: str | None = None) -> 
 
 
 def is_folder(path: str) -> bool:
-    """Whether it is a folder, and no link to one."""
+    """True if it is a folder, and no link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 

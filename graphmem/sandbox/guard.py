@@ -89,7 +89,7 @@ class Guard:
 
     @property
     def is_own(self) -> bool:
-        """Whether the thread is in :meth:`own`."""
+        """True if the thread is in :meth:`own`."""
         return getattr(self._own, "value", False)
 
     def refuse(self, what: str, to: str, number: int, option: str) -> OSError:
@@ -114,7 +114,7 @@ class Guard:
             raise self.refuse("connect to", f"{address[0]}:{address[1]}", errno.ENETUNREACH, "--allow-network")
 
     def is_own_socket(self, address: str | bytes) -> bool:
-        """Whether a socket in the file system is one that the program made: no real one has its name."""
+        """True if a socket in the file system is one that the program made: no real one has its name."""
         path = os.fsdecode(address)
         if path.startswith("\0"):  # of the network's, which is the program's own where it can be
             return any(self._address_of(one) == address for one in self._listening)
@@ -122,7 +122,7 @@ class Guard:
         return path == "" or real is None or not os.path.exists(real)
 
     def is_own_port(self, port: int) -> bool:
-        """Whether the program itself listens at a port of the loopback; in a network of its own nobody else does."""
+        """True if the program itself listens at a port of the loopback; in a network of its own nobody else does."""
         return True
 
     def _is_loopback(self, address: tuple[Any, ...]) -> bool:

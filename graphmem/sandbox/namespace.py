@@ -318,7 +318,7 @@ def _high(descriptor: int) -> int:
 
 
 def can_hold(folder: str) -> bool:
-    """Whether a folder's file system may hold upper folders: not one that is itself an overlay, or on a network."""
+    """True if a folder's file system may hold upper folders: not one that is itself an overlay, or on a network."""
     kind = next(
         (one.kind for path, one in sorted(_mounts().items(), key=lambda item: -len(item[0]))
          if folder == path or _is_below(folder, path)), ""

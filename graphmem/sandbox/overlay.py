@@ -42,7 +42,7 @@ _SYSTEM = ("/dev", "/proc", "/sys")
 
 
 def writes(flags: int) -> bool:
-    """Whether a file that is opened with these flags can be changed."""
+    """True if a file that is opened with these flags can be changed."""
     return bool(flags & _WRITING) or (_TEMPORARY != 0 and flags & _TEMPORARY == _TEMPORARY)
 
 
@@ -64,7 +64,7 @@ class Overlay:
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything differs from the real files. Asked first by every call, so of no call that is wrapped."""
+        """True if anything differs from the real files. Asked first by every call, so of no call that is wrapped."""
         try:
             generation = native.lstat(self.tree).st_mtime_ns
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class Overlay:
     # --- paths --------------------------------------------------------------------------------------------------------
 
     def is_free(self, path: str) -> bool:
-        """Whether a path is not redirected."""
+        """True if a path is not redirected."""
         return self._everywhere or any(path == one or path.startswith(one + os.sep) for one in self._free)
 
     def upper(self, path: str) -> str:
@@ -190,7 +190,7 @@ class Overlay:
         return self.found(resolved) or self.upper(resolved)
 
     def _is_shown(self, path: str) -> bool:
-        """Whether there is a real file at a path, and nothing hides it."""
+        """True if there is a real file at a path, and nothing hides it."""
         return os.path.lexists(path) and not self._is_hidden(path)
 
     def _is_hidden(self, path: str) -> bool:
@@ -573,19 +573,19 @@ class Entry:
             return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
+        """True if it is a folder."""
         return self._is(stat.S_ISDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a regular file."""
+        """True if it is a regular file."""
         return self._is(stat.S_ISREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        """Whether it is a symbolic link."""
+        """True if it is a symbolic link."""
         return self._is(stat.S_ISLNK, False)
 
     def is_junction(self) -> bool:
-        """Whether it is a junction of Windows."""
+        """True if it is a junction of Windows."""
         return False
 
     def inode(self) -> int:

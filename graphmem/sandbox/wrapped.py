@@ -97,7 +97,7 @@ class _Net(Guard):
         self.handlers["os.symlink"] = lambda _, target, *__: self._check_written(target)
 
     def is_own_port(self, port: int) -> bool:
-        """Whether the program itself listens there."""
+        """True if the program itself listens there."""
         return port in self.bound_ports()
 
     def _check_open(self, path: FileDescriptorOrPath, _: object, flags: int) -> None:

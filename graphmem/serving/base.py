@@ -1,8 +1,8 @@
-"""What a serving engine is: the protocol that each of them meets, and the values it speaks in.
+"""The protocol of a serving engine, and the values it takes and returns.
 
-An engine takes a question, a model's configuration with the engine's own settings on a card, and says what it leaves
-for the KV cache and why. It is one file or one folder of this package, or an object that an installed package names
-under the entry-point group ``graphmem.serving``; nothing outside of it knows its name.
+An engine takes a question, a model's configuration with the engine's own settings on a card, and returns the memory
+left for the KV cache, with the reasons. It is one file or one folder of this package, or an object that an installed
+package names under the entry-point group ``graphmem.serving``; nothing outside of it knows its name.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of an engine. Fields are named as the engine's options; None stands for the engine's default.
+    """The question to an engine. Fields are named as the engine's options; None stands for the engine's default.
 
     ``cold``: the engine has never compiled this model on this machine. ``version`` is (major, minor) of the engine,
-    ``alloc_conf`` what ``PYTORCH_CUDA_ALLOC_CONF`` says, ``arguments`` are further options of the engine by its own
-    names, ``non_torch_bytes`` what CUDA loads while the engine profiles.
+    ``alloc_conf`` the text of ``PYTORCH_CUDA_ALLOC_CONF``, ``arguments`` are further options of the engine by its own
+    names, ``non_torch_bytes`` the memory that CUDA takes while the engine profiles.
     """
 
     model: ServedModel
@@ -132,8 +132,8 @@ class Served:
     basis: str = "formula"
 
     def concurrency_at(self, lengths: Sequence[int]) -> float:
-        """How many requests are in the cache at once, where their lengths are drawn from these alike: the blocks over
-        the mean of what one takes."""
+        """The number of requests in the cache at once, where their lengths are drawn from these alike: the blocks over
+        the mean of one request's."""
         taken = sum(self.request_blocks(length) for length in lengths) / len(lengths)
         return float(self.kv_cache.blocks / taken)
 
@@ -185,7 +185,7 @@ class Scheduler(Protocol):
         """Requests that are not, preempted ones among them."""
 
     def fits(self, request: Request) -> bool:
-        """Whether the request could run if it were alone."""
+        """True if the request could run if it were alone."""
 
     def add(self, number: int, request: Request) -> None:
         """A request arrives, named by its number."""

@@ -61,7 +61,7 @@ class _Model:
     latent: bool
 
     def sees_all(self, layer: int) -> bool:
-        """Whether a layer keeps every token (``llama_hparams::is_swa``)."""
+        """True if a layer keeps every token (``llama_hparams::is_swa``)."""
         pattern = _WINDOWS.get(self.architecture)
         return not self.window or pattern is None or layer % pattern == pattern - 1
 

@@ -31,7 +31,7 @@ _MOST_PART = 0.99
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a step takes: ``step_seconds`` (the weights are read), or longer where its tokens at
+    """The duration of a step: ``step_seconds`` (the weights are read), or longer where its tokens at
     ``tokens_per_second`` take longer. ``assumed`` where neither was given."""
 
     step_seconds: float = 0.03

@@ -27,8 +27,8 @@ LATENT = frozenset(("deepseek_v2", "deepseek_v3"))
 
 @dataclass(frozen=True)
 class Decoder:
-    """What one card has of a decoder: ``values`` that a layer's cache keeps for a token, ``wide``: of the feed-forward
-    layer."""
+    """The share of a decoder on one card: ``values`` that a layer's cache keeps for a token, ``wide``: of the
+    feed-forward layer."""
 
     layers: int
     values: int
@@ -103,12 +103,12 @@ CACHE_BYTES = {
 
 
 def outside(device: Device, cards: int) -> tuple[Figure, ...]:
-    """What a process holds before it loads a model."""
+    """The memory that a process holds before it loads a model."""
     return device.outside(Loads(communicators=(Communicator(cards),) if cards > 1 else ()))
 
 
 def first_parts(before: Sequence[Figure], own: Decoder) -> list[Part]:
-    """What the engine finds on the card, and what it loads first."""
+    """The first parts of the card: memory in use outside the engine, and the weights."""
     return [
         Part("outside the engine", sum(figure.bytes for figure in before), "; ".join(figure.name for figure in before)),
         Part("weights", own.weights_bytes, f"as {own.counted_by}"),

@@ -16,7 +16,7 @@ def check_parts(tp: int | None, ep: int | None) -> None:
 
 
 def processes_of_parts(tp: int | None, ep: int | None, world_size: int | None) -> int:
-    """How many processes there are without a wrapper. Raises :class:`UsageError`."""
+    """The number of processes without a wrapper. Raises :class:`UsageError`."""
     size = tp or 1
     if ep not in (None, size):
         raise UsageError(f"ep {ep} needs fsdp or as large a tp: without them there are {size} processes")

@@ -91,12 +91,12 @@ class PipelineParallel:
 
     @property
     def is_v_shaped(self) -> bool:
-        """Whether a process has a stage and its mirror image: the first process has the first and the last one."""
+        """True if a process has a stage and its mirror image: the first process has the first and the last one."""
         return self.schedule in _V_SHAPED
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         each = _STAGES_OF_A_PROCESS if SCHEDULES[self.schedule][1] else 1
         return len(self.layers) or each * self.ranks
 

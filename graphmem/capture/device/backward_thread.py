@@ -40,7 +40,7 @@ _COUNTED_AT_MOST = 3_000_000
 
 
 class Numbers:
-    """How far the caller's thread has counted for nodes that the program would not have made on a card."""
+    """The sequence numbers of the caller's thread, without nodes that the program would not have made on a card."""
 
     def __init__(self) -> None:
         self.ahead = 0

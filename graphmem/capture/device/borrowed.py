@@ -91,7 +91,7 @@ class Borrowed:
         register_hooks(parameter)
 
     def has(self, parameter: torch.Tensor) -> bool:
-        """Whether it is borrowed."""
+        """True if it is borrowed."""
         return any(lent.parameter() is parameter for lent in self._lent)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -116,7 +116,7 @@ class Borrowed:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether it is a fake tensor, or around others that are, as a DTensor is."""
+    """True if it is a fake tensor, or around others that are, as a DTensor is."""
     if isinstance(tensor, FakeTensor) or not is_traceable_wrapper_subclass(tensor):
         return isinstance(tensor, FakeTensor)
     inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]

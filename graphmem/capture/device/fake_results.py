@@ -141,7 +141,7 @@ def _describe_named(key: list[Any], values: Mapping[str, object], mode: FakeTens
 def _recipes(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: tuple[Any, ...]
 ) -> tuple[_Recipe, ...] | None:
-    """How to make the outputs again; None where a call of the same key might give others."""
+    """The recipes that make the outputs again; None where a call of the same key might give others."""
     given = {
         value.untyped_storage()._cdata
         for each in (*args, *kwargs.values())

@@ -193,7 +193,7 @@ def _as_subclass(original: _Make, self: torch.Tensor, cls: type) -> torch.Tensor
 
 
 def _wants_own_dispatch(value: object) -> bool:
-    """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
+    """True if a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
     of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return False
@@ -240,7 +240,7 @@ def _overridable(fake: FakeTensor, kind: type) -> FakeTensor:
 
 
 def is_of_own_class(parameter: torch.Tensor) -> bool:
-    """Whether a library made this fake parameter of a class of its own."""
+    """True if a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
 
 
@@ -272,7 +272,7 @@ def _to(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
 
 
 def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``to`` with these arguments leaves a tensor on the card as it is."""
+    """True if ``to`` with these arguments leaves a tensor on the card as it is."""
     if "copy" in kwargs or kwargs.get("memory_format") is not None:
         return False
     named = [given for given in (*args[:2], kwargs.get("device"), kwargs.get("dtype")) if given is not None]

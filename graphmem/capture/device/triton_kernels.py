@@ -191,7 +191,7 @@ def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
 
 
 def _is_own(namespace: dict[str, Any]) -> bool:
-    """Whether the code that imports is the program's own: no installed package, and not PyTorch."""
+    """True if the code that imports is the program's own: no installed package, and not PyTorch."""
     file = str(namespace.get("__file__") or "")
     parts = set(file.split(os.sep))
     return _package(namespace) not in _QUIET and not {"site-packages", "dist-packages"} & parts

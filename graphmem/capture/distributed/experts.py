@@ -59,7 +59,7 @@ def patch_experts(patches: Patches, book: RankBook) -> None:
 
 
 def _evenly(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """How many of ``rows`` each expert gets, by process and expert there."""
+    """The number of ``rows`` that each expert gets, by process and expert there."""
     with unset_fake_temporarily():
         number = shape[0] * shape[1]
         each, more = divmod(rows, number)

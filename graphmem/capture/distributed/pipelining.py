@@ -74,12 +74,12 @@ class Stages:
 
     @property
     def has_first(self) -> bool:
-        """Whether tokens enter here."""
+        """True if tokens enter here."""
         return 0 in self.numbers
 
     @property
     def has_last(self) -> bool:
-        """Whether the loss is made here."""
+        """True if the loss is made here."""
         return self.options.stages - 1 in self.numbers
 
 

@@ -84,7 +84,7 @@ def _expanded_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _length_of_lists(op_schema: Any, output_tensor_meta: Any, strategies: type) -> int | None:
-    """How many elements the lists of an operator have; None: it has none, or they are not element by element."""
+    """The length of an operator's lists of tensors; None: it has none, or they are not element by element."""
     name = op_schema.op.name()
     lists = [argument for argument in op_schema.args_schema if isinstance(argument, strategies)]
     lengths = {len(of.children) for of in lists}  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ DEFAULT_ITERATIONS, MANY_OPERATORS = 3, 5000
 
 @dataclass(frozen=True)
 class Ran:
-    """What a loop tells when it is over: remarks for the reader, and the largest bytes of an output of the model that
+    """The results of a loop that is over: remarks for the reader, and the largest bytes of an output of the model that
     only a variable of the loop can hold (beyond its parameters and inputs)."""
 
     remarks: list[str]

@@ -72,7 +72,7 @@ class Strategies(list["Strategy"]):
 
     @property
     def wait_for_batch(self) -> bool:
-        """Whether the model gets to the card after the batch."""
+        """True if the model gets to the card after the batch."""
         by_loop = isinstance(self.step, Training) and (self.step.pp is not None or self.step.zero is not None)
         return by_loop or any(one.moves_late for one in self)
 
@@ -99,7 +99,7 @@ class Strategies(list["Strategy"]):
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether transformers has quantised the model while it loaded, onto the card and in its types."""
+    """True if transformers has quantised the model while it loaded, onto the card and in its types."""
     return bool(getattr(model, "is_quantized", False))
 
 

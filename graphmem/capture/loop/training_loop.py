@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loader gives: the model's inputs, and the loss where the model does not make it."""
+    """One batch of a loader: the model's inputs, and the loss where the model does not make it."""
 
     inputs: Any
     loss: Any = None

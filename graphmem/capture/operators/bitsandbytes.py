@@ -114,7 +114,7 @@ def decomposition_of(func: OpOverload) -> Callable[..., Any] | None:
 
 
 def is_update(func: OpOverload) -> bool:
-    """Whether it is one of bitsandbytes' updates of parameters, which take nothing (the recorded optimizers)."""
+    """True if it is one of bitsandbytes' updates of parameters, which take nothing (the recorded optimizers)."""
     return bool(func._schema.name.startswith(_UPDATES))
 
 

@@ -95,7 +95,7 @@ class OperatorFacts:
     def decomposes(self) -> bool:
         """Whether inference mode hands it over whole though a card runs its decomposition.
 
-        What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
+        The C++ decomposition counts, not the one that Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
         """
         if self.is_fused_on_cuda or not isinstance(self.func, OpOverload):
@@ -104,14 +104,14 @@ class OperatorFacts:
 
     @cached_property
     def writes_first(self) -> bool:
-        """Whether it writes to its first argument, a tensor."""
+        """True if it writes to its first argument, a tensor."""
         arguments = self.func._schema.arguments
         first = arguments[0].alias_info if arguments else None
         return first is not None and first.is_write and str(arguments[0].type) == "Tensor"
 
     @cached_property
     def is_view(self) -> bool:
-        """Whether it returns a view of its first argument."""
+        """True if it returns a view of its first argument."""
         return bool(getattr(self.func, "is_view", False))
 
     @cached_property
@@ -150,14 +150,14 @@ class OperatorFacts:
 
     @cached_property
     def sized_by_data(self) -> bool:
-        """Whether the size of its outputs is data, or their values are read back."""
+        """True if the size of its outputs is data, or their values are read back."""
         return (
             self.selects or self.is_decision or self.func in SIZED_BY_DATA or bool(_DATA_DEPENDENT & {*self.func.tags})
         )
 
     @cached_property
     def takes_pinned(self) -> bool:
-        """Whether it can be asked to make a tensor in pinned host memory."""
+        """True if it can be asked to make a tensor in pinned host memory."""
         return any(argument.name == "pin_memory" for argument in self.func._schema.arguments)
 
 

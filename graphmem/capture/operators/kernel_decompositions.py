@@ -111,8 +111,8 @@ def _index(_: Selection, self: Tensor, indices: _Indices) -> Perhaps:
 
 
 def _selected_rows(self: Tensor, indices: _Indices, values: Tensor) -> int | None:
-    """How many positions the masks select, where the shape of ``values`` shows it. They are one dimension of what is
-    written, the last of the indices' own; where indices are not neighbours, theirs come first."""
+    """The number of positions that the masks select, where the shape of ``values`` shows it. They are one dimension of
+    what is written, the last of the indices' own; where indices are not neighbours, theirs come first."""
     taken: list[int] = []
     dim, broadcast = 0, 1
     for index in indices:

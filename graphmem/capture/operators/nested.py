@@ -78,7 +78,7 @@ class NestedRun:
 
 
 def has_nested(args: object) -> bool:
-    """Whether one of the arguments is a nested tensor."""
+    """True if one of the arguments is a nested tensor."""
     return any(isinstance(tensor, PackedSequences) for tensor in tensors_in(args))
 
 
@@ -102,7 +102,7 @@ def _lengths(run: NestedRun, mask: Tensor) -> tuple[list[int], bool]:
 
 
 def _counted(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How long sequences are, how far they go without a gap, and a column of padding."""
+    """The lengths of sequences, their lengths without a gap, and a column of padding."""
     padding = mask.new_zeros((mask.shape[0], 1))
     joined = torch.cat((mask, padding), 1)
     first_gap = joined.to(torch.int32).argmin(1)

@@ -63,13 +63,13 @@ class Attribution:
             self._gradients_change_stream(call)
 
     def is_of_node(self, ref: StorageRef) -> bool:
-        """Whether the storage was made by the node of the backward pass that runs now."""
+        """True if the storage was made by the node of the backward pass that runs now."""
         return ref.index >= self._node_start[1]
 
     def adds_in_formula(self, tensor: torch.Tensor) -> bool:
-        """Whether an addition to ``tensor`` is part of a gradient's formula, which adds up what it has made itself.
+        """True if an addition to ``tensor`` is part of a gradient's formula, which adds up its own results.
 
-        What the engine adds to comes from an earlier node, unless one node has two gradients for one input.
+        The engine adds to a tensor of an earlier node, unless one node has two gradients for one input.
         """
         node = current_autograd_node()
         ref = self._storages.of(tensor) if isinstance(tensor, FakeTensor) else None

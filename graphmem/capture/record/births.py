@@ -1,4 +1,4 @@
-"""What an operator allocates: its outputs, the buffers its kernel takes and gives back, and libraries' workspaces."""
+"""The allocations of an operator: outputs, buffers its kernel takes and gives back, and libraries' workspaces."""
 
 from __future__ import annotations
 

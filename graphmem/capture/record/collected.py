@@ -1,7 +1,8 @@
-"""What a loop collects on the host, where not all of its iterations are run.
+"""The tensors that a loop collects on the host, where not all of its iterations are run.
 
-``features.append(model(x).cpu())`` keeps nothing on the device, so such a loop may be left early. As long as what it
-collects stays on the host, nothing is lost; ``torch.cat(features).cuda()`` would be too small without a word.
+``features.append(model(x).cpu())`` keeps nothing on the device, so such a loop may be left early. As long as the
+collection stays on the host, nothing is lost; ``torch.cat(features).cuda()`` would be too small, and nothing would show
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an operator gets into the trace: a dispatch mode above ``FakeTensorMode``, and the interceptors it asks.
+"""The dispatch mode that records operators, above ``FakeTensorMode``, and the interceptors it asks.
 
 An interceptor knows calls that a card, or Python, answers otherwise than the fake run. Which of them can apply to an
 operator is decided once for each operator, from its :class:`OperatorFacts`; of those that can, every call tries one
@@ -111,7 +111,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return self.finish(call, out)
 
     def run(self, call: OperatorCall) -> object:
-        """What the operator returns, of fake tensors."""
+        """The result of the operator, of fake tensors."""
         return self._results.run(call.func, call.args, call.kwargs)
 
     def go_on_as(self, func: OpOverload, call: OperatorCall) -> object:
@@ -209,7 +209,7 @@ def _functional_collective(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _record_use(mode: RecordingMode, call: OperatorCall, tensors: object) -> None:
-    """What older versions tell the allocator of the tensors of a collective."""
+    """Record for the allocator the uses of a collective's tensors that older versions of PyTorch record."""
     recorder = mode.recorder
     if collectives.records_use(call.func, call.args, recorder.card.torch_version, os.environ):
         for tensor in tensors_in(tensors):
@@ -390,7 +390,7 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _read_back(recorder: Recorder, is_item: bool, tensor: torch.Tensor) -> object:
-    """What reading a tensor's unknown data gives."""
+    """The value that reading a tensor's unknown data gives."""
     recorder.refuse_in_graph_capture("a tensor's value is read back", tensor)
     value = recorder.values.number(tensor) if is_item else None
     if value is not None:
@@ -469,7 +469,7 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _rows(selected: object) -> int:
-    """How many an operator has selected: the length of its first result."""
+    """The number of elements that an operator has selected: the length of its first result."""
     first: torch.Tensor = selected[0] if isinstance(selected, (tuple, list)) else selected
     return int(first.shape[0])
 

@@ -1,4 +1,4 @@
-"""What is known of an operator, in words: for :mod:`graphmem.explain`."""
+"""The facts known of an operator, in words: for :mod:`graphmem.explain`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
 
 
 def _is_answered(facts: OperatorFacts) -> bool:
-    """Whether no kernel of it is ever recorded: other operators are, or it is answered."""
+    """True if no kernel of it is ever recorded: other operators are, or it is answered."""
     is_made = facts.decomposition is not None or facts.is_composite or facts.decomposes
     return is_made or facts.selects or facts.is_step or facts.is_collective or facts.is_decision
 

@@ -39,7 +39,7 @@ class FanIn:
         self.calibrating = False
 
     def adds_in_place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether eager mode would have written this engine addition into its first argument.
+        """True if eager mode would have written this engine addition into its first argument.
 
         References are counted: whoever calls this must hold as many as when the counts were learnt.
         """

@@ -39,7 +39,7 @@ class Route:
     any_thread: bool = False
 
     def takes(self, stream: int) -> bool:
-        """Whether an allocation on ``stream``, now, goes this way."""
+        """True if an allocation on ``stream``, now, goes this way."""
         if self.streams is not None:
             return stream in self.streams
         return self.any_thread or not _on_engine_thread()
@@ -51,7 +51,7 @@ _multithreaded: Any = private(
 
 
 def _on_engine_thread() -> bool:
-    """Whether the autograd engine's device thread would run this."""
+    """True if the autograd engine's device thread would run this."""
     return current_graph_task_id() != -1 and bool(_multithreaded())
 
 
@@ -81,7 +81,7 @@ class MemoryPools:
         return 0
 
     def holders(self, pool: PoolId) -> int:
-        """How often the pool is held."""
+        """The number of holders of the pool."""
         return self._holders.get(pool, 0)
 
     # --- what the allocator hears ---------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class ModuleWatch:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a module is running now."""
+        """True if a module is running now."""
         return bool(self._stack)
 
     def leave(self) -> None:
@@ -135,7 +135,7 @@ class ModuleWatch:
 
 
 def _is_evaluated(module: nn.Module) -> bool:
-    """Whether a model that is trained runs without gradients. Frozen ones do so within a training step too."""
+    """True if a model that is trained runs without gradients. Frozen ones do so within a training step too."""
     if torch.is_grad_enabled() or module.training:
         return False
     return any(parameter.requires_grad for parameter in module.parameters())

@@ -32,7 +32,7 @@ class Phases:
         self.say: Callable[[str], None] = lambda _: None  # told whenever a stage begins
 
     def begin_iteration(self, stage: str = "forward") -> None:
-        """What follows belongs to the next iteration, starting with its forward pass."""
+        """Begin the next iteration, with its forward pass."""
         self.iteration += 1
         self.enter(stage)
 
@@ -52,7 +52,7 @@ class Phases:
 
     @contextlib.contextmanager
     def stage_of(self, name: str) -> Iterator[None]:
-        """What runs in this context is a stage of its own (``save``, ``load``), beside those of an iteration."""
+        """A context that is a stage of its own (``save``, ``load``), beside those of an iteration."""
         before = self._aside
         self.step_aside(name)
         try:
@@ -70,7 +70,7 @@ class Phases:
             self.passes_aside.append(len(self._storages.builder.rows))
 
     def step_aside(self, name: str) -> None:
-        """What follows is no part of a training step: ``evaluate``, ``generate``, ``save``, ``load``."""
+        """Leave the training step, for ``evaluate``, ``generate``, ``save`` or ``load``."""
         if not self.names_stages or self._aside == name:
             return
         self._aside = name
@@ -82,7 +82,7 @@ class Phases:
 
     @property
     def is_aside(self) -> bool:
-        """Whether what runs is no part of a training step."""
+        """True if what runs is no part of a training step."""
         return bool(self._aside)
 
     def begin_backward(self) -> None:

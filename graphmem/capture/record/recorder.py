@@ -105,7 +105,7 @@ class Recorder:
 
     @property
     def operator_count(self) -> int:
-        """How many operators have been recorded."""
+        """The number of operators recorded so far."""
         return len(self.builder.operators)
 
     def begin_backward(self) -> None:
@@ -199,7 +199,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs in this context is no part of the step, and leaves no tensor behind."""
+        """A context whose operators are no part of the step, and that leaves no tensor behind."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -218,7 +218,7 @@ class Recorder:
 
 
 def _layout_remark(call: OperatorCall) -> Diagnostic | None:
-    """What there is to say of an operator that is proven, but not of inputs that lie as these do."""
+    """The remark on an operator that is proven, but not for inputs that lie as these do."""
     for tensor in tensors_in((call.args, tuple(call.kwargs.values()))):
         if tensor.layout is torch.strided and on_device(tensor) and layout_of(tensor) in call.facts.unproven_layouts:
             return Code.LAYOUT_NOT_CHECKED.about(operator=call.facts.name)
@@ -226,6 +226,6 @@ def _layout_remark(call: OperatorCall) -> Diagnostic | None:
 
 
 def _names_device(kwargs: dict[str, Any]) -> bool:
-    """Whether something is made on the device, of no tensors."""
+    """True if something is made on the device, of no tensors."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == "cuda"

@@ -59,7 +59,7 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
 
 
 def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What a thread runs under that this one starts: its modes, where the capture's recorder is among them."""
+    """The modes of this thread for a thread it starts, where the capture's recorder is among them."""
     modes = dispatch_modes()
     recording = next((mode for mode in modes if isinstance(mode, RecordingMode)), None)
     if recording is None:

@@ -108,7 +108,7 @@ class Streams:
                 self._of_leaf[id(leaf)] = _Made(self.current)
 
     def _in_node(self) -> bool:
-        """Whether a node of the backward pass runs now. One that begins takes the stream of its forward operator."""
+        """True if a node of the backward pass runs now. One that begins takes the stream of its forward operator."""
         node = current_autograd_node() if current_graph_task_id() != -1 else None
         if node is None:
             return False

@@ -43,7 +43,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """What is sent before the end takes effect at the end, unless it was let in."""
+        """A context that delays signals to its end, unless they were let in."""
         handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
         if not callable(handler):
             yield

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """What layers are given, and what they make for those after them and for the session."""
+    """The input of layers, and the objects they make for those after them and for the session."""
 
     shown_card: ShownCard
     recorder: Recorder
@@ -108,7 +108,7 @@ class Layer:
 
 
 def _is_loaded(library: str) -> bool:
-    """Whether the library, or a part of it, was imported before."""
+    """True if the library, or a part of it, was imported before."""
     return library in sys.modules or any(name.startswith(f"{library}.") for name in list(sys.modules))
 
 
@@ -387,7 +387,7 @@ def _compiled_code(context: Context) -> Iterator[None]:
 
 
 def _has_compiled(_: Context) -> bool:
-    """Whether something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
+    """True if something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
     seen: Any = private("torch._dynamo.convert_frame.input_codes", "the compiler is followed from the beginning", None)
     return seen is None or bool(seen.seen) or "graphmem.capture.compile.regions" in sys.modules
 

@@ -43,8 +43,8 @@ INFERENCE_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run: ``iterations`` of ``step`` on the model that ``build(sizes)`` gives (None: as many as settle it), or
-    all that ``build`` runs itself, returning None, or a ``program`` in its place."""
+    """The subject of a run: ``iterations`` of ``step`` on the model that ``build(sizes)`` gives (None: as many as
+    settle it), or all that ``build`` runs itself, returning None, or a ``program`` in its place."""
 
     build: Callable[[Sizes], Built | None]
     sizes: Sizes
@@ -195,8 +195,8 @@ def _weights(model: nn.Module) -> tuple[str, ...]:
 
 
 def _lacks_iterations(session: Session, ending: Ending) -> bool:
-    """Whether what a loop that was left early would have collected on the host went to the device, or the program
-    failed, perhaps for want of it."""
+    """True if the collection on the host of a loop that was left early went to the device, or the program failed,
+    perhaps for want of it."""
     left_alike = session.leaving is not None and bool(session.leaving.repeated)
     return session.recorder.collected.reached_device or (left_alike and ending.failed)
 

@@ -54,7 +54,7 @@ UnsupportedOperatorException: Any = private("torch._subclasses.fake_tensor.Unsup
 
 
 class Session:
-    """What a step sees while it is captured: the recorder, and how tensors get to the device."""
+    """The services of a captured step: the recorder, and the way of tensors to the device."""
 
     def __init__(self, recorder: Recorder, watch: modules.ModuleWatch, leaving: Leaving | None = None) -> None:
         self.recorder = recorder
@@ -63,11 +63,11 @@ class Session:
 
     @property
     def operator_count(self) -> int:
-        """How many operators have been recorded."""
+        """The number of operators recorded so far."""
         return self.recorder.operator_count
 
     def begin_iteration(self) -> None:
-        """What follows belongs to the next iteration, starting with its forward pass."""
+        """Begin the next iteration, with its forward pass."""
         self.recorder.phases.begin_iteration()
 
     def begin_generation(self) -> None:
@@ -76,7 +76,7 @@ class Session:
         self.recorder.phases.begin_generation()
 
     def enter(self, stage: str) -> None:
-        """What follows is another stage of the iteration."""
+        """Begin another stage of the iteration."""
         self.recorder.phases.enter(stage)
 
     def label_model(self, model: torch.nn.Module) -> None:
@@ -232,7 +232,7 @@ def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:
 
 
 def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:
-    """What a capture had to assume -> how often."""
+    """The assumptions of a capture -> how often each was made."""
     selection = recorder.selection
     assumed = dict(recorder.assumed + recorder.attribution.assumed)
     logged, values = recorder.assumed_values.logged, recorder.values
@@ -297,7 +297,7 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
 
 
 def speaks_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is PyTorch's of memory, or was raised because of one."""
+    """True if an error is PyTorch's of memory, or was raised because of one."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,4 +1,4 @@
-"""What a model is made of, before any step of it: built as for a capture, and looked at."""
+"""The make-up of a model before any step of it: built as for a capture, and looked at."""
 
 from __future__ import annotations
 

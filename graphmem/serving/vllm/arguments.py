@@ -58,8 +58,8 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the further options come to. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and
-    ``processor`` are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
+    """The further options, read. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and ``processor``
+    are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
 
     model_runner: str | None = None
     model_impl: str = "auto"
@@ -94,7 +94,7 @@ class Arguments:
 
 @dataclass
 class _Read:
-    """What was given so far."""
+    """The options read so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     compilation: dict[str, Any] = field(default_factory=dict)

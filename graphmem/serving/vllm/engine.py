@@ -43,7 +43,7 @@ _REMEMBERED = 128
 
 @dataclass(frozen=True)
 class Start:
-    """What the start of one rank comes to. Sizes are bytes."""
+    """The memory of one rank at its start. Sizes are bytes."""
 
     weights: int
     adapters: int
@@ -104,7 +104,7 @@ class VLLM:
         return [replace(shape, stage=stage) for stage in stages(shape.layers, count)]
 
     def draft(self, settings: Settings, target: Shape) -> Draft | None:
-        """What drafts tokens, None where nothing does. Raises :class:`graphmem.errors.GraphmemError`."""
+        """The source of draft tokens, None without one. Raises :class:`graphmem.errors.GraphmemError`."""
         asked = settings.more.speculation
         if asked is None:
             return None
@@ -391,8 +391,8 @@ def _parts(question: Question, settings: Settings, shape: Shape, start: Start, u
 
 
 def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, ...]:
-    """What the card holds besides: there before the engine looks, so it is checked and not charged. Replicas that
-    exchange tokens have a group of their own, and one with all ranks that share experts (distributed/parallel_state.py,
+    """The memory in use on the card before the engine looks, so it is checked and not charged. Replicas that exchange
+    tokens have a group of their own, and one with all ranks that share experts (distributed/parallel_state.py,
     ``initialize_model_parallel``)."""
     replicas = settings.more.data if shape.experts is not None else 1
     groups = [settings.tensor_parallel * settings.more.pipeline]
@@ -401,7 +401,7 @@ def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, 
 
 
 def _free_bytes(device: Device, settings: Settings, shape: Shape) -> int:
-    """What the card has free before the engine starts."""
+    """The free bytes of the card before the engine starts."""
     if settings.more.outside is not None:
         return max(0, device.capacity_bytes - settings.more.outside)
     return max(0, device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings, shape)))
@@ -410,7 +410,7 @@ def _free_bytes(device: Device, settings: Settings, shape: Shape) -> int:
 def _refusal(
     question: Question, settings: Settings, shape: Shape, layout: Layout, start: Start, cache: KVCache
 ) -> str | None:
-    """What the engine says where it does not start, and what would do."""
+    """The error of an engine that does not start, and the settings that would start it."""
     device = question.device
     free = _free_bytes(device, settings, shape)
     requested = ceil(device.capacity_bytes * settings.utilization)
@@ -450,7 +450,7 @@ def _refusal(
 
 
 def _would_fit(start: Start, free: int, tp: int) -> str:
-    """How many cards would do, by the weights, which are shared out."""
+    """The number of cards that would do, by the weights, which are shared out."""
     more = next((count for count in (2, 4, 8) if start.loading / count < free), None)
     return f"; --tp {more * tp} would do" if more else "; no eight times as many cards would do"
 

@@ -74,7 +74,7 @@ class Kinds:
 
     @property
     def pieces(self) -> bool:
-        """Whether batches of any kind are captured piece by piece."""
+        """True if batches of any kind are captured piece by piece."""
         return self.mode in ("PIECEWISE", "FULL_AND_PIECEWISE")
 
     def whole(self, sizes: Sequence[int], requests: int) -> list[int]:

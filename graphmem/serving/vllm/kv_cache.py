@@ -1,4 +1,4 @@
-"""How the engine cuts what is left into blocks: kinds of layers, groups, tokens, and how many requests fit.
+"""The blocks that the engine cuts the remaining memory into: kinds of layers, groups, tokens, and requests that fit.
 
 Followed from vllm 0.32.0, ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``.
 """

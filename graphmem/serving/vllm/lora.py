@@ -103,7 +103,7 @@ class TableSlots:
         return found
 
     def add(self, rows: int) -> None:
-        """What adding to logits takes (``add_lora_logits``)."""
+        """Take the memory of an addition to logits (``add_lora_logits``)."""
         self.run.temporary(rows * self.adapters.rank * 4)
 
 

@@ -125,8 +125,8 @@ def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:
 
 
 def _encoded(run: Run, tower: Tower, settings: Settings) -> list[Tensor]:
-    """What stays of the encoder's profile run until the language model's is done: the embeddings, and with the first
-    runner what they were made of (``batched_dummy_mm_inputs``, v1/worker/gpu_model_runner.py)."""
+    """The tensors of the encoder's profile run that stay until the language model's is done: the embeddings, and with
+    the first runner their inputs (``batched_dummy_mm_inputs``, v1/worker/gpu_model_runner.py)."""
     inputs = tower.inputs()
     embeddings = tower.encode()
     if settings.runner == "V1":

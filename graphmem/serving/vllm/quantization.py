@@ -340,7 +340,7 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
 
 
 def _cache_scales(name: str, own: Mapping[str, Any]) -> CacheScales:
-    """What the method has for layers of attention; nothing where the engine itself quantises (online/base.py)."""
+    """The method's scales for layers of attention; none where the engine itself quantises (online/base.py)."""
     if not own:
         return CacheScales.NONE
     return {

@@ -1,7 +1,7 @@
-"""What a rank of the engine allocates, written down as a Trace while its code is followed.
+"""The allocations of a rank of the engine, recorded as a Trace while its code is followed.
 
-The modules of this package are the engine's own, in its order: making one asks for its weights, calling one for what it
-returns. A tensor lives until it is freed here, where the engine's Python lets go of it: a frame that still holds a name
+The modules of this package are the engine's own, in its order: making one asks for its weights, calling one for its
+output. A tensor lives until it is freed here, where the engine's Python lets go of it: a frame that still holds a name
 holds the memory.
 """
 
@@ -37,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """How experts are shared out: whole ones over ``ranks`` (``--enable-expert-parallel``), or slices of each over
+    """The distribution of experts: whole ones over ``ranks`` (``--enable-expert-parallel``), or slices of each over
     ``slices``. ``redundant``: copies of busy ones among all; ``balanced``: their load is watched. ``data``: replicas
     whose batches are gathered before the experts; ``sliced``: each tensor parallel rank takes its slice of the tokens
     there (``use_sequence_parallel_moe``, config/parallel.py)."""
@@ -120,7 +120,7 @@ class Run:
 
     @contextmanager
     def placed(self, stream: int, pool: int = 0) -> Iterator[None]:
-        """What is allocated on this stream, and in this private pool."""
+        """A context whose allocations are on this stream, and in this private pool."""
         before = self._stream, self._pool
         self._stream, self._pool = stream, pool
         yield
@@ -128,7 +128,7 @@ class Run:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What is allocated on the auxiliary stream (``aux_stream``, utils/torch_utils.py)."""
+        """A context whose allocations are on the auxiliary stream (``aux_stream``, utils/torch_utils.py)."""
         with self.placed(AUXILIARY_STREAM, self._pool):
             yield
 
@@ -154,7 +154,7 @@ class Run:
         return result
 
     def cublas_workspace(self) -> None:
-        """What cuBLAS works in on this stream."""
+        """Take the workspace of cuBLAS on this stream."""
         if self._stream not in self._cublas_streams:
             self._cublas_streams.add(self._stream)
             self.new(self._cublas_bytes, "cuBLAS workspace", Category.WORKSPACE)
@@ -182,7 +182,7 @@ class Run:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """What this rank has and does whole, as if there were no others."""
+        """A context for the layers that this rank has and does whole, as if there were no others."""
         ranks, self.tp = self.tp, 1
         yield
         self.tp = ranks

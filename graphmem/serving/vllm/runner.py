@@ -30,7 +30,7 @@ _TABLE_ALIGNMENT = 128
 
 
 class ModelRunner(ABC):
-    """What a runner adds to the model."""
+    """The memory that a runner adds to the model's."""
 
     name: str
 

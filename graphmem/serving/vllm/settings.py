@@ -155,7 +155,7 @@ def resolve(question: Question) -> Settings:
 
 
 def _check_followed(more: Arguments, runner: str) -> None:
-    """What is read and not followed yet."""
+    """Refuse the settings that are read and not followed yet."""
     asked = {
         "speculative_config with model_runner v1": (
             more.speculation and runner == "V1" and more.speculation.method not in _FIRST_RUNNER_ONLY

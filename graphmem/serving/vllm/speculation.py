@@ -39,8 +39,8 @@ class MedusaShape:
 
 @dataclass(frozen=True)
 class Draft:
-    """What drafts: its method, tokens, and the draft model's sizes. ``own_head``: its checkpoint has a head and
-    embeddings are the target's; else both are. ``heads``: Medusa's sizes."""
+    """The source of drafts: its method, tokens, and the draft model's sizes. ``own_head``: its checkpoint has a head
+    and embeddings are the target's; else both are. ``heads``: Medusa's sizes."""
 
     method: str
     tokens: int
@@ -169,7 +169,7 @@ class Eagle(Dependent):
 
     @property
     def third(self) -> bool:
-        """Whether it is EAGLE-3."""
+        """True if it is EAGLE-3."""
         return self.draft.method == "eagle3"
 
     def taps(self, layers: int) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ class Eagle(Dependent):
 
 
 def speculator_for(run: Run, batch: Batch, draft: Draft) -> Speculator:
-    """What drafts by this method."""
+    """The speculator of this method."""
     from graphmem.serving.vllm.medusa import Medusa
     from graphmem.serving.vllm.prediction import predictor_for
 

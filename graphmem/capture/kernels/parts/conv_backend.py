@@ -67,7 +67,7 @@ class View:
         return View(self.shape, contiguous_strides(self.shape, order), self.dtype)
 
     def suggests_dense(self) -> bool:
-        """Whether it is dense in the memory format that it suggests itself."""
+        """True if it is dense in the memory format that it suggests itself."""
         return self.is_dense(self.suggests_channels_last())
 
     def suggests_channels_last(self) -> bool:

@@ -68,7 +68,7 @@ def _rounded_head(head_dim: int) -> int:
 
 @lru_cache(maxsize=1024)
 def flash_splits(row_blocks: int, keys: int, head_dim: int, sm_count: int) -> int:
-    """How many blocks share the keys of one output: num_splits_heuristic. ``row_blocks``: batch x heads x row tiles."""
+    """Blocks that share the keys of one output: num_splits_heuristic. ``row_blocks``: batch x heads x row tiles."""
     key_block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
     key_blocks = -(-keys // key_block)
     slots = 2 * sm_count  # two blocks of 128 threads fit on an SM

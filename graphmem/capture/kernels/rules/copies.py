@@ -50,7 +50,7 @@ def _from_device(script: Script, source: torch.Tensor, destination: torch.Tensor
 
 
 def _one_block(source: torch.Tensor, destination: torch.Tensor) -> bool:
-    """Whether both tensors walk memory without gaps in the same order (``TensorIterator::is_contiguous``)."""
+    """True if both tensors walk memory without gaps in the same order (``TensorIterator::is_contiguous``)."""
     if source.shape != destination.shape:
         return bool(source.numel() == 1 and destination.numel() == 1)
     expected = 1

@@ -177,7 +177,7 @@ def _take_values(
 
 
 def _are_apart(indices: _Indices) -> bool:
-    """Whether dimensions that are not indexed lie between those that are (``hasContiguousSubspace`` is false)."""
+    """True if dimensions that are not indexed lie between those that are (``hasContiguousSubspace`` is false)."""
     used = [dim for dim, index in enumerate(indices) if index is not None]
     return used[-1] - used[0] >= len(used)
 

@@ -45,8 +45,8 @@ def nonzero_rule(call: Call) -> Script | None:
 
 @recorded_rule("aten.nonzero_static.default")
 def nonzero_static_rule(call: Call) -> Script | None:
-    """How many each block finds, and how many were found before it: 512 threads with 16 items at a time, in as many
-    rounds as leave a block a multiprocessor (``nonzero_static_cuda_out_impl``, Nonzero.cu)."""
+    """Counts of each block's findings, and of those before it: 512 threads with 16 items at a time, in as many rounds
+    as leave a block a multiprocessor (``nonzero_static_cuda_out_impl``, Nonzero.cu)."""
     items = int(call.self.numel())
     if items == 0 or call.size == 0:
         return None

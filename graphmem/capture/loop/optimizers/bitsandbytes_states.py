@@ -134,7 +134,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _check_options(base: str, options: dict[str, Any]) -> None:
-    """What the constructors refuse, in their words (``optim/sgd.py``, ``rmsprop.py``, ``adagrad.py``)."""
+    """Refuse what the constructors do, in their words (``optim/sgd.py``, ``rmsprop.py``, ``adagrad.py``)."""
     if base == "SGD" and options.get("momentum", 0) == 0:
         raise ValueError("SGD without momentum is not supported! (give --optimizer-arg momentum=0.9)")
     if base == "RMSprop" and options.get("alpha", 0.99) == 0:

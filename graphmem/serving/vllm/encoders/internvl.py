@@ -72,7 +72,7 @@ def tokens_of(
 def encoder(
     model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
 ) -> InternVL:
-    """What the configuration describes. A video is profiled without the image beside which its tokens were counted."""
+    """The configuration's encoder. A video is profiled without the image beside which its tokens were counted."""
     tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))
     patch = _first(vision, "patch_size")
     config = vision.config

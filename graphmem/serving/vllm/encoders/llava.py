@@ -133,7 +133,7 @@ def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
 def encoder(
     model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
 ) -> Images:
-    """What the configuration describes."""
+    """The encoder that the configuration describes."""
     side, merge = _side(model, vision, processor)
     layers, kind = count(vision, "num_hidden_layers"), str(vision.config.get("model_type"))
     widths = Widths(

@@ -55,8 +55,8 @@ class Widths:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What attends to itself: ``count`` sequences of ``rows`` in all, the longest of ``longest``; ``known``: their
-    lengths are on the card."""
+    """Sequences that each attend to themselves: ``count`` of them, of ``rows`` in all, the longest of ``longest``;
+    ``known``: their lengths are on the card."""
 
     rows: int
     count: int

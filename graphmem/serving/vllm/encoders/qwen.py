@@ -107,7 +107,7 @@ def tokens_of(
 def encoder(
     model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
 ) -> Qwen:
-    """What the configuration describes."""
+    """The encoder that the configuration describes."""
     kind = str(model.config["model_type"])
     images, videos = _grids(model, vision, processor, length)
     old = kind == "qwen2_vl"
@@ -264,7 +264,7 @@ class _GatedBlock(Block):
 
 
 class _Tower(Tower):
-    """What the three have in common."""
+    """The common part of the three encoders."""
 
     def __init__(self, run: Run, shape: Qwen) -> None:
         self.run, self.shape = run, shape

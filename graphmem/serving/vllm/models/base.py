@@ -1,4 +1,4 @@
-"""What a model family is to the engine, and the shape that its configuration describes."""
+"""A model family as the engine uses it, and the shape that its configuration describes."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Family(ABC):
             raise UsageError("EAGLE-3 is followed for decoders like Llama's only")
 
     def taken(self) -> list[Tensor]:
-        """What was kept in the last step; whoever asks lets it go."""
+        """The tensors kept in the last step; the caller lets them go."""
         return []
 
     def send(self, hidden: Tensor) -> None:
-        """What was given to the next stage is let go."""
+        """Let go of the tensors that were sent to the next stage."""
         self.run.free(hidden)
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ExpertShape:
     shared_gate: bool = False
 
     def in_layer(self, index: int) -> bool:
-        """Whether the layer has experts."""
+        """True if the layer has experts."""
         return index >= self.first and (index + 1) % self.every == 0 and index not in self.dense_layers
 
 
@@ -132,7 +132,7 @@ class StateShape(ABC):
     @property
     @abstractmethod
     def page_bytes(self) -> int:
-        """What is kept of one request (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py)."""
+        """The bytes kept for one request (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Stage:
 
 
 def stages(layers: int, count: int) -> tuple[Stage, ...]:
-    """How layers are shared out (``get_pp_indices``, distributed/utils.py): alike, what is left over to the stages
+    """The layers of each stage (``get_pp_indices``, distributed/utils.py): equal shares, the remainder to the stages
     before the last, from the back."""
     sizes = [layers // count] * count
     for back in range(2, layers % count + 2):
@@ -162,7 +162,7 @@ class Tower(ABC):
 
     @abstractmethod
     def inputs(self) -> Tensor:
-        """What the engine profiles with is put on the card."""
+        """The inputs that the engine profiles with, put on the card."""
 
     @abstractmethod
     def encode(self) -> list[Tensor]:
@@ -230,5 +230,5 @@ class Shape:
         return self.stage or Stage(range(self.layers))
 
     def rope_of(self, layer: int) -> object:
-        """What tells the rotary tables of layers apart."""
+        """A key that is equal for layers with the same rotary table."""
         return self.ropes[layer % len(self.ropes)]

@@ -83,7 +83,7 @@ class Norm:
 
 
 class Mixing(Protocol):
-    """What a layer does before its feed-forward layer: attention, or a state."""
+    """The part of a layer before its feed-forward layer: attention, or a state."""
 
     @property
     def scales(self) -> AttentionScales | None:
@@ -241,7 +241,7 @@ class Decoder(Family):
         self._sent: Tensor | None = None
 
     def mixing(self, name: str, index: int) -> Mixing:
-        """What the layer does before its feed-forward layer."""
+        """The part of the layer before its feed-forward layer."""
         run, shape = self.run, self.shape
         if shape.latent is not None:
             return LatentAttention(run, f"{name}.self_attn", shape, shape.latent, run.ropes)
@@ -456,7 +456,7 @@ class Decoder(Family):
         attend: Attend,
         piece: Piece,
     ) -> tuple[Tensor, Tensor]:
-        """What is between the attention of two layers."""
+        """The piece between the attention of two layers."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
             first, output, written = self._fed(layers[0], tokens)

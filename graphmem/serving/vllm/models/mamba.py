@@ -51,7 +51,7 @@ class ScanShape(StateShape):
 
     @property
     def page_bytes(self) -> int:
-        """What is kept of one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
+        """The bytes kept for one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
         return (self.kernel - 1) * self.convolved * self.conv_bytes + self.state_elements * self.state_bytes
 
 
