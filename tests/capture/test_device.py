@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -451,6 +453,15 @@ def test_scripted_code_runs_as_python() -> None:
 
     plain, scripted = record(step(lambda module: module)), record(step(lambda module: torch.jit.script(module)))
     assert births(scripted) == births(plain)
+
+
+def test_classes_that_pytorch_itself_scripts_are_found_in_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first import of a module of PyTorch that scripts its classes may happen inside a step."""
+    name = "torch.distributed.optim.functional_adadelta"
+    importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    events = record(lambda: (importlib.import_module(name), torch.ones(8, device="cuda")))
+    assert len(births(events)) == 1
 
 
 def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:

@@ -6,8 +6,8 @@ own, and keeps beside the figures what a prediction starts from: the step as Ten
 (``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
 alone and ``record --answers`` only asks cuDNN again; ``record --again`` runs one more process beside those that were
 recorded, and ``record --requested`` adds what the tensors asked for at their peak, from the allocator's log.
-``table`` shows every recorded peak beside the prediction. In which order kernels run differs a little from
-process to process, and peaks by some per cent.
+``table`` shows every recorded peak beside the prediction, with ``--orders`` also the range in orders that are drawn:
+in which order kernels run differs from process to process, and peaks by some per cent.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import IO, Any
 
 import numpy as np
@@ -45,8 +46,11 @@ FILE = places.GOLDEN / "tensorflow" / "steps.jsonl"
 PREPARED = FILE.parent / "prepared"
 MODELS = Path(__file__).parent / "cases" / "keras_steps" / "models.py"
 STEPS = 3
-#: A request that the allocator of the card granted, or one given back, in its log.
-_REQUEST = re.compile(rb"\] (Allocate|Deallocate)Raw GPU_0_bfc +(\d+)(?= 0x|$)")
+#: How many orders ``table --orders`` draws.
+ORDERS = 8
+#: What the allocator of the card writes of a request that it granted, and of one given back.
+_GRANTED = re.compile(rb"\] AllocateRaw GPU_0_bfc +(\d+) 0x")
+_GIVEN_BACK = re.compile(rb"\] DeallocateRaw GPU_0_bfc +(\d+)")
 _PROGRAM = places.ROOT / "tests" / "oracles" / "tensorflow" / "record_steps.py"
 #: The card that the stub stands for.
 CARD, TOTAL_MIB = "H200-141GB", 143771
@@ -146,14 +150,19 @@ def predicted_requests(name: str) -> int:
     return peak_of_requests(with_eigen_scratch(trace_of(step, name, STEPS, answers)))
 
 
-def predicted(name: str) -> list[int]:
-    """The peak of chunks in use up to each step, as ``get_memory_info`` tells it."""
+def predicted(name: str, order: Random | None = None) -> list[int]:
+    """The peak of chunks in use up to each step, as ``get_memory_info`` tells it; in an order that is drawn."""
     step, answers = prepared(name)
-    trace = with_eigen_scratch(trace_of(step, name, STEPS, answers))
+    trace = with_eigen_scratch(trace_of(step, name, STEPS, answers, order=order))
     run = run_on_card(trace, read_options(CASES[name].options, {}), device_named(CARD)).main
     iterations = np.array([trace.phases[trace.operators[index].phase].iteration for index in trace.event_operators])
     in_use = np.asarray(run.allocated_bytes)
     return [int(in_use[iterations <= iteration].max()) for iteration in range(1, STEPS + 1)]
+
+
+def largest_of(name: str, seed: int) -> int:
+    """The largest peak of a step in an order drawn by ``seed``."""
+    return predicted(name, Random(seed))[-1]
 
 
 def known() -> list[str]:
@@ -213,11 +222,15 @@ class _Kind:
 
     def table(self, arguments: list[str]) -> int:
         rows = recorded()
+        orders_asked = ORDERS if "--orders" in arguments else 0
+        parts = [one for one in arguments if not one.startswith("--")]
         for name in known():
-            if not arguments or any(part in name for part in arguments):
+            if not parts or any(part in name for part in parts):
                 largest, kept = predicted(name)[-1], "kept back" if CASES[name].kept_back else ""
                 off = 100 * (largest / peak(rows[name]) - 1)
-                print(f"{name:20} {peak(rows[name]):>15,} {largest:>15,} {off:>+8.2f} % {kept}")
+                orders = [100 * (largest_of(name, seed) / peak(rows[name]) - 1) for seed in range(orders_asked)]
+                drawn = f"{min(orders):+.2f} to {max(orders):+.2f} %" if orders else ""
+                print(f"{name:20} {peak(rows[name]):>15,} {largest:>15,} {off:>+8.2f} % {kept} {drawn}".rstrip())
         return 0
 
     differ = table
@@ -259,10 +272,9 @@ def _requested(case: Case) -> int:
         _run(replace(case, environment={**case.environment, **log}), lines)
         lines.seek(0)
         for line in lines:
-            match = _REQUEST.search(line)
-            if match:
-                now += int(match[2]) * (1 if match[1] == b"Allocate" else -1)
-                most = max(most, now)
+            granted, given_back = _GRANTED.search(line), _GIVEN_BACK.search(line)
+            now += int(granted[1]) if granted else -int(given_back[1]) if given_back else 0
+            most = max(most, now)
     return most
 
 

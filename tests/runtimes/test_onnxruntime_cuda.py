@@ -13,7 +13,7 @@ from onnx import helper
 
 from graphmem import analyze
 from graphmem.base.figures import MEASURED
-from graphmem.errors import NotModelledError
+from graphmem.errors import NotModelledError, SourceError
 from graphmem.graph.asked import Asked
 from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.runtimes.onnxruntime import cuda_fusions, initializer_order
@@ -32,6 +32,15 @@ def alone(node: Node, dtype: str) -> Graph:
     return Graph(
         "g", (node,), {name: TensorSpec(name, dtype, (2, 3)) for name in names}, ("x",), ("y",), (), (("", 17),)
     )
+
+
+def test_an_unknown_mode_of_resize_is_refused(tmp_path: Path) -> None:
+    sizes = helper.make_tensor("sizes", onnx.TensorProto.INT64, [4], [1, 1, 8, 8])
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], name="up", mode="bilinear")
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 1, s, s]) for n, s in (("x", 4), ("y", 8)))
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y], [sizes])), tmp_path / "resize.onnx")
+    with pytest.raises(SourceError, match=r"'up' \(Resize\): ONNX Runtime knows no mode 'bilinear'"):
+        analyze(tmp_path / "resize.onnx", device="A10G", alloc_conf="graph_optimization_level:disabled")
 
 
 @pytest.mark.parametrize(

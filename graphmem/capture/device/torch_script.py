@@ -6,7 +6,10 @@ would have kept between them is then not there on a card. Such a step may need l
 
 from __future__ import annotations
 
+import builtins
+import sys
 from collections.abc import Callable
+from functools import partial, reduce
 from types import FunctionType
 
 import torch
@@ -21,7 +24,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
 
     def script(original: Callable[..., object], obj: object, *args: object, **kwargs: object) -> object:
         if isinstance(obj, (type, FunctionType)) and obj.__module__.startswith("torch."):
-            return original(obj, *args, **kwargs)
+            return original(obj, *args, **{"_rcb": partial(_named_in, obj.__module__), **kwargs})
         remark(Code.SCRIPT_AS_PYTHON.about())
         return obj
 
@@ -33,6 +36,14 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
     patches.around(torch.jit, functions)
     lost = "PyTorch's own modules that are scripted fail"
     patches.wrap("torch.jit._builtins._find_builtin", lost, around(_builtin_behind))
+
+
+def _named_in(module: str, name: str) -> object:
+    """The object that ``name``, of one or more parts, stands for in ``module``. TorchScript looks names up in the frame
+    that called it, which is not the module's where a function stands between; None where there is none, as it asks."""
+    first, *rest = name.split(".")
+    found = vars(sys.modules[module]).get(first, getattr(builtins, first, None))
+    return reduce(lambda owner, part: getattr(owner, part, None), rest, found)
 
 
 def _builtin_behind(original: Callable[[object], object], function: object) -> object:

@@ -348,23 +348,15 @@ def _patch_rebuilding(patches: Patches) -> None:
                 return from_storage(storage, offset, size, stride)
         return stored.tensor(storage.dtype, offset, size, stride)
 
-    def rebuild_newer(
-        storage: Any,
-        offset: int,
-        size: Sequence[int],
-        stride: Sequence[int],
-        grad: Any,
-        hooks: Any,
-        dtype: Any,
-        metadata: object = None,
-    ) -> object:
+    def rebuild_newer(storage: Any, *args: Any) -> object:
         stored = getattr(storage, "_untyped_storage", None)
         if not isinstance(stored, FileStorage):
             with disable_current_modes(), unset_fake_temporarily():
-                return newer(storage, offset, size, stride, grad, hooks, dtype, metadata)
+                return newer(storage, *args)
+        offset, size, stride, grad, _, dtype, *metadata = args
         made = stored.tensor(dtype, offset, size, stride).requires_grad_(grad)
-        if metadata:
-            utils.set_tensor_metadata(made, metadata)
+        if any(metadata):
+            utils.set_tensor_metadata(made, *metadata)
         return made
 
     def rebuild_of_type(function: Any, kind: Any, args: Any, state: Any) -> object:

@@ -79,9 +79,7 @@ class AssumedValues:
         given = self._given_at(place)
         if given is not None:
             return bool(given)
-        passing = self._judge(reading_lines.passes_if, file, line)
-        if passing is None and self._judge(reading_lines.only_warns, file, line):
-            passing = False
+        passing = self._passing(file, line)
         if passing is not None:
             self.logged += 1
             return passing
@@ -150,15 +148,14 @@ class AssumedValues:
         is_float = kind is float and self._reading not in ("int", "index")
         frames = callers.user_frames() if is_float else ()
         is_log = self._judge(reading_lines.only_logs, file, line, is_float, self._reading == "bool", frames)
-        self._note(place, Code.DRAWN, is_decisive=not (is_log or (is_question and self._is_check(file, line))))
+        is_check = is_question and self._passing(file, line) is not None
+        self._note(place, Code.DRAWN, is_decisive=not (is_log or is_check))
         return value
 
-    def _is_check(self, file: str, line: int) -> bool:
-        """Whether a line asks only to raise an error, or to warn."""
-        return bool(
-            self._judge(reading_lines.passes_if, file, line) is not None
-            or self._judge(reading_lines.only_warns, file, line)
-        )
+    def _passing(self, file: str, line: int) -> bool | None:
+        """The answer that passes a check, where a line asks only to raise an error, or to warn; None elsewhere."""
+        passing = self._judge(reading_lines.passes_if, file, line)
+        return False if passing is None and self._judge(reading_lines.only_warns, file, line) else passing
 
     def selected(self, count: int, code: Code = Code.DRAWN, **arguments: Argument) -> int:
         """How many elements are selected: ``count``, which is named as ``code``, unless the user gives another."""

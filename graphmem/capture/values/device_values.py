@@ -12,7 +12,8 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ from graphmem.errors import CaptureError
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+_T = TypeVar("_T")
 _aten = torch.ops.aten
 _COMPARISONS: dict[OpOverload, Callable[..., bool]] = {
     _aten.ge.Scalar: operator.ge,
@@ -96,45 +98,34 @@ _FLAGS = 16
 #: Losses of the descents that go on now, the innermost last; and how large other values are.
 _descents: list[Iterator[float]] = []
 _MAGNITUDE = 0.5
-
-
-@contextlib.contextmanager
-def descending() -> Iterator[None]:
-    """Until the end, numbers read from the device fall, and comparisons have the outcome of a descent that goes on."""
-    losses = itertools.chain([1.0], (_MAGNITUDE - 1e-6 * count for count in itertools.count()))
-    _descents.append(losses)
-    try:
-        yield
-    finally:
-        _descents.pop()
-
-
 #: How many drafted tokens of a round are right at the most, in the generation that goes on now; None for all.
 _accepted: list[int | None] = [None]
-
-
-@contextlib.contextmanager
-def drafting(accepted: int | None) -> Iterator[None]:
-    """Until the end, so many drafted tokens of a round are right; None: all of them."""
-    _accepted.append(accepted)
-    try:
-        yield
-    finally:
-        _accepted.pop()
-
-
 #: Answers to library code that runs now and reads unknown values back, with their remarks.
 _answers: list[tuple[bool, Diagnostic]] = []
 
 
 @contextlib.contextmanager
-def answering(value: bool, remark: Diagnostic) -> Iterator[None]:
-    """Until the end, an unknown value that is read from the device is ``value``, and ``remark`` is noted."""
-    _answers.append((value, remark))
+def _during(stack: list[_T], value: _T) -> Iterator[None]:
+    stack.append(value)
     try:
         yield
     finally:
-        _answers.pop()
+        stack.pop()
+
+
+def descending() -> AbstractContextManager[None]:
+    """Until the end, numbers read from the device fall, and comparisons have the outcome of a descent that goes on."""
+    return _during(_descents, itertools.chain([1.0], (_MAGNITUDE - 1e-6 * count for count in itertools.count())))
+
+
+def drafting(accepted: int | None) -> AbstractContextManager[None]:
+    """Until the end, so many drafted tokens of a round are right; None: all of them."""
+    return _during(_accepted, accepted)
+
+
+def answering(value: bool, remark: Diagnostic) -> AbstractContextManager[None]:
+    """Until the end, an unknown value that is read from the device is ``value``, and ``remark`` is noted."""
+    return _during(_answers, (value, remark))
 
 
 def answered() -> tuple[bool, Diagnostic] | None:

@@ -160,7 +160,10 @@ class KnownValues:
             return False
         return not self._stale or not self.is_stale(tensor.untyped_storage())
 
-    def _current(self, tensor: FakeTensor) -> _Mirror | None:
+    def _current(self, tensor: torch.Tensor) -> _Mirror | None:
+        """The entry of a fake tensor's storage, if there is one."""
+        if not isinstance(tensor, FakeTensor):
+            return None
         storage = tensor.untyped_storage()
         mirror = self._mirrors.get(storage._cdata)
         if mirror is not None and mirror.nbytes != storage.nbytes():  # resized in place
@@ -220,6 +223,8 @@ class KnownValues:
         operator = host_operator(func)
         if operator.is_view:
             return
+        if not (operator.written or operator.is_random) and isinstance(out, FakeTensor) and not self._fits(out):
+            return  # as most results
         call = HostCall(func, args, kwargs)
         for target in call.targets if operator.written else ():
             self.numbers.forget(target)
@@ -231,8 +236,6 @@ class KnownValues:
             self._make(call, out)
 
     def _make(self, call: HostCall, out: object) -> None:
-        if isinstance(out, FakeTensor) and not self._fits(out):
-            return  # as most results
         outputs = list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(map(self._fits, fakes)):
@@ -254,14 +257,11 @@ class KnownValues:
         there is a possible draw. 0: no; :data:`INTEGERS`: of none but integers; :data:`FLOATS`."""
         if not self._has_drawn:
             return 0
-        return max(map(self._drawn, tensors_in((args, kwargs) if kwargs else args)), default=0)
-
-    def _drawn(self, tensor: torch.Tensor) -> int:
-        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
-        return 0 if mirror is None else mirror.drawn
+        mirrors = map(self._current, tensors_in((args, kwargs) if kwargs else args))
+        return max((mirror.drawn for mirror in mirrors if mirror is not None), default=0)
 
     def _mark_drawn(self, tensor: torch.Tensor, drawn: int) -> None:
-        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        mirror = self._current(tensor)
         if mirror is not None:
             mirror.drawn = drawn
             self._has_drawn = self._has_drawn or bool(drawn)
@@ -318,7 +318,7 @@ class KnownValues:
             for tensor in tensors:
                 self._resized(tensor)
             return
-        mirrors = [self._current(tensor) if isinstance(tensor, FakeTensor) else None for tensor in tensors]
+        mirrors = [self._current(tensor) for tensor in tensors]
         if self._overwrites(call, tensors):
             if mirrors[0] is not None and mirrors[0].is_weight:
                 return
@@ -423,13 +423,13 @@ class KnownValues:
         mirror.later, mirror.is_blank = later, False
 
     def _waits(self, tensor: torch.Tensor) -> bool:
-        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        mirror = self._current(tensor)
         return mirror is not None and mirror.later is not None
 
     def _waiting(self, value: Any) -> Any:
         """Arguments as they are now, for later; None where one is unknown, or large and may change."""
         if isinstance(value, torch.Tensor):
-            mirror = self._current(value) if isinstance(value, FakeTensor) else None
+            mirror = self._current(value)
             if mirror is not None and mirror.later is not None:
                 return mirror.later.part(Geometry.of(value))
             known = self.of(value) if value.numel() <= LEAST else None
@@ -560,7 +560,7 @@ class KnownValues:
 
     def is_weight(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is a parameter's, whose values nobody follows."""
-        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        mirror = self._current(tensor)
         return mirror is not None and mirror.is_weight
 
     def hold_weight(self, tensor: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from random import Random
 
 from graphmem.runtimes.tensorflow import kernels
 from graphmem.runtimes.tensorflow.folding import folded
@@ -38,12 +39,17 @@ class Executor:
     """The state of a process: variables, constants, and what the current step holds. ``uncounted``: conditions of loops
     of which nobody knows how often they turn; such a loop turns once."""
 
-    def __init__(self, step: Step, builder: TraceBuilder, library: kernels.Library) -> None:
+    def __init__(
+        self, step: Step, builder: TraceBuilder, library: kernels.Library, order: Random | None = None
+    ) -> None:
         self._step, self._builder, self._library = step, builder, library
         self._tried: set[Hashable] = set()
         self._nodes = {node.name: node for node in step.nodes}
         self._memory = Memory(lambda tensor, name: self._take(tensor, Category.ACTIVATION, name), self._free)
-        self._propagator: Propagator[Value] = Propagator(step.nodes, self._memory.hold, self._memory.drop)
+        self._propagator: Propagator[Value] = Propagator(step.nodes, self._memory.hold, self._memory.drop, order)
+        self._arguments = [*step.resources, *step.data]
+        if order is not None:
+            order.shuffle(self._arguments)
         self._variables: list[Value | None] = []
         self._constants: dict[str, Buffer] = {}
         self._phase = self._operator = 0
@@ -128,7 +134,7 @@ class Executor:
         if iteration == 1:
             self._make_constants()
         ready = deque(self._propagator.begin())
-        for name in (*self._step.resources, *self._step.data):
+        for name in self._arguments:
             ready.extend(self._propagator.give(name, batch.get(name)))
         for name, tensor in self._step.data.items():  # integers of 32 bits are copied for their readers alone
             if tensor.dtype == "int32":
@@ -333,12 +339,18 @@ def _category(node: Node) -> Category:
 
 
 def trace_of(
-    step: Step, name: str, iterations: int, library: kernels.Library, uncounted: set[str] | None = None
+    step: Step,
+    name: str,
+    iterations: int,
+    library: kernels.Library,
+    uncounted: set[str] | None = None,
+    order: Random | None = None,
 ) -> Trace:
     """The trace of building the model and running its step ``iterations`` times; all sizes are unrounded bytes. The
-    loops of which nobody knows how often they turn are added to ``uncounted``."""
+    loops of which nobody knows how often they turn are added to ``uncounted``. ``order`` draws one of the orders that
+    processes differ by."""
     builder = TraceBuilder(source=name)
-    executor = Executor(folded(step), builder, library)
+    executor = Executor(folded(step), builder, library, order)
     executor.build()
     for iteration in range(1, iterations + 1):
         executor.run(iteration)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Generic, TypeVar
 
 from graphmem.runtimes.tensorflow.step import Node
@@ -18,6 +19,8 @@ from graphmem.runtimes.tensorflow.step import Node
 V = TypeVar("V")
 #: TensorFlow's default of ``parallel_iterations``.
 _PARALLEL = 10
+#: More edges of a node are a set by address (``EdgeSet::kInline``, edgeset.h): another order in every process.
+INLINE_EDGES = 8
 
 
 @dataclass
@@ -71,9 +74,14 @@ class Ready(Generic[V]):
 
 class Propagator(Generic[V]):
     """The state of one run of a graph. ``hold`` is called for each edge, and each loop, that a value is kept by;
-    ``drop`` when a loop lets one go. Edges are let go by whoever runs the node."""
+    ``drop`` when a loop lets one go. Edges are let go by whoever runs the node. ``order`` draws in which order readers
+    of one node follow each other, where they are so many that TensorFlow keeps them by address; without it they follow
+    as in the graph."""
 
-    def __init__(self, nodes: Sequence[Node], hold: Callable[[V], object], drop: Callable[[V], object]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], hold: Callable[[V], object], drop: Callable[[V], object],
+        order: Random | None = None,
+    ) -> None:  # fmt: skip
         self._nodes = {node.name: node for node in nodes}
         self._hold, self._drop = hold, drop
         self._edges: dict[str, list[tuple[Node, int, int]]] = defaultdict(list)
@@ -85,6 +93,11 @@ class Propagator(Generic[V]):
                 self._edges[name].append((node, position, output))
             for name in node.after:
                 self._after[name].append(node)
+        if order is not None:
+            for name in [*self._nodes]:
+                if len(self._edges[name]) + len(self._after[name]) > INLINE_EDGES:
+                    order.shuffle(self._edges[name])
+                    order.shuffle(self._after[name])
         self._root = self._begin(Frame[V](None, "", 0, 1))
 
     def readers(self, name: str, output: int) -> int:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from graphmem.base.numbers import div_up, round_up
+from graphmem.errors import SourceError
 from graphmem.graph.model import ELEMENT_BITS
 from graphmem.runtimes.onnxruntime.kernels.context import (
     FLOAT_BYTES,
@@ -182,6 +183,8 @@ def _resize(kernel: Context, libraries: Libraries) -> Steps:
     if 0 in after or before == after:
         return ONLY_OUTPUTS
     mode = kernel.text("mode", "nearest")
+    if mode not in _MAPPED_BYTES:
+        raise SourceError(f"{kernel.node}: ONNX Runtime knows no mode {mode!r}, but {', '.join(_MAPPED_BYTES)}")
     if mode == "nearest":
         return (OUTPUTS, len(after) * INT64_BYTES + sum(after) * _MAPPED_BYTES[mode])
     axes = 3 if mode == "linear" and len(after) % 2 else 2
