@@ -98,7 +98,7 @@ class RunCache:
 
 
 class _Slot(Generic[Made]):
-    """The last of what was made, or why it could not be, with the key that it was made for."""
+    """The value made last, or the error in its place, with the key that it was made for."""
 
     def __init__(self) -> None:
         self.clear()
@@ -110,7 +110,7 @@ class _Slot(Generic[Made]):
         self._error: GraphmemError | None = None
 
     def is_for(self, key: CaptureKey | tuple[object, ...]) -> bool:
-        """True if it holds what was made for an equal key."""
+        """True if the value was made for an equal key."""
         return self._key is not None and self._key == key
 
     def get(self, key: CaptureKey | tuple[object, ...], make: Callable[[], Made]) -> Made:
@@ -349,7 +349,7 @@ def _precisions(run: Run, step: Training | Inference) -> str | None:
 
 
 def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
-    """The step as it is run. Keras' own ``train_step`` returns what it needs of a step, and no output outlives it."""
+    """The step as it is run. Keras' own ``train_step`` returns all it needs of a step, and no output outlives it."""
     step = question.step
     if not isinstance(step, Training):
         return step

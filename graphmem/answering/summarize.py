@@ -52,13 +52,13 @@ def summarize(
     levels: Sequence[tuple[str, str]] = MEANINGS,
 ) -> Estimate:
     """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
-    needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, given
-    what it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is no
-    doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
+    needed only where the unlimited one exceeds it. ``context``: held by the process outside its allocator, given the
+    libraries it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is
+    no doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
-    of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
-    storage may be what took the last one.
+    of them, at which reserved memory grew last, shows little of its use: segments stay, and a small storage may have
+    taken the last one.
     """
     grew = _first_maximum(replay.reserved_bytes)
     at_peak = replay.reserved_bytes == replay.reserved_bytes.max(initial=0)

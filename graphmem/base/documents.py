@@ -76,7 +76,7 @@ class _Pipe(io.RawIOBase):
 def open_file(path: str | os.PathLike[str], *, pipes: bool = True) -> io.BufferedReader:
     """The file or pipe at ``path``, to be read; ``pipes`` is False where the reader has to seek.
 
-    Raises :class:`OSError` for what is neither (a device, a folder, a socket), beside what ``open`` raises.
+    Raises :class:`OSError` for anything else (a device, a folder, a socket), beside the errors of ``open``.
     """
     text = os.fspath(path)
     _check_kind(os.stat(text).st_mode, text, pipes)  # before it is opened: opening a device may do something

@@ -2,8 +2,8 @@
 
 Model states: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 3 and figure 1) counts for each of P parameters
 the weight, its gradient and the optimizer's state: 2 + 2 + 12 bytes with Adam in mixed precision (a copy, a momentum
-and a variance in fp32), and divides by the N processes what a stage shares out: the optimizer's state (1), gradients
-too (2), weights too (3). Without a copy of its own the optimizer's states are of the weights' precision.
+and a variance in fp32), and divides by the N processes the parts that a stage shares out: the optimizer's state (1),
+gradients too (2), weights too (3). Without a copy of its own the optimizer's states are of the weights' precision.
 
 Activations: Korthikanti et al. 2022 (arXiv:2205.05198, equations 1 to 6): a layer of a transformer keeps
 s b h (34 + 5 a s / h) bytes in 16 bits, 34 of them where attention is recomputed or fused, 2 where the layer is.
@@ -132,7 +132,7 @@ _STATES = ("PARAMETER", "GRADIENT", "OPTIMIZER_STATE")
 def compared(
     model: Sharded, optimizer: str, breakdown: Mapping[str, int], peaks: Mapping[str, int], largest: Sequence[Any]
 ) -> dict[str, Any]:
-    """The formulas beside the simulation, as values: ``difference`` sums to what is reserved at the peak less the
+    """The formulas beside the simulation, as values: ``difference`` sums to the bytes reserved at the peak less the
     formula of model states. ``largest``: storages alive then that a formula does not count, ``bytes`` and ``source``
     each."""
     formula = model.state_bytes(optimizer)

@@ -53,7 +53,7 @@ _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:\.\d+)*(?:(?:a|b|rc|\.dev|\
 def version_named(text: str | None) -> tuple[int, int]:
     """(major, minor) of ``2.6``, ``2.6.0`` or ``2.6.0+cu124``; None means the installed version, or the newest known.
 
-    Versions after the newest known are taken, and :func:`beyond_known` says so. Raises :class:`UsageError` for text
+    Versions after the newest known are taken, and noted by :func:`beyond_known`. Raises :class:`UsageError` for text
     that is no version, for versions before 2.4 and from 3.0 on.
     """
     if text is None:
@@ -176,10 +176,10 @@ def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """One change: ``what`` it concerns, the first ``version`` that has it, and how it was ``before`` and is ``now``.
+    """One change: ``what``: its subject, the first ``version`` that has it, and how it was ``before`` and is ``now``.
 
     ``source``: the file of PyTorch, or the pull request. ``recorded``: releases whose builds were recorded or whose
-    wheels were read. ``assumed``: what nobody looked at, in words.
+    wheels were read. ``assumed``: the part nobody looked at, in words.
     """
 
     what: str

@@ -112,7 +112,7 @@ class PoolBook(Protocol):
 
 
 class StorageBook(Protocol):
-    """The storages of a run: what they are for, and what happens to them outside operators."""
+    """The storages of a run: their purposes, and their changes outside operators."""
 
     def births(self, category: Category, label: str) -> AbstractContextManager[None]:
         """Storages that are born in this context are for ``category``."""
@@ -193,7 +193,7 @@ class StepBook(Protocol):
     def begin_iteration(self) -> None: ...
 
     def begin_generation(self) -> None:
-        """The next iteration generates: what follows is its ``prefill``."""
+        """Begin the next iteration, which generates, with its ``prefill``."""
 
     def enter(self, stage: str) -> None:
         """Begin another stage of the iteration: ``decode``."""

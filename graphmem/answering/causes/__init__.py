@@ -124,7 +124,7 @@ def _resized(trace: Trace, storages: Sequence[int], size: Callable[[int], int]) 
 
 def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
     """As parts of their peaks, how those of networks that no tree was grown from change once cuDNN is asked: workspaces
-    move the peak, and what is reserved for them is used by others later, so that a small one may move much."""
+    move the peak, and memory reserved for them is used by others later, so that a small one may move much."""
     if trace.predicted_plans:
         card = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)  # as it was captured
         ((_, count, *columns),) = (row for row in _measured()["networks"] if row[0] == card.limits.cudnn_trees)

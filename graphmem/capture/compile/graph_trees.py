@@ -1,11 +1,11 @@
-"""CUDA graphs that Inductor captures itself (mode ``reduce-overhead``), for what runs without gradients.
+"""CUDA graphs that Inductor captures itself (mode ``reduce-overhead``), for code that runs without gradients.
 
-``manager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak
-references needs a card, is followed as far as memory sees it: a compiled function runs in the graphs' own pool the
-first time it is called, on a stream of theirs (the warm-up); it is captured in the next invocation of what was compiled
-(a generation), its inputs copied into the pool first, unless they are parameters or were marked to stay where they are
-(transformers' static caches are); then it is replayed, which takes nothing. What a generation has returned is given
-back when the next one begins. cuBLAS's workspaces of the stream live in the pool, and are given back after each run.
+``manager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak references needs
+a card, is followed as far as memory sees it: a compiled function runs in the graphs' own pool the first time it is
+called, on a stream of theirs (the warm-up); it is captured in the next invocation of compiled code (a generation), its
+inputs copied into the pool first, unless they are parameters or were marked to stay where they are (transformers'
+static caches are); then it is replayed, which takes nothing. Results of a generation are given back when the next one
+begins. cuBLAS's workspaces of the stream live in the pool, and are given back after each run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOST = "torch.compile cannot be followed"
 
 @dataclass
 class _Replay:
-    """A captured graph: where its static inputs lie, and what every replay returns."""
+    """A captured graph: the places of its static inputs, and the results of every replay."""
 
     graph: Any
     addresses: tuple[int, ...]

@@ -1,6 +1,6 @@
 """Inductor without a card: its questions about the device are answered, its kernels are never built.
 
-Written against ``torch/_inductor`` and ``torch/_dynamo/device_interface.py`` of PyTorch 2.13. What is replaced: the
+Written against ``torch/_inductor`` and ``torch/_dynamo/device_interface.py`` of PyTorch 2.13. These are replaced: the
 device interface, the compilation of Triton and C++ kernels, the C functions with which generated code allocates and
 views buffers (``torch/csrc/dynamo/guards.cpp``), the check of pointer alignment, and the timing of padded matrix
 products. Everything else, from fusion to the reuse of buffers, is Inductor's.
@@ -48,7 +48,7 @@ _MODULES = (
 
 @contextlib.contextmanager
 def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> Iterator[None]:
-    """Let Inductor compile for the pretended ``device``; ``assumed`` counts what would be decided by timing."""
+    """Let Inductor compile for the pretended ``device``; ``assumed`` counts decisions that a card makes by timing."""
     import_compiler()
     trees = GraphTrees(recorder)
     settings = {"force_disable_caches": True, "compile_threads": 1}
@@ -87,7 +87,7 @@ def import_compiler() -> None:
 
 
 def _forget_device() -> None:
-    """Forget what Inductor remembers of the device."""
+    """Forget Inductor's stored facts of the device."""
     private("torch._inductor.runtime.hints.DeviceProperties", _LOST).create.cache_clear()
     for function in vars(private("torch._inductor.utils", _LOST)).values():
         if hasattr(function, "cache_clear"):
@@ -264,7 +264,7 @@ def _align_inputs(
 
 
 class _OnHost(TorchDispatchMode):  # type: ignore[misc]
-    """Computes on the host what the compiler would compute on the card to know its value."""
+    """Computes on the host the values that the compiler would compute on the card."""
 
     def __torch_dispatch__(self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = dict(kwargs or {})

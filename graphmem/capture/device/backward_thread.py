@@ -76,7 +76,7 @@ class _DeviceThread:
         return threading.current_thread() is self._thread
 
     def run(self, function: Callable[[], Any]) -> object:
-        """The function's result, or what it raised."""
+        """The function's result, or its error raised again."""
         state = _state()
         done = threading.Event()
         outcome: list[Any] = []

@@ -49,7 +49,7 @@ class Answers:
         self._shown_card.asked.add("allocator")
 
     def of(self, read: Callable[[DeviceMemory], _T], without: Callable[[], _T]) -> Callable[..., _T]:
-        """A function that reads something of the allocator, or gives what there is ``without`` one."""
+        """A function that reads something of the allocator, or gives the value ``without`` one."""
 
         def answer(*_: object, **__: object) -> _T:
             memory = self._now()

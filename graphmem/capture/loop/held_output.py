@@ -40,7 +40,7 @@ _DEPTH = 12
 
 
 class _Unknown(Exception):
-    """It is not known what a value holds."""
+    """The objects that a value holds are not known."""
 
 
 def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _in_order(step: Training | Inference, mesh: DeviceMesh | None) -> Iterator[Strategy]:
     """Those that the options of ``step`` name, in torchtitan's order (``parallelize_llama``): layers are shared out,
-    then sequences, then parameters are sharded, then replicated. What nobody names is not imported."""
+    then sequences, then parameters are sharded, then replicated. A strategy that is not named is not imported."""
     in_mesh = isinstance(step, Training) and step.tp_in_mesh
     if (step.tp or step.ep) and not in_mesh:
         from graphmem.capture.distributed.tensor_parallel import TensorParallel

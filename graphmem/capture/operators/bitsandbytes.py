@@ -69,7 +69,7 @@ class _Backend:
         return note
 
     def forget_card(self) -> None:
-        """The copies keep the card's properties, and what they chose for it."""
+        """Forget the card's properties that the copies keep, and the choices made by them."""
         for module in self.modules:
             for value in vars(module).values():
                 if hasattr(value, "cache_clear"):
@@ -119,8 +119,8 @@ def is_update(func: OpOverload) -> bool:
 
 
 def _run(kernel: Callable[..., Any], _: Selection, *args: object, **kwargs: object) -> Any:
-    """Its operators have no kernel of autocast, which therefore still casts what the kernel calls: ``linear`` of
-    dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
+    """Its operators have no kernel of autocast, which therefore still casts the operators that the kernel calls:
+    ``linear`` of dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
     with device_values.answering(False, NO_OUTLIERS), _as_outside():
         return kernel(*args, **kwargs)
 

@@ -162,8 +162,8 @@ class ProcessGroups:
         return bool(names)
 
     def communicators(self, on_node: int | None) -> tuple[Communicator, ...]:
-        """Those of the groups that were used; ``on_node`` processes are in a machine, None for what
-        :class:`~graphmem.training.processes.Processes` takes."""
+        """Those of the groups that were used; ``on_node`` processes are in a machine, None for the number in
+        :class:`~graphmem.training.processes.Processes`."""
         alone = tuple(Communicator(1, 0, 0, 1, reduced_bytes=1) for _ in self._used_alone)
         if not self._used:
             return alone

@@ -55,15 +55,14 @@ _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 class OperatorFacts:
     """One overload.
 
-    ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
-    ``is_modelled``: a rule, a decomposition or another table here has its memory. ``is_checked``: recordings prove its
-    rule, or that it takes nothing but its outputs, or another table models it.
-    ``decomposition``: the operators that CUDA's kernel is made of, which run in place of its fake kernel;
-    ``sparse_decomposition``, ``nested_decomposition``: those where an argument is sparse or nested. ``in_place``: what
-    a formula of gradients calls instead on a card, and the autograd nodes that do so; ``gradient_formula``: the same
-    where it is more than writing in place. ``selects``: the size of its outputs is data.
-    ``relaid``: gives its outputs a card's strides. ``is_step``: a fused step of an optimizer, which allocates nothing
-    and is not called.
+    ``rule``: its kernel's memory beyond the outputs; ``unmodelled``: known memory that no rule models. ``is_modelled``:
+    a rule, a decomposition or another table here has its memory. ``is_checked``: recordings prove its rule, or that it
+    takes nothing but its outputs, or another table models it. ``decomposition``: the operators that CUDA's kernel is
+    made of, which run in place of its fake kernel; ``sparse_decomposition``, ``nested_decomposition``: those where an
+    argument is sparse or nested. ``in_place``: the operator that a formula of gradients calls instead on a card, and
+    the autograd nodes that do so; ``gradient_formula``: the same where it is more than writing in place. ``selects``:
+    the size of its outputs is data. ``relaid``: gives its outputs a card's strides. ``is_step``: a fused step of an
+    optimizer, which allocates nothing and is not called.
     """
 
     func: OpOverload
@@ -128,7 +127,7 @@ class OperatorFacts:
     def unproven_layouts(self) -> frozenset[str]:
         """Layouts of inputs in which nobody recorded it, though it is proven of contiguous ones and has no rule.
 
-        What is pointwise reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13), and on
+        A pointwise operator reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13), and on
         lists whose tensors are not alike it is called for each one (ATen/native/ForeachUtils.h).
         """
         if self.is_modelled or self.is_view or self.remark is not None or not proven(self.name):

@@ -1,7 +1,7 @@
 """Outputs that CUDA's kernels lay out otherwise than PyTorch's decompositions do. Sources are of PyTorch 2.13.
 
 Where a dimension has one element its stride means nothing to the memory, but it decides whether a tensor counts as
-channels_last, and with that what a convolution or an interpolation copies: pictures in batches of one, or of one
+channels_last, and with that the copies of a convolution or an interpolation: pictures in batches of one, or of one
 channel. ``TensorIterator`` keeps or renews such strides in another way than the decompositions.
 """
 

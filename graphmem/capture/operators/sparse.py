@@ -1,7 +1,7 @@
 """Sparse tensors in COO layout, as gradients of embeddings are: CUDA's operators on their indices and values.
 
 A fake sparse tensor holds fake indices and values, but few operators work on it. Those that optimizers call are spelled
-out here by what they do to indices and values, with the temporaries of 2.13's kernels:
+out here by their effect on indices and values, with the temporaries of 2.13's kernels:
 ``aten/src/ATen/native/sparse/SparseTensor.cpp``, ``SparseTensorMath.cpp`` and ``sparse/cuda/SparseCUDATensor.cu``.
 Order and sizes were recorded on the CUDA build.
 """

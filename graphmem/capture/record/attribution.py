@@ -37,7 +37,7 @@ class Attribution:
         self.assumed: Counter[Diagnostic] = Counter()
 
     def note(self, call: OperatorCall, phase: int) -> None:
-        """The operator is called now: what is born from here on is its work."""
+        """The operator is called now: storages born from here on are its work."""
         builder, in_backward = self._storages.builder, call.in_backward
         if in_backward:
             module, source = self.module, ""

@@ -32,7 +32,7 @@ class Births:
 
     def record(self, call: OperatorCall, out: object) -> None:
         """The operator has returned ``out``. Raises ``torch.OutOfMemoryError`` where the card would; then nothing of it
-        stays but what cuBLAS keeps."""
+        stays but the workspaces that cuBLAS keeps."""
         first_row = len(self._storages.builder.rows)
         try:
             self._record(call, out)

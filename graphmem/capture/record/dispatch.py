@@ -124,7 +124,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return self.go_on(route, other)
 
     def finish(self, call: OperatorCall, out: object) -> object:
-        """Record what the operator has returned."""
+        """Record the results of the operator."""
         self.recorder.births.record(call, out)
         if self.recorder.collected.storages:
             self.recorder.collected.follow(call.args, out)
@@ -141,7 +141,7 @@ Attempt = Callable[[RecordingMode, OperatorCall], Any]
 
 @dataclass(frozen=True)
 class Interceptor:
-    """One kind of call. ``applies`` says of which operators (None: all); ``attempt`` answers a call, or
+    """One kind of call. ``applies`` selects the operators (None: all); ``attempt`` answers a call, or
     :data:`NOT_HANDLED`. ``is_noted``: the call is an operator of the trace before the attempt is made."""
 
     name: str

@@ -20,7 +20,7 @@ from graphmem.capture.values.callers import called_by_engine
 
 
 class FanIn:
-    """Tells by reference counts whether nobody else holds the first gradient.
+    """Finds by reference counts whether nobody else holds the first gradient.
 
     The counts of that case, seen from a dispatch mode, are the same for every fan-in of one build of PyTorch.
     """

@@ -1,4 +1,4 @@
-"""Private memory pools of a step: which pool an allocation goes to, and what the allocator hears of it.
+"""Private memory pools of a step: which pool an allocation goes to, and its events for the allocator.
 
 PyTorch routes a request to a pool by a filter: ``torch.cuda.use_mem_pool`` takes those of the calling thread, whatever
 the stream (the backward pass runs on another thread, so its allocations stay outside); the capture of a CUDA graph
@@ -92,7 +92,7 @@ class MemoryPools:
         self._event(EventKind.CREATE_POOL, pool)
 
     def begin(self, pool: PoolId, label: str, *, streams: set[int] | None, any_thread: bool = False) -> None:
-        """``beginAllocateToPool``: hold the pool once more, and send there what a :class:`Route` of these takes."""
+        """``beginAllocateToPool``: hold the pool once more, and send there all that a :class:`Route` of these takes."""
         if any(other.pool == pool for other in self._routes):
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self._hold(pool, label)

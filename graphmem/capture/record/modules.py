@@ -1,4 +1,4 @@
-"""Follows ``nn.Module`` calls and optimizers during a capture: module paths, stages, and what tensors are for."""
+"""Follows ``nn.Module`` calls and optimizers during a capture: module paths, stages, and the purposes of tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graphmem.trace import Category
 
 
 class ModuleWatch:
-    """Names modules and parameters, and tells the recorder where the step is."""
+    """Names modules and parameters, and keeps the recorder's place in the step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -142,7 +142,7 @@ def _is_evaluated(module: nn.Module) -> bool:
 
 
 def _as_written(name: str) -> str:
-    """The user's name for what ``torch.compile`` has wrapped."""
+    """The user's name for a module that ``torch.compile`` has wrapped."""
     return name.replace("_orig_mod.", "")
 
 

@@ -1,4 +1,4 @@
-"""Where in a run what is recorded belongs: iterations, their stages, and what runs beside them."""
+"""The place in a run of each recorded operator: iterations, their stages, and work beside them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Phases:
             begun()
 
     def enter(self, stage: str) -> None:
-        """Name the stage (``forward``, ``backward``, ``optimizer``; ``prefill``, ``decode``) of what follows."""
+        """Begin a stage: ``forward``, ``backward``, ``optimizer``; ``prefill``, ``decode``."""
         self.stage, self._aside = stage, ""
         self._storages.born_as = Category.ACTIVATION if stage in _FORWARD else Category.TEMPORARY
         self.current = self._storages.builder.phase(self.iteration, stage)
@@ -82,11 +82,11 @@ class Phases:
 
     @property
     def is_aside(self) -> bool:
-        """True if what runs is no part of a training step."""
+        """True outside of any training step."""
         return bool(self._aside)
 
     def begin_backward(self) -> None:
-        """A backward pass begins. Steps without any module have not said that their iteration began."""
+        """A backward pass begins. Without any module, no call has begun the iteration yet."""
         self.backward_passes += 1
         if self.stage == "build" or (self.stage == "optimizer" and not self.in_optimizer_step):
             self.begin_iteration()

@@ -1,7 +1,7 @@
-"""The book of a run: its phases, its operators, and what each allocates.
+"""The book of a run: its phases, its operators, and their allocations.
 
 PyTorch itself executes the step on fake tensors (autograd, Python references, views, in-place operators, hooks,
-recomputation), so lifetimes are exact. What a CUDA build would do otherwise than the fake run is laid over it: by the
+recomputation), so lifetimes are exact. Differences of a CUDA build from the fake run are laid over it: by the
 interceptors of :mod:`graphmem.capture.record.dispatch`, by hidden kernel buffers and workspaces (``births``), and by
 the engine's in-place gradient fan-in.
 """
@@ -42,7 +42,7 @@ from graphmem.trace import EventKind, TraceBuilder
 
 
 class Recorder:
-    """Fills a :class:`TraceBuilder` with what :class:`graphmem.capture.record.dispatch.RecordingMode` shows it.
+    """Fills a :class:`TraceBuilder` with the operators from :class:`graphmem.capture.record.dispatch.RecordingMode`.
 
     ``composites`` are CUDA's versions of composite operators, needed where inference mode keeps the dispatcher from
     applying them (:mod:`graphmem.capture.operators.composites`).
@@ -132,7 +132,7 @@ class Recorder:
         return self.storages.memory
 
     def answer_from(self, memory: DeviceMemory) -> None:
-        """Let ``memory`` answer for what is recorded from the beginning on."""
+        """Let ``memory`` answer for all operators recorded from the beginning on."""
         memory.follow(self.builder)
         self.storages.memory = memory
 
@@ -158,7 +158,7 @@ class Recorder:
             raise CaptureError(f"{self.current_source()}: {what} while a CUDA graph is captured, which CUDA refuses")
 
     def stop(self) -> None:
-        """Stop listening: what dies from now on was alive at the end of the run."""
+        """Stop listening: a storage that dies from now on was alive at the end of the run."""
         self.storages.forget()
         self.storages.memory = None
         self.builder = TraceBuilder("after the end")

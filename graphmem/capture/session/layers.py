@@ -1,7 +1,7 @@
-"""The layers of a capture: what lies over PyTorch while a step runs, from the first that is put on to the last.
+"""The layers of a capture: replacements over PyTorch while a step runs, in the order of their installation.
 
-Each is a context that undoes itself, whatever happens inside. The order is one that works: a later layer finds what
-the earlier ones have replaced. A name that two layers replace is said in the later one's ``again``. The table in
+Each is a context that undoes itself, whatever happens inside. The order is one that works: a later layer finds the
+replacements of earlier ones. A name that two layers replace is in the later one's ``again``. The table in
 docs/ARCHITECTURE.md is made from :data:`LAYERS`:
 
     python -m graphmem.capture.session.layers docs/ARCHITECTURE.md
@@ -63,12 +63,12 @@ _Install = Callable[[Context], AbstractContextManager[Any]]
 class Layer:
     """One layer. ``where``: its file below ``capture/``. ``replaces``: patterns (``*``) of the names that it replaces,
     operators of a dispatch key as ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer
-    has replaced already, on purpose. ``lost``: what is lost where PyTorch lacks a name that the layer needs; empty
-    where nothing can be answered then.
+    has replaced already, on purpose. ``lost``: the loss where PyTorch lacks a name that the layer needs; empty where
+    nothing can be answered then.
 
     A layer with ``doors`` (paths of functions of torch) or ``libraries`` (modules) is installed when one of those is
-    called or imported first (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks`` tells of
-    a call whether it needs the layer.
+    called or imported first (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks``: does a
+    call need the layer.
     """
 
     name: str
@@ -329,7 +329,7 @@ def _modules(context: Context) -> Iterator[None]:
 
 
 def _remark_of(context: Context) -> Callable[[Diagnostic], None]:
-    """Tells the reader what was assumed."""
+    """A function that shows the reader an assumption."""
     return lambda found: context.recorder.assumed.update([found])
 
 
