@@ -1,6 +1,6 @@
-"""Diagnostics: what a reader must know of an estimate, as values.
+"""Diagnostics: the remarks that a reader of an estimate needs, as values.
 
-A :class:`Diagnostic` has a :class:`Code`, which says what kind of remark it is and what it may do to the figures
+A :class:`Diagnostic` has a :class:`Code`, which has the kind of the remark and its possible effect on the figures
 (:data:`MEANINGS`, one row a code), the place it is about, and the arguments of its sentence. Sentences are made here
 alone, for people; nothing in graphmem reads them.
 

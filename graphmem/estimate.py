@@ -1,7 +1,7 @@
-"""The Estimate: graphmem's answer, as plain values. Every figure is in bytes and says which of the four levels it is.
+"""The Estimate: graphmem's answer, as plain values. Every figure is in bytes, of one of four levels.
 
-The levels, always in this order: *requested* (what tensors asked for) <= *allocated* (blocks handed out) <=
-*reserved* (segments held from the driver) <= *device* (what ``nvidia-smi`` shows: reserved plus the context).
+The levels, always in this order: *requested* (the sizes of tensors) <= *allocated* (blocks handed out) <= *reserved*
+(segments held from the driver) <= *device* (as in ``nvidia-smi``: reserved plus the context).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class PhasePeak:
-    """The four levels' maxima while a phase ran (what stood at its beginning included)."""
+    """The four levels' maxima while a phase ran (memory held at its beginning included)."""
 
     iteration: int
     name: str
     peak: Peak
 
     def __str__(self) -> str:
-        """``iteration 2 backward``, as :class:`graphmem.trace.Phase` says it."""
+        """``iteration 2 backward``, as :class:`graphmem.trace.Phase` writes it."""
         from graphmem.trace import Phase
 
         return str(Phase(self.iteration, self.name))
@@ -72,7 +72,7 @@ class PhasePeak:
 class PoolUse:
     """Private pools of one kind at the peak: how many, the bytes of their segments, and those that storages asked for.
 
-    What is reserved and not requested serves nobody outside the pool.
+    Bytes reserved and not requested serve nobody outside the pool.
     """
 
     label: str
@@ -164,7 +164,7 @@ class Fit:
     @property
     def verdict(self) -> str:
         """``yes`` or ``no`` where at least the share that was asked for (without one: everything that is known to be
-        possible) fits, or does not; else ``likely`` or ``likely not``, as ``fits`` says."""
+        possible) fits, or does not; else ``likely`` or ``likely not``, by ``fits``."""
         share = 1.0 if self.margin is None else self.margin
         if self.probability is not None:
             if self.fits and self.probability >= share:
@@ -203,8 +203,8 @@ class Findings(NamedTuple):
 
 
 class _Later:
-    """Findings that take work, found when somebody first looks. ``find`` is a function of plain values, so that what
-    was not looked at yet can be sent to another process."""
+    """Findings that take work, found when somebody first looks. ``find`` is a function of plain values, so that a
+    pending one can be sent to another process."""
 
     def __init__(self, find: Callable[[], Findings]) -> None:
         self._find = find
@@ -270,8 +270,8 @@ class LateDetails(Mapping[str, Any]):
 def found_later(
     diagnostics: Sequence[Diagnostic], details: Mapping[str, Any], find: Callable[[], Findings]
 ) -> tuple[LateDiagnostics, LateDetails]:
-    """``diagnostics`` and ``details`` together with what ``find`` finds, which is called once, when either is looked
-    at."""
+    """``diagnostics`` and ``details`` together with the findings of ``find``, which is called once, when either is
+    looked at."""
     later = _Later(find)
     return LateDiagnostics(diagnostics, later), LateDetails(details, later)
 
@@ -325,7 +325,7 @@ class Estimate(reports.Answer):
         return estimate.document(self, details, top, budget_bytes)
 
     def brief(self) -> Document:
-        """One screen of it: the verdict, the levels and what they are made of."""
+        """One screen of it: the verdict, the levels and their parts."""
         from graphmem.reports import estimate
 
         return estimate.brief(self)
@@ -350,7 +350,7 @@ class Estimate(reports.Answer):
 
     @property
     def device(self) -> int:
-        """Peak device bytes (what ``nvidia-smi`` shows for the process)."""
+        """Peak device bytes, as ``nvidia-smi`` shows them for the process."""
         return self.peak.device_bytes
 
     def interval(self, level: str) -> tuple[int | None, int | None]:

@@ -136,7 +136,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """A private pool: what it is for, and the options of ``torch.cuda.MemPool``."""
+    """A private pool: its purpose, and the options of ``torch.cuda.MemPool``."""
 
     label: str
     use_on_oom: bool = False
@@ -202,11 +202,11 @@ class Event:
 class Trace:
     """The whole run. Event columns are parallel arrays of one length (int64); a storage is allocated exactly once.
 
-    ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
-    the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of
-    calls that can do with less than their storages say. ``settings`` are whole texts of PyTorch's allocator settings.
-    ``predicted_plans``: of how many shapes of convolutions and
-    recurrent networks cuDNN's plan was predicted, not asked.
+    ``source``: the origin of the trace; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are the
+    private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of calls
+    that can do with less than their storages have. ``settings`` are whole texts of PyTorch's allocator settings.
+    ``predicted_plans``: of how many shapes of convolutions and recurrent networks cuDNN's plan was predicted, not
+    asked.
     """
 
     source: str
@@ -306,7 +306,7 @@ class TraceBuilder:
 
     def alloc_for_call(self, shape: object, plans: tuple[int, ...], operator: int, **options: Any) -> int:
         """Record the workspace of a call that has these ``plans`` (:class:`Plans`), of two or more sizes. Calls of one
-        ``shape`` share what became of them."""
+        ``shape`` share the plan that had its memory."""
         calls = self._shapes.setdefault(shape, Calls(plans))
         index = self.alloc(calls.bytes[calls.chosen], operator, **options)
         calls.storages.append(index)
@@ -548,7 +548,7 @@ _SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS, SCHEMA_WITH_PLANS, SC
 
 
 def from_json(text: str | bytes) -> Trace:
-    """Read what :func:`to_json` wrote. Raises :class:`TraceError` for anything else."""
+    """Read a text of :func:`to_json`. Raises :class:`TraceError` for anything else."""
     try:
         document = parse_json(text)
     except ValueError as error:

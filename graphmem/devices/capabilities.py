@@ -1,8 +1,8 @@
 """Compute capabilities: the table ``capabilities.toml``, which every rule that depends on the capability reads.
 
-:class:`Capability` is a row; its comments say what each field means and where it is taken from. Unless a field names
-another source, that is the technical specifications per compute capability of the CUDA C++ Programming Guide 13.0;
-files of PyTorch are 2.13's. A capability without a row is taken for the nearest older one (:func:`limits_of`).
+:class:`Capability` is a row; its comments give the meaning and source of each field. Unless a field names another
+source, that is the technical specifications per compute capability of the CUDA C++ Programming Guide 13.0; files of
+PyTorch are 2.13's. A capability without a row is taken for the nearest older one (:func:`limits_of`).
 """
 
 from __future__ import annotations

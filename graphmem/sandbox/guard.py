@@ -1,6 +1,6 @@
-"""Python's audit events while a program flies: connections are refused in one line, and what nothing redirected too.
+"""Python's audit events while a program flies: connections are refused in one line, and unredirected writes.
 
-One hook is added to the interpreter, for good (PEP 578), and asks nothing while no program flies. What it refuses is an
+One hook is added to the interpreter, for good (PEP 578), and asks nothing while no program flies. A refusal is an
 :class:`OSError`, as a machine without network gives, so that a program that copes with that does here as well.
 """
 
@@ -39,10 +39,9 @@ class Permissions:
 class Guard:
     """The handlers of audit events during one flight, and records of it.
 
-    ``applies``: whether the calling thread is the program's; ``real`` gives the path by which a real file is
-    reached, by the program's path, and None for a file of the program's own. ``refused`` counts (what, to whom),
-    ``renames`` are renamed files in their order, ``started`` counts other programs that were let start and could write
-    nothing.
+    ``applies``: whether the calling thread is the program's; ``real`` gives the path by which a real file is reached,
+    by the program's path, and None for a file of the program's own. ``refused`` counts (action, target), ``renames``
+    are renamed files in their order, ``started`` counts other programs that were let start and could write nothing.
     """
 
     def __init__(

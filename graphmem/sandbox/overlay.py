@@ -79,7 +79,7 @@ class Overlay:
         self._untouched.clear()
 
     def note_change(self) -> None:
-        """Something was changed: what is remembered, here and in other processes, may be wrong now."""
+        """Something was changed: stored answers, here and in other processes, may be wrong now."""
         with contextlib.suppress(FileNotFoundError):
             native.utime(self.tree)
         self._forget(None)
@@ -118,7 +118,7 @@ class Overlay:
         return f"{drive}:{os.sep}{below}"
 
     def absolute(self, path: StrOrBytesPath, folder: int | None = None) -> str:
-        """A path from the root on, with its ``..`` and links; ``folder`` is what ``dir_fd`` was given."""
+        """A path from the root on, with its ``..`` and links; ``folder``: the value of ``dir_fd``."""
         start = native.getcwd() if folder is None else path_of(folder)
         return os.path.join(self.place(start), os.fsdecode(path))
 
@@ -211,7 +211,7 @@ class Overlay:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _check_parent(self, path: str) -> None:
-        """Raises what the operating system would for a new or deleted entry."""
+        """Raises the operating system's error for a new or deleted entry."""
         parent = os.path.dirname(path)
         found = self.found(parent)
         if found is None:
@@ -263,7 +263,7 @@ class Overlay:
         return self.upper(path)
 
     def _show(self, path: str) -> bool:
-        """An entry was made: what hid the real one goes. Whether something did."""
+        """An entry was made: remove the mark that hid the real one. True if there was one."""
         marker = os.path.join(os.path.dirname(self.upper(path)), DELETED + os.path.basename(path))
         with contextlib.suppress(FileNotFoundError):
             native.unlink(marker)
@@ -406,7 +406,7 @@ class Overlay:
         self._hide(source)
 
     def _check_renamed(self, source: str, target: str, moves_folder: bool, names: tuple[str, str]) -> None:
-        """Raises what the operating system would."""
+        """Raises the operating system's error."""
         if target.startswith(source + os.sep):
             raise error(errno.EINVAL, *names)
         if source.startswith(target + os.sep):
@@ -477,7 +477,7 @@ class Overlay:
         return _on_place(function, self.reading, follows)
 
     def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
-        """A function of ``os`` that changes what is at a path, here."""
+        """A function of ``os`` that changes the file at a path, here."""
 
         def copied(path: StrOrBytesPath, follow: bool, folder: int | None) -> str:
             at = self._existing(path, folder, follow)
@@ -594,7 +594,7 @@ class Entry:
 
 
 class Entries:
-    """As what ``os.scandir`` gives: an iterator that can be closed."""
+    """The iterator of ``os.scandir``, which can be closed."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._entries = iter(entries)

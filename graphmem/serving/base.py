@@ -32,8 +32,8 @@ BASES = {
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model's configuration: its name for people, the values of its ``config.json``, and what the headers of the
-    checkpoint beside it say, where there is one. ``path``: the file of the configuration, None for one of the table.
+    """A model's configuration: its name for people, the values of its ``config.json``, and the headers of the
+    checkpoint beside it, where there is one. ``path``: the file of the configuration, None for one of the table.
     ``around``: the whole model, where this is the language model within one that has encoders too."""
 
     name: str
@@ -87,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True)
 class KVCache:
-    """The cache as the engine cuts it. ``request_blocks`` says how many blocks a request of some length takes."""
+    """The cache as the engine cuts it. ``request_blocks`` gives the blocks of a request of some length."""
 
     available_bytes: int
     block_bytes: int
@@ -104,11 +104,10 @@ class Served:
     """The engine's answer. Sizes are bytes of one card; every card of a tensor-parallel group has the same.
 
     ``settings`` are all options as the engine resolves them. ``parts`` lead from ``total_bytes`` to
-    ``kv_cache.available_bytes``; ``outside`` is what the card holds besides, which the engine does not charge.
-    ``graphs_bytes`` is what CUDA graphs really take, beside the engine's estimate of them among the parts.
-    ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed.
-    ``refusal`` is what the engine says where it does not start, in one line; the figures are then what led to it.
-    ``basis`` is one of :data:`BASES`.
+    ``kv_cache.available_bytes``; ``outside``: other memory in use on the card, which the engine does not charge.
+    ``graphs_bytes``: the true memory of CUDA graphs, beside the engine's estimate of them among the parts.
+    ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed. ``refusal``: the
+    engine's error where it does not start, in one line; the figures then led to it. ``basis`` is one of :data:`BASES`.
     """
 
     engine: str
@@ -209,5 +208,5 @@ class Engine(Protocol):
     newest: str
 
     def serve(self, question: Question) -> Served:
-        """The answer. Raises :class:`graphmem.errors.GraphmemError` for what the engine has no answer to; where it
-        would refuse to start for want of memory the answer says so."""
+        """The answer. Raises :class:`graphmem.errors.GraphmemError` for a question the engine cannot answer; where it
+        would refuse to start for want of memory the answer has that."""

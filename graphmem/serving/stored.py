@@ -1,5 +1,5 @@
-"""Weights of a decoder as they lie in a checkpoint, by its configuration: what a quantisation packs, its scales, zeros
-and shapes, and what it leaves as it is.
+"""Weights of a decoder as they lie in a checkpoint, by its configuration: the packed values of a quantisation, its
+scales, zeros and shapes, and the tensors it leaves as they are.
 
 Names of tensors are those of transformers' models; layouts those of the writers: AutoAWQ 0.2 (``awq/modules/linear/
 gemm.py``), AutoGPTQ 0.7 and GPTQModel (``nn_modules/qlinear``), bitsandbytes 0.45 (``functional.QuantState.as_dict``,

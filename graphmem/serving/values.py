@@ -1,4 +1,4 @@
-"""Values of a configuration from elsewhere, checked where they are read: what, where, what is accepted."""
+"""Values of a configuration from elsewhere, checked where they are read: the value, its place, the accepted ones."""
 
 from __future__ import annotations
 

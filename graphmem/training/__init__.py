@@ -580,7 +580,7 @@ _MASKED = {"ones": "attention mask of ones", "padded": "attention mask with padd
 
 
 class Tried(float):
-    """A value that is assumed to try what would follow, not because it is known: a loop that does not end with it is
+    """A value that is assumed in order to try its effect, not because it is known: a loop that does not end with it is
     left."""
 
 

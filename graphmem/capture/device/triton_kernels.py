@@ -115,8 +115,8 @@ class _Launched:
 
 
 class _Missing(importlib.abc.MetaPathFinder):
-    """Asked last, so for what is not installed. It names the packages of cards, and a program's own files find a
-    stand-in for Triton, which is not for PyTorch and libraries: they ask what Triton there is.
+    """Asked last, so for packages that are not installed. It names the packages of cards, and a program's own files
+    find a stand-in for Triton, which is not for PyTorch and libraries: they ask which Triton there is.
 
     A module that is found is everybody's, so from the first stand-in on ``__import__`` itself is replaced, which knows
     who imports. Not before: Python calls its own ``__import__`` without a call, and PyTorch imports in every operator.
@@ -181,8 +181,8 @@ class _Standing(importlib.abc.Loader):
 
 
 def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
-    """Triton comes with every CUDA build of PyTorch, and what a program itself asks for may be there where it runs: a
-    card then takes another way. What else a library would use is no part of the program that is analysed."""
+    """Triton comes with every CUDA build of PyTorch, and packages that a program itself asks for may be there where it
+    runs: a card then takes another way. Other uses by libraries are no part of the program that is analysed."""
     who = str(importer.get("__name__", ""))
     if package == "triton":
         return Code.TRITON_MISSING.about(place=who.partition(".")[0], importer=who)
@@ -202,7 +202,7 @@ def _package(namespace: dict[str, Any]) -> str:
 
 
 class _Triton(ModuleType):
-    """The names that kernels are written with; what else of Triton is asked for is refused."""
+    """The names that kernels are written with; other names of Triton are refused."""
 
     cdiv, next_power_of_2 = staticmethod(_HOST_SIDE.cdiv), staticmethod(_HOST_SIDE.next_power_of_2)
 

@@ -17,11 +17,11 @@ _Function = Callable[..., object]
 
 
 def patch_experts(patches: Patches, book: RankBook) -> None:
-    """Where nothing is known of what a router chose, its choice is even: every expert gets as many tokens, and the
-    first ones what is left over (torchtitan's ``debug_force_load_balance`` makes it so).
+    """Where the choice of a router is unknown, its choice is even: every expert gets as many tokens, and the first ones
+    the remainder (torchtitan's ``debug_force_load_balance`` makes it so).
 
     ``AllToAllEP`` (transformers/distributed/expert_parallel.py of 5.23) counts them, exchanges the counts, and reads
-    both, as sizes of what it sends and receives.
+    both, as sizes of its messages.
     """
     try:
         module = importlib.import_module("transformers.distributed.expert_parallel")

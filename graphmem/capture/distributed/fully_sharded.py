@@ -1,4 +1,4 @@
-"""``fully_shard`` (FSDP2): a model wrapped with PyTorch's own code, and what its buffers are for."""
+"""``fully_shard`` (FSDP2): a model wrapped with PyTorch's own code, and the purpose of its buffers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _BUFFERS = (
 
 
 def name_buffers(patches: Patches, storages: StorageBook) -> None:
-    """Say of FSDP2's buffers what they are for."""
+    """Name the purpose of FSDP2's buffers."""
 
     def named(label: str) -> Callable[..., object]:
         def in_births(original: Callable[..., object], *args: object, **kwargs: object) -> object:

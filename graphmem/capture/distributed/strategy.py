@@ -22,7 +22,7 @@ class Strategy:
         self.step, self.mesh = step, mesh
 
     def inputs(self, inputs: Any) -> Any:
-        """The batch, on the host, with what a part of it cannot tell."""
+        """The batch, on the host, with the values that a part of it cannot give."""
         return inputs
 
     def prepare(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class Strategy:
         """Give parameters that were shared out memory where they have none."""
 
     def wrapped(self, part: nn.Module) -> nn.Module:
-        """The model, or a stage of it, which is on the card, in what calls it."""
+        """The wrapped model, or stage of it, which is on the card."""
         return part
 
     def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:

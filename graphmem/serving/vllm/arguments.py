@@ -1,6 +1,6 @@
-"""The engine's further options, by its own names, as text: what each does to memory, or that it does nothing.
+"""The engine's further options, by its own names, as text: the effect of each on memory, or that it has none.
 
-Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config``. What is not here is refused by name.
+Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config``. An option not listed here is refused by name.
 """
 
 from __future__ import annotations

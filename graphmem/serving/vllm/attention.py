@@ -29,7 +29,7 @@ class AttentionBackend(Protocol):
         """True if the values computed before a step stay until the next one's are there."""
 
     def scheduled(self, requests: int) -> list[int]:
-        """Sizes of what is computed before a step of so many requests."""
+        """Sizes of the values computed before a step of so many requests."""
 
     def call(self, run: Run, tokens: int) -> None:
         """One call while graphs are captured."""

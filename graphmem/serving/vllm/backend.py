@@ -1,8 +1,8 @@
 """Models that no family of this package follows: by a capture of transformers' code.
 
-For architectures that the engine has no code of, or where ``--model-impl transformers`` asks for it, that code is what
-the engine runs itself (``TransformersForCausalLM``), with its own layers inside, and the capture is of the same. For
-others the engine has code of its own, which is like it in what decides: the same projections in one product, the same
+For architectures that the engine has no code of, or where ``--model-impl transformers`` asks for it, that code is run
+by the engine itself (``TransformersForCausalLM``), with its own layers inside, and the capture is of the same. For
+others the engine has code of its own, which is alike where it matters: the same projections in one product, the same
 norms; it adds in place, and lets the embeddings go when the first layer has them.
 """
 

@@ -30,7 +30,7 @@ _EIGHT_BITS = " in eight bits"
 @dataclass(frozen=True)
 class Kernel:
     """A kernel by its arguments: names and bytes. ``timed``: it has several configurations and was not met before;
-    ``copied``: bytes of what it writes in place."""
+    ``copied``: bytes it writes in place."""
 
     arguments: tuple[tuple[str, int], ...]
     timed: bool = True

@@ -1,8 +1,8 @@
 """vLLM's answer: the start of one rank on our allocator, then the engine's own arithmetic.
 
-Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py`` and ``utils/mem_utils.py``:
-``available = ceil(total * utilization) - consumed - headroom - graphs``, where consumed is what free memory lost from
-the start until after the profile run, and headroom what the run's peak had above what stays.
+Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py`` and ``utils/mem_utils.py``: ``available = ceil(total *
+utilization) - consumed - headroom - graphs``, where consumed is the loss of free memory from the start until after the
+profile run, and headroom the run's peak above the bytes that stay.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class VLLM:
         return _start(settings_key(settings), shape, layout, question.device, question.alloc_conf, draft)
 
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
-        """The model's sizes, how its weights are quantised, and what that assumes."""
+        """The model's sizes, the method of its quantisation, and its assumptions."""
         method, name, told = method_for(question, settings.itemsize)
         if backend.is_captured(question):
             return backend.shape(question, settings, method), name, told
@@ -168,7 +168,7 @@ class VLLM:
 
 
 def _check_experts(settings: Settings, shape: Shape) -> None:
-    """Raises :class:`UsageError` for what experts do that is not known."""
+    """Raises :class:`UsageError` for uses of experts that are not followed."""
     more = settings.more
     if more.speculation and shape.state is not None and shape.kind not in deltanet.KINDS:
         raise UsageError(
@@ -243,7 +243,7 @@ def _start(
     settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, draft: Draft | None
 ) -> Start:
     """The start on the allocator of a card with so much free: blocks that are not split make it run into the limit and
-    give its cache back. What does not fit then is played without a limit, and is the arithmetic's to say."""
+    give its cache back. A start that does not fit is played without a limit, and the arithmetic decides."""
     torch = versions.torch_of(settings.version)
     conf = parse_alloc_conf(alloc_conf, torch)
     cublas = _cublas_bytes(device, settings)

@@ -127,7 +127,7 @@ def checked_kind(model: ServedModel) -> str:
 
 
 def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
-    """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for what is missing."""
+    """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for a missing value."""
     config, kind = model.config, checked_kind(model)
     if kind in _OWN:
         return _OWN[kind][0](model, itemsize, method)

@@ -61,7 +61,7 @@ class Layout:
         return max(group.block_bytes for group in self.groups)
 
     def request_blocks(self, length: int) -> int:
-        """Blocks of one request of so many tokens. A layer with a window keeps those before it and what is being
+        """Blocks of one request of so many tokens. A layer with a window keeps those before it and those being
         computed, and one block more, since it need not begin with one."""
         return sum(self._group_blocks(group.spec, length) for group in self.groups)
 

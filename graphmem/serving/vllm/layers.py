@@ -1,4 +1,4 @@
-"""The engine's layers: what each keeps as weights, and what it returns.
+"""The engine's layers: the weights of each, and its output.
 
 Followed from vllm 0.32.0, ``model_executor/layers`` and the torch operators they call; the file is named at each. Sizes
 are bytes of one rank: ``tp`` ranks share heads, columns and rows.
@@ -146,7 +146,7 @@ class Embedding:
         self.head_slots: TableSlots | None = None
 
     def adapt(self, adapters: Adapters, *, head: bool) -> TableSlots:
-        """Room for adapters, of what is looked up or (``head``) of logits."""
+        """Room for adapters, of embeddings or (``head``) of logits."""
         rows, width = (self.width, self.vocab) if head else (self.vocab, self.width)
         made = TableSlots(self.run, adapters, f"{self.name}.adapters", rows, width, self.itemsize)
         if head:

@@ -108,7 +108,7 @@ class TableSlots:
 
 
 def wrapper(run: Run, adapters: Adapters) -> None:
-    """``PunicaWrapperGPU``: indices of tokens and of requests, and what two sets of kernels are told."""
+    """``PunicaWrapperGPU``: indices of tokens and of requests, and the metadata of two sets of kernels."""
     tokens, requests = run.batch_limits.tokens, run.batch_limits.requests
     sizes = [tokens * 8] * 4 + [requests * 8] * 3
     for _ in range(2):

@@ -59,8 +59,8 @@ class Tensor:
 
 
 class Run:
-    """One rank while it loads a model and runs it. ``tp`` ranks share it, ``alloc_conf`` is what
-    ``PYTORCH_CUDA_ALLOC_CONF`` says."""
+    """One rank while it loads a model and runs it. ``tp`` ranks share it, ``alloc_conf`` is the text of
+    ``PYTORCH_CUDA_ALLOC_CONF``."""
 
     def __init__(self, source: str, device: Device, cublas_bytes: int, batch: Batch, tp: int, alloc_conf: str) -> None:
         self.builder = TraceBuilder(source)
@@ -97,7 +97,7 @@ class Run:
 
     @contextmanager
     def phase(self, name: str, category: Category) -> Iterator[None]:
-        """A stage of the engine's start, and what its allocations are for."""
+        """A stage of the engine's start, and the purpose of its allocations."""
         before = self._phase, self._operator, self.category
         self._phase = self.builder.phase(0, name)
         self._operator = self.builder.operator(name, "", self._phase)
@@ -160,8 +160,8 @@ class Run:
             self.new(self._cublas_bytes, "cuBLAS workspace", Category.WORKSPACE)
 
     def scratch(self, size: int) -> None:
-        """``WorkspaceManager.get_simultaneous``: the engine's own scratch grows to this size, and stays. What it was is
-        let go first, and the allocator's cache emptied."""
+        """``WorkspaceManager.get_simultaneous``: the engine's own scratch grows to this size, and stays. The former one
+        is let go first, and the allocator's cache emptied."""
         if self._scratch is not None and self._scratch.bytes >= size:
             return
         if self._scratch is not None:

@@ -86,7 +86,7 @@ class FreeBlocks:
         return entry[1] if entry else 0
 
     def take_back(self, request: int, blocks: int) -> None:
-        """The request takes so many of its own; what is left of them nobody looks for."""
+        """The request takes so many of its own; nobody looks for the rest."""
         entry = self._kept.pop(request, None)
         if entry is not None:
             self.count -= blocks

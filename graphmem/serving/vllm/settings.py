@@ -98,7 +98,7 @@ class Settings:
 
 
 def resolve(question: Question) -> Settings:
-    """The options with their defaults. Raises :class:`UsageError` with the engine's reason and what would do."""
+    """The options with their defaults. Raises :class:`UsageError` with the engine's reason and a remedy."""
     version = versions.checked(question.version)
     config = question.model.config
     more = arguments.read(question.arguments)

@@ -1,4 +1,4 @@
-"""Speculative decoding: what drafts tokens, its weights and its part of the profile run.
+"""Speculative decoding: the model or method that drafts tokens, its weights and its part of the profile run.
 
 Followed from vllm 0.32.0, ``v1/worker/gpu/spec_decode`` (``speculator``, ``ngram``, ``standalone_ar``,
 ``target_dependent_ar``) and ``model_executor/models/llama_eagle{,3}.py``. A draft drafts while the engine profiles too:
@@ -91,7 +91,7 @@ class Speculator(ABC):
         """Drafts for a batch of so many tokens."""
 
     def _model_buffers(self) -> None:
-        """``DraftModelSpeculator.__init__``: input buffers of its own, and what it samples with."""
+        """``DraftModelSpeculator.__init__``: input buffers of its own, and its buffers of sampling."""
         tokens, requests, drafted = self.batch.tokens, self.batch.requests, self.draft.tokens
         self.hold(tokens * 4, tokens * 8, tokens, (requests + 1) * 4, requests * 4, requests * 4)
         self.hold(requests * _LONG, requests * 4, requests * _LONG, requests * drafted * _LONG, requests * drafted * 4)

@@ -36,7 +36,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Shape and strides of a tensor, what layouts are decided by, and ``offset``: bytes of the storage before it."""
+    """Shape and strides of a tensor, which decide layouts, and ``offset``: bytes of the storage before it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Operators without a rule: those proven to take only their outputs, and those known to take more.
 
-Such an operator counts as one that allocates its outputs and nothing else. ``outputs_only.json`` beside this file says
-of which that is proven, and by what; it is generated from recordings (``tests/recorded/op_db/outputs_only.py``).
+Such an operator counts as one that allocates its outputs and nothing else. ``outputs_only.json`` beside this file lists
+the proven ones, with their proof; it is generated from recordings (``tests/recorded/op_db/outputs_only.py``).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ LAYOUTS = frozenset(("channels_last", "permuted", "sliced"))
 
 
 def proven_layouts(name: str) -> frozenset[str]:
-    """In which of :data:`LAYOUTS` the same is proven: a kernel may copy what is not contiguous."""
+    """In which of :data:`LAYOUTS` the same is proven: a kernel may copy inputs that are not contiguous."""
     return frozenset(_evidence().get("layouts", {}).get(name, ()))
 
 

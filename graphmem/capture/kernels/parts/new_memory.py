@@ -1,6 +1,6 @@
 """New memory under ``torch.use_deterministic_algorithms(True)``: it is filled, so that reads of it are reproducible.
 
-``fill_resized`` is what ``resize_`` does then (``fill_resize_deterministic_``, ATen/native/Resize.h, 2.13): a tensor of
+``fill_resized`` is the fill of ``resize_`` (``fill_resize_deterministic_``, ATen/native/Resize.h, 2.13): a tensor of
 one element is made, only to be set to the grown storage. ``empty`` fills in place and takes nothing.
 """
 

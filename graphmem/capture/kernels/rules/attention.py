@@ -1,7 +1,7 @@
 """Buffers of the fused attention kernels: flash, memory-efficient and cuDNN, forward and backward.
 
 Sources: ``ATen/native/transformers/cuda/flash_attn/flash_api.cpp``, ``attention.cu``, ``attention_backward.cu`` and the
-installed ``mem_eff_attention/kernel_backward.h`` and ``kernels/cutlassB.h`` of PyTorch 2.13. What cuDNN takes is
+installed ``mem_eff_attention/kernel_backward.h`` and ``kernels/cutlassB.h`` of PyTorch 2.13. The memory of cuDNN is
 observed (cuDNN 9.20), since its source is closed. The math path is made of ordinary operators.
 """
 

@@ -1,7 +1,7 @@
 """Copies between host and device that one ``cudaMemcpyAsync`` cannot do need a packed tensor on the way.
 
 Source: ``copy_requires_temporaries`` and ``copy_kernel_cuda`` (ATen/native/cuda/Copy.cu, PyTorch 2.4 to 2.13). Only
-what lies on the device is written down here.
+memory of the device is recorded here.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _ONE_BLOCK, _BLOCK_THREADS, _SUBSCRIPTION = 4096, 256, 5
 
 
 def _counts_bytes(items: int, card: Card) -> int:
-    """Storage of the sum that counts what is not zero: one partial sum a block."""
+    """Storage of the sum that counts elements other than zero: one partial sum a block."""
     if items <= _ONE_BLOCK:
         return 1
     return cub.storage(card.sm_count * (card.max_threads_per_sm // _BLOCK_THREADS) * _SUBSCRIPTION * 4)

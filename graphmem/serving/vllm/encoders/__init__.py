@@ -28,8 +28,8 @@ from graphmem.sources.configurations import read
 @dataclass(frozen=True)
 class _Family:
     """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``varied``:
-    the processor's file says how large items may be; ``tied``: what transformers' configuration says of its embeddings
-    where nothing is said; ``processor``: values of the processor that are followed."""
+    the processor's file limits the size of items; ``tied``: the default of transformers' configuration for its
+    embeddings; ``processor``: values of the processor that are followed."""
 
     module: ModuleType
     modalities: tuple[str, ...]
@@ -202,7 +202,7 @@ def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ..
 
 
 def _outer(around: ServedModel, model: ServedModel) -> ServedModel:
-    """The whole model's configuration, with what its language model has."""
+    """The whole model's configuration, with the values of its language model."""
     width = {"hidden_size": model.config.get("hidden_size")}
     return ServedModel(around.name, {**model.config, **around.config, **width}, path=around.path)
 

@@ -145,7 +145,7 @@ class _Attention:
 
 
 class _Block(Block):
-    """``InternS1VisionLayer``: what attention and the feed-forward layer return is scaled."""
+    """``InternS1VisionLayer``: the outputs of attention and the feed-forward layer are scaled."""
 
     def __init__(self, run: Run, name: str, shape: InternVL) -> None:
         self.run, self.widths = run, shape.widths

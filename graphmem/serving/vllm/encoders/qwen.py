@@ -209,7 +209,7 @@ class _Merger:
 
 
 class _Block(SummedBlock):
-    """Qwen2-VL's and Qwen3-VL's: what is added is a new tensor."""
+    """Qwen2-VL's and Qwen3-VL's: a sum is a new tensor."""
 
     def __init__(self, run: Run, name: str, widths: Widths, named: tuple[str, str], *, quick: bool = False) -> None:
         self.run, self.widths = run, widths

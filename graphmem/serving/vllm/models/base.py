@@ -49,13 +49,13 @@ class Family(ABC):
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same as torch.compile makes it: in pieces, attention between them, of all layers or of the first. As
-        without a compiler where what Inductor makes of the family is not followed."""
+        without a compiler where Inductor's code of the family is not followed."""
         with piece():
             return self.forward(tokens)
 
     def receive(self, tokens: int) -> None:
-        """Room for what the stage of the pipeline before this one sends. Raises :class:`UsageError` where the family
-        is not followed in a pipeline."""
+        """Room for the tensors that the pipeline's stage before this one sends. Raises :class:`UsageError` where the
+        family is not followed in a pipeline."""
         raise UsageError("--pipeline-parallel-size is followed for decoders like Llama's only")
 
     def give(self, embeddings: Tensor) -> None:
@@ -116,8 +116,8 @@ class LatentShape:
 
 @dataclass(frozen=True, kw_only=True)
 class StateShape(ABC):
-    """Layers of states, each of a fixed size for a request. ``conv_bytes`` and ``state_bytes``: of an element of what
-    is kept of the convolution and of the state."""
+    """Layers of states, each of a fixed size for a request. ``conv_bytes`` and ``state_bytes``: of an element kept of
+    the convolution and of the state."""
 
     conv_bytes: int = 2
     state_bytes: int = 2
@@ -137,7 +137,7 @@ class StateShape(ABC):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline: its layers, and whether it has what comes before the first and after the last."""
+    """A stage of a pipeline: its layers, and whether it has the modules before the first and after the last."""
 
     layers: range
     first: bool = True
@@ -171,7 +171,7 @@ class Tower(ABC):
 
 class Encoder(Protocol):
     """The encoder that a configuration describes. ``deep``: its layers whose states go to the language model's first
-    layers as well; ``items``: what the engine profiles with."""
+    layers as well; ``items``: the input of the engine's profile run."""
 
     @property
     def deep(self) -> tuple[int, ...]: ...
@@ -186,7 +186,7 @@ class Encoder(Protocol):
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a model as the engine reads them. ``windows``: of each layer, the tokens it attends to, None for
-    all. ``attends``: the layers of attention among those of states. ``encoder``: what comes before the model where it
+    all. ``attends``: the layers of attention among those of states. ``encoder``: the encoder before the model where it
     takes images, and gives it embeddings instead of ids. ``position_rows``: positions of one token, where it has more
     than one (M-RoPE). ``backend``: a capture of transformers' model where that is followed; ``soft_cap``: its logits
     are capped."""

@@ -76,8 +76,8 @@ class Captured(Family):
         return self._output(alive)
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """The same in pieces, attention between them; what torch.compile makes of one is not followed. Of all layers,
-        as :attr:`followed_layers` says."""
+        """The same in pieces, attention between them; torch.compile's code of one is not followed. Of all layers, by
+        :attr:`followed_layers`."""
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]

@@ -149,8 +149,8 @@ def balance(run: Run, shape: Shape) -> None:
 
 
 def rearrange(run: Run, shape: Shape) -> None:
-    """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room for
-    what experts of a layer are gathered into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
+    """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room to
+    gather the experts of a layer into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
     experts = shape.experts
     if experts is None or not run.experts.balanced:
         return

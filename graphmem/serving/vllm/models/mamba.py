@@ -98,7 +98,7 @@ class Mixer:
 
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
-        while what they were given is there."""
+        while their inputs are there."""
         if self._warm:
             return
         self._warm = True
