@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 #: What a process shares out to the others, by stage: optimizer's state, gradients, weights.
-STAGES = {0: (False, False, False), 1: (True, False, False), 2: (True, True, False), 3: (True, True, True)}
+SHARED_OUT = {0: (False, False, False), 1: (True, False, False), 2: (True, True, False), 3: (True, True, True)}
 #: States of a parameter's size that an optimizer keeps; others are taken for Adam.
-STATES = {
+OPTIMIZER_STATES = {
     "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "FusedAdam": 2, "DeepSpeedCPUAdam": 2,
     "Adagrad": 1, "RMSprop": 1, "Lion": 1, "SGD": 0,
 }  # fmt: skip
@@ -55,7 +55,7 @@ class Transformer:
 @dataclass(frozen=True, slots=True)
 class Sharded:
     """A model as a framework shares it out: ``parameters`` of the whole, over ``ranks`` processes by a ``stage`` of
-    :data:`STAGES`; bytes of a weight and a gradient, and whether the optimizer has an fp32 copy of its own.
+    :data:`SHARED_OUT`; bytes of a weight and a gradient, and whether the optimizer has an fp32 copy of its own.
     ``buckets``: elements of the framework's buffers, by the option that sizes them."""
 
     framework: str
@@ -72,7 +72,7 @@ class Sharded:
         return sum(size // (self.ranks if shares else 1) for size, shares in self._parts(optimizer))
 
     def _parts(self, optimizer: str) -> list[tuple[int, bool]]:
-        shares_state, shares_gradients, shares_weights = STAGES[self.stage]
+        shares_state, shares_gradients, shares_weights = SHARED_OUT[self.stage]
         each = self._bytes_of_state(optimizer)
         return [
             (self.parameters * self.weight_bytes, shares_weights),
@@ -81,14 +81,14 @@ class Sharded:
         ]
 
     def _bytes_of_state(self, optimizer: str) -> int:
-        states = STATES.get(optimizer, STATES[_ADAM])
+        states = OPTIMIZER_STATES.get(optimizer, OPTIMIZER_STATES[_ADAM])
         return 4 + 4 * states if self.has_copy else self.weight_bytes * states
 
     def words(self, optimizer: str) -> str:
         """The formula with its numbers: ``16P/N, P=112,731,136, N=8``."""
         whole, shared = 0, 0
         for size, shares in zip(
-            (self._bytes_of_state(optimizer), self.weight_bytes, self.weight_bytes), STAGES[self.stage], strict=True
+            (self._bytes_of_state(optimizer), self.weight_bytes, self.weight_bytes), SHARED_OUT[self.stage], strict=True
         ):
             whole, shared = (whole, shared + size) if shares else (whole + size, shared)
         terms = " + ".join(filter(None, (f"{whole}P" if whole else "", f"{shared}P/N" if shared else "")))

@@ -27,7 +27,8 @@ class Threads(set[int]):
     mode: Any = None
 
     def adopts(self) -> bool:
-        """True if this thread, which is not known, is the autograd engine's at work for this capture."""
+        """Add this thread, which is not known yet, if it is the autograd engine's at work for this capture. Returns
+        whether it was added."""
         if self.mode is None:
             return False
         torch = sys.modules["torch"]

@@ -322,7 +322,8 @@ class Training:
             raise UsageError("a schedule runs both passes: zero_grad_at is after_step or before_forward in a pipeline")
 
     def _check_context(self) -> None:
-        """Accelerate shares sequences among processes that FSDP2 shards parameters over, and so does torchtitan."""
+        """Raise :class:`UsageError` for ``cp`` without ``fsdp``, with ``ep`` or with batches of several lengths.
+        Accelerate and torchtitan share sequences among processes that FSDP2 shards parameters over."""
         if self.fsdp is None:
             raise UsageError("cp goes with fsdp, as in Accelerate and torchtitan: parameters are sharded over it too")
         if self.ep:

@@ -31,8 +31,9 @@ def describe_parts(tp: int | None, ep: int | None) -> list[str]:
 
 
 def checked_plan(given: object) -> tuple[tuple[str, str], ...]:
-    """The rules of a plan as pairs of a module's name, numbers written ``*``, and a style. Raises
-    :class:`UsageError`."""
+    """The rules of a plan as pairs of words: the name of a module, which may have ``*`` for the number of a layer, and
+    its style. Raises :class:`UsageError` for what is no pairs of words; which names and styles there are is not checked
+    here."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         checked = tuple((name, style) for name, style in pairs)  # type: ignore[attr-defined]

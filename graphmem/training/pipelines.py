@@ -115,7 +115,7 @@ class PipelineParallel:
         return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def describe(self) -> str:
-        """The pipeline in words: ``pipeline of 4 (1f1b, 8 micro-batches)``."""
+        """The pipeline in words: ``pipeline over 4 (1f1b, 8 micro-batches)``."""
         said = [self.schedule]
         if self.stages > self.ranks:
             said.append(f"{self.stages} stages")

@@ -107,8 +107,12 @@ def _new(original: _Make, cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _shown_device(threads: Threads) -> property:
-    """``x.device`` as ``FakeTensor.device`` gives it: of a tensor that is nowhere ``meta``, but for operators, to which
-    that is the card. It is read for every operator: the thread is looked at for such a tensor alone."""
+    """The property ``x.device``. A program's own meta tensor is kept on the device ``NOWHERE`` (``cpu:1``), as ``meta``
+    is PyTorch's word for fake memory on the card: the program reads ``meta`` of it, operators read ``NOWHERE``.
+    While a fake kernel runs, every fake tensor is ``meta``, as in PyTorch.
+
+    It is read for every operator: only for such a tensor is the thread looked at.
+    """
 
     def device(self: FakeTensor) -> torch.device:
         if self.fake_mode.in_kernel_invocation:

@@ -72,7 +72,7 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
                 yield
         finally:
             sys.meta_path.remove(missing)
-            missing.take_back()
+            missing.forget_stand_ins()
 
 
 _JIT = "triton.runtime.jit"
@@ -133,6 +133,8 @@ class _Missing(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """A stand-in for Triton, where one of the program's own files imports it; None for all else, so that the import
+        fails, with a remark where a package of cards is missing."""
         package = name.partition(".")[0]
         if package not in _OF_CARDS or not self._is_here():
             return None
@@ -145,8 +147,8 @@ class _Missing(importlib.abc.MetaPathFinder):
             self._remark(_missing(package, importer))
         return None
 
-    def take_back(self) -> None:
-        """Nobody else may find the stand-ins that an import has found."""
+    def forget_stand_ins(self) -> None:
+        """Remove from ``sys.modules`` the stand-ins that imports have found: nobody else may find them."""
         while self._placed:
             sys.modules.pop(self._placed.pop(), None)
 
@@ -161,7 +163,7 @@ class _Missing(importlib.abc.MetaPathFinder):
         self, original: Callable[..., ModuleType], name: str, globals: dict[str, Any] | None = None,
         locals: object = None, fromlist: Sequence[str] | None = (), level: int = 0,
     ) -> ModuleType:  # fmt: skip
-        self.take_back()
+        self.forget_stand_ins()
         if level or name.partition(".")[0] != "triton" or not _is_own(globals or {}):
             return original(name, globals, locals, fromlist, level)
         return self._stand_in.module(name) if fromlist else self._stand_in

@@ -44,7 +44,7 @@ class SharedLayers(Strategy):
             _check_for_styles(model)
         self._plan: Mapping[str, str] = {} if self.step.sp else _plan_of(model, self.step)
 
-    def shared(self, part: nn.Module) -> nn.Module:
+    def share(self, part: nn.Module) -> nn.Module:
         model = part if self.step.pp is None else part.model
         model.to("meta")
         if self.step.sp:
@@ -61,7 +61,8 @@ class SharedLayers(Strategy):
 
 
 def materialize(module: torch.nn.Module, parameters: torch.device | None = None) -> None:
-    """Give a module memory where it has none, each tensor once: on the card, its ``parameters`` elsewhere if given."""
+    """Replace every parameter and buffer of a module, also one that had memory, by a new one without values, on the
+    card; parameters on the device ``parameters`` if given. A tensor that several names share stays shared."""
     made: dict[int, torch.Tensor] = {}
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,8 @@ class PipelineLoop(TrainingLoop):
         self._losses: list[torch.Tensor] | None = None
 
     def _gradients(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        """Make the gradients of one step: the schedule runs both passes of its own micro-batches, once for each of
+        ``micro_batches``; gradients are set to zero before if asked for, and the output is held."""
         assert self.batch is not None
         if self.training.zero_grad_at == "before_forward":
             self._zero_grad()

@@ -81,7 +81,7 @@ class Strategies(list["Strategy"]):
         if self.step.dtype != "fp32":
             part = part.to(DTYPES[self.step.dtype])
         for one in self:
-            part = one.shared(part)
+            part = one.share(part)
         if not any(one.moves for one in self):
             part = part.to(cards().own)
         for one in self:

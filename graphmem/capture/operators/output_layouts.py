@@ -134,6 +134,8 @@ def _with_strides(output: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _made_like(tensor: Tensor, memory_format: torch.memory_format | None, outputs: Outputs) -> Outputs:
+    """Outputs of an operator as ``empty_like``, with the strides of ``tensor`` where a card keeps them: it is dense and
+    has a dimension of one element, of which the fake kernel takes another stride. Else the outputs as they are."""
     if 1 not in tensor.shape or tensor.layout != torch.strided or tensor.device.type != "cuda":
         return outputs
     if memory_format not in (None, torch.preserve_format) or not is_dense(tensor):

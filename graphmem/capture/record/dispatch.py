@@ -93,10 +93,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         recorder.count_unmodelled(call)
         recorder.note(call)
         if torch.is_grad_enabled():
-            if recorder.rewritten_views.is_waiting:
-                recorder.rewritten_views.used(args)
+            if recorder.written_views.is_waiting:
+                recorder.written_views.used(args)
             if route.facts.writes_first:
-                recorder.rewritten_views.written(args[0], args)
+                recorder.written_views.written(args[0], args)
         return self.go_on(route, call)
 
     def go_on(self, route: Route, call: OperatorCall) -> object:
@@ -311,13 +311,14 @@ def _coalesced(mode: RecordingMode, call: OperatorCall) -> object:
     return out
 
 
-def _rewritten_view(mode: RecordingMode, call: OperatorCall) -> object:
+def _gradient_of_written_view(mode: RecordingMode, call: OperatorCall) -> object:
+    """Put the gradient of a view that was written to into a buffer of its base's size, as a card does."""
     recorder, gradient = mode.recorder, call.args[0]
-    extent = recorder.rewritten_views.extent() if call.in_backward and recorder.rewritten_views.marked else None
+    extent = recorder.written_views.extent() if call.in_backward and recorder.written_views.marked else None
     ref = None if extent is None else recorder.storages.of(gradient)
     if extent is None or ref is None or recorder.attribution.is_of_node(ref):
         return NOT_HANDLED
-    if recorder.rewritten_views.holds_alone(call.func, gradient):
+    if recorder.written_views.holds_alone(call.func, gradient):
         recorder.storages.renew(gradient, extent * gradient.element_size())
     else:
         with mode:
@@ -556,7 +557,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "views written to",
         "their gradients go through a buffer, but not where the view is called again",
         lambda facts: facts.is_view,
-        _rewritten_view,
+        _gradient_of_written_view,
     ),
     Interceptor(
         "fan-in",

@@ -51,7 +51,7 @@ class FanIn:
         if old.layout is not torch.strided or new.layout is not torch.strided:
             return False
         # Not a function of its own: the references that a Python call holds depend on whether it is inlined,
-        # which it no longer is once torch.compile has set a frame evaluator. The same in ``rewritten_views``.
+        # which it no longer is once torch.compile has set a frame evaluator. The same in ``written_views``.
         in_storage = storage_use_count(old.untyped_storage()._cdata)
         counts = (old._use_count(), in_storage, sys.getrefcount(old))
         if self.calibrating:

@@ -34,7 +34,8 @@ class ModuleWatch:
         self._caches = KeyValueCaches(recorder.storages)
 
     def adopt(self, model: nn.Module) -> None:
-        """Learn the names of a model's modules, parameters and buffers."""
+        """Learn the names of a model's modules, once, and label the storages of its parameters, their gradients and its
+        buffers by name; again after a lazy model's first forward pass."""
         if not any(known() is model for known in self._adopted):
             self._adopted.append(weakref.ref(model))
             for full_name, module in model.named_modules():
@@ -62,6 +63,8 @@ class ModuleWatch:
         self._alive[key] = weakref.ref(module, forget)
 
     def enter(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+        """A module is called: the recorder gets its name, made up where it has none. An outermost one is adopted and
+        may begin a forward pass."""
         recorder = self._recorder
         if not self._stack:
             if id(module) not in self._names:
@@ -80,6 +83,8 @@ class ModuleWatch:
         return bool(self._stack)
 
     def leave(self) -> None:
+        """A module has returned: the recorder goes back to the one around it. When the outermost returns, caches of
+        keys and values are labelled, and lazy parameters, which have shapes by then."""
         was_entered = bool(self._stack)
         if was_entered:
             self._stack.pop()
@@ -113,6 +118,8 @@ class ModuleWatch:
                 recorder.storages.label_input(tensor)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step begins: note the optimizer, label the gradients of all models, and enter the stage ``optimizer``,
+        unless a backward pass is running, which steps by hooks."""
         recorder = self._recorder
         recorder.phases.in_optimizer_step = True
         recorder.note_optimizer(type(optimizer).__name__)
@@ -126,6 +133,7 @@ class ModuleWatch:
             recorder.phases.enter("optimizer")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The step is over: label the tensors of the optimizer's state by their keys, as ``exp_avg``."""
         self._recorder.phases.in_optimizer_step = False
         for state in optimizer.state.values():
             if isinstance(state, dict):

@@ -29,8 +29,8 @@ from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.phases import Phases
-from graphmem.capture.record.rewritten_views import RewrittenViews
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.record.written_views import WrittenViews
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.messages import Post
@@ -69,7 +69,7 @@ class Recorder:
         self.assumed_values = assumed_values or AssumedValues()
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
-        self.rewritten_views = RewrittenViews()
+        self.written_views = WrittenViews()
         self.collected = Collected(self.storages)
         self.values = values or KnownValues()
         self.unmodelled: Counter[Diagnostic] = Counter()
@@ -110,7 +110,7 @@ class Recorder:
 
     def begin_backward(self) -> None:
         """A backward pass begins; those of a calibration are none of the step."""
-        if not (self.fan_in.calibrating or self.rewritten_views.calibrating):
+        if not (self.fan_in.calibrating or self.written_views.calibrating):
             self.phases.begin_backward()
 
     def current_source(self) -> str:
@@ -212,7 +212,7 @@ class Recorder:
         graph, self.births.graph = self.births.graph, None
         self.storages.operator = self.builder.operator("(calibration)")
         self.fan_in.calibrate()
-        self.rewritten_views.calibrate()
+        self.written_views.calibrate()
         self.builder, self.births.graph = builder, graph
         self.storages.operator = 0
 

@@ -36,7 +36,7 @@ _MADE: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 _MARK = "graphmem: base that was written to"
 
 
-class RewrittenViews:
+class WrittenViews:
     """``marked``: there are nodes whose gradients take a buffer."""
 
     def __init__(self) -> None:
