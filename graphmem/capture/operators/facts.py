@@ -92,7 +92,7 @@ class OperatorFacts:
 
     @cached_property
     def decomposes(self) -> bool:
-        """Whether inference mode hands it over whole though a card runs its decomposition.
+        """True if inference mode hands it over whole though a card runs its decomposition.
 
         The C++ decomposition counts, not the one that Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
