@@ -1,6 +1,6 @@
-"""Diagnostics: what a reader must know of an estimate, as values.
+"""Diagnostics: the remarks that a reader of an estimate needs, as values.
 
-A :class:`Diagnostic` has a :class:`Code`, which says what kind of remark it is and what it may do to the figures
+A :class:`Diagnostic` has a :class:`Code`, which has the kind of the remark and its possible effect on the figures
 (:data:`MEANINGS`, one row a code), the place it is about, and the arguments of its sentence. Sentences are made here
 alone, for people; nothing in graphmem reads them.
 
@@ -21,7 +21,7 @@ Argument = str | int | float
 
 
 class Effect(Enum):
-    """What the reason for a diagnostic may do to the figures: at the levels requested, allocated, reserved, device."""
+    """The possible effect of a diagnostic's reason on the levels requested, allocated, reserved and device."""
 
     #: Nothing: no size depends on it.
     NONE = "none"
@@ -84,8 +84,8 @@ _NOT_NVIDIA = (
 
 @unique
 class Code(Enum):
-    """What a diagnostic is about, and what that means; its name in lower case is its name in JSON. The last four have
-    no words of their own: they are for runtimes, which write the ``text`` and choose the code by its effect."""
+    """The subject of a diagnostic, with its effect; its name in lower case is its name in JSON. The last four have no
+    words of their own: they are for runtimes, which write the ``text`` and choose the code by its effect."""
 
     NOT_CHECKED = _more("not checked: outputs only assumed of {operator}", OPERATORS)
     LAYOUT_NOT_CHECKED = _more(
@@ -260,7 +260,7 @@ class Diagnostic:
 
     @property
     def effect(self) -> Effect:
-        """What it may do to the figures."""
+        """The possible effect on the figures."""
         return self.meaning.effect
 
     @property

@@ -1,7 +1,7 @@
 """Every error graphmem raises on purpose.
 
 One root, :class:`GraphmemError`, so that a caller can catch them all and the command line can turn each into one line:
-what is wrong, where, and what to do about it.
+the error, its place, and a remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GraphmemError(Exception):
 
 
 def one_line(text: str) -> str:
-    """``text`` as one printable line: line breaks are spaces, other unprintable characters escaped, and what is longer
+    """``text`` as one printable line: line breaks are spaces, other unprintable characters escaped, and text longer
     than :data:`LONGEST_MESSAGE` loses its middle."""
     joined = " ".join(text.split())
     if len(joined) > LONGEST_MESSAGE:
@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, without the lines that explain where in that library it was."""
+    """The message of another library's error, without the lines that explain where in that library it was."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
 
 
@@ -46,7 +46,7 @@ def said(error: BaseException) -> str:
 
 
 class UsageError(GraphmemError):
-    """An option, name or value that graphmem does not accept; the message lists what it does accept."""
+    """An option, name or value that graphmem does not accept; the message lists the accepted ones."""
 
 
 class NotModelledError(UsageError):

@@ -1,7 +1,7 @@
-"""The Estimate: graphmem's answer, as plain values. Every figure is in bytes and says which of the four levels it is.
+"""The Estimate: graphmem's answer, as plain values. Every figure is in bytes, of one of four levels.
 
-The levels, always in this order: *requested* (what tensors asked for) <= *allocated* (blocks handed out) <=
-*reserved* (segments held from the driver) <= *device* (what ``nvidia-smi`` shows: reserved plus the context).
+The levels, always in this order: *requested* (the sizes of tensors) <= *allocated* (blocks handed out) <= *reserved*
+(segments held from the driver) <= *device* (as in ``nvidia-smi``: reserved plus the context).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class PhasePeak:
-    """The four levels' maxima while a phase ran (what stood at its beginning included)."""
+    """The four levels' maxima while a phase ran (memory held at its beginning included)."""
 
     iteration: int
     name: str
     peak: Peak
 
     def __str__(self) -> str:
-        """``iteration 2 backward``, as :class:`graphmem.trace.Phase` says it."""
+        """``iteration 2 backward``, as :class:`graphmem.trace.Phase` writes it."""
         from graphmem.trace import Phase
 
         return str(Phase(self.iteration, self.name))
@@ -72,7 +72,7 @@ class PhasePeak:
 class PoolUse:
     """Private pools of one kind at the peak: how many, the bytes of their segments, and those that storages asked for.
 
-    What is reserved and not requested serves nobody outside the pool.
+    Bytes reserved and not requested serve nobody outside the pool.
     """
 
     label: str
@@ -83,7 +83,7 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """What a whole program holds from step to step at the peak, and the line that made it."""
+    """Memory that a whole program holds from step to step at the peak, and the line that made it."""
 
     bytes: int
     source: str
@@ -115,13 +115,13 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """What is on the card at the peak, told apart as ``nvidia-smi`` does.
+    """The memory in use on the card at the peak, divided as ``nvidia-smi`` does.
 
-    The process holds its segments and ``context``, the figures of what lies outside its allocator, given what it
-    ``loads``. How far the sum is known is :meth:`Estimate.interval`.
-    ``others_bytes`` is what was said to be held by others. ``driver_bytes`` is the driver's own share, in no
-    process and in no card's capacity here: the total of nvidia-smi less that of CUDA, None where it is not known.
-    NVML's first ``nvmlDeviceGetMemoryInfo``, which many tools read, counts it as used.
+    The process holds its segments and ``context``, the figures of the memory outside its allocator, given the libraries
+    it ``loads``. How far the sum is known is :meth:`Estimate.interval`. ``others_bytes``: held by others, as the
+    question gives it. ``driver_bytes`` is the driver's own share, in no process and in no card's capacity here: the
+    total of nvidia-smi less that of CUDA, None where it is not known. NVML's first ``nvmlDeviceGetMemoryInfo``, which
+    many tools read, counts it as used.
     """
 
     process_bytes: int
@@ -138,15 +138,15 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether the run fits a card. ``device_bytes`` is what the process holds there, ``margin_bytes`` what is left of
-    the capacity then, without what others hold (negative: missing).
+    """The fit of a run on a card. ``device_bytes`` are held by the process there, ``margin_bytes`` are left of the
+    capacity then, without those that others hold (negative: missing).
 
     ``needs_cache_flush`` is true when it fits only because the allocator gives cached segments back and retries;
-    ``device_bytes`` is then what it holds within the card, and ``unlimited_bytes`` what it would without a limit.
+    ``device_bytes`` are then held within the card, and ``unlimited_bytes`` would be held without a limit.
 
-    ``fits`` is said of the figures as they are. ``probability`` is the share of runs that are expected to fit, given
-    how far the figures may be off; None where something that nothing bounds may decide. ``margin`` is the share that
-    was asked for, None where none was.
+    ``fits`` holds for the figures as they are. ``probability`` is the share of runs that are expected to fit, given how
+    far the figures may be off; None where something that nothing bounds may decide. ``margin`` is the share that was
+    asked for, None where none was.
     """
 
     gpu: str
@@ -164,7 +164,7 @@ class Fit:
     @property
     def verdict(self) -> str:
         """``yes`` or ``no`` where at least the share that was asked for (without one: everything that is known to be
-        possible) fits, or does not; else ``likely`` or ``likely not``, as ``fits`` says."""
+        possible) fits, or does not; else ``likely`` or ``likely not``, by ``fits``."""
         share = 1.0 if self.margin is None else self.margin
         if self.probability is not None:
             if self.fits and self.probability >= share:
@@ -175,17 +175,17 @@ class Fit:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the verdict is ``yes`` or ``no``."""
+        """True if the verdict is ``yes`` or ``no``."""
         return self.verdict in ("yes", "no")
 
     @property
     def passes(self) -> bool:
-        """Whether it fits for who asked: with a margin only a ``yes`` does."""
+        """True if it fits for who asked: with a margin only a ``yes`` does."""
         return self.fits if self.margin is None else self.verdict == "yes"
 
     @property
     def chance(self) -> str:
-        """How likely the verdict is, as ``97 %``; nothing where it is sure or not known."""
+        """The likelihood of the verdict, as ``97 %``; nothing where it is sure or not known."""
         if self.probability is None or self.is_sure:
             return ""
         return f"{min(99, max(1, int(100 * (self.probability if self.fits else 1 - self.probability))))} %"
@@ -196,15 +196,15 @@ class Fit:
 
 
 class Findings(NamedTuple):
-    """What there is to say of a run besides its figures: to the reader, and as values for ``details``."""
+    """The findings about a run besides its figures: for the reader, and as values for ``details``."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = {}
 
 
 class _Later:
-    """Findings that take work, found when somebody first looks. ``find`` is a function of plain values, so that what
-    was not looked at yet can be sent to another process."""
+    """Findings that take work, found when somebody first looks. ``find`` is a function of plain values, so that a
+    pending one can be sent to another process."""
 
     def __init__(self, find: Callable[[], Findings]) -> None:
         self._find = find
@@ -270,8 +270,8 @@ class LateDetails(Mapping[str, Any]):
 def found_later(
     diagnostics: Sequence[Diagnostic], details: Mapping[str, Any], find: Callable[[], Findings]
 ) -> tuple[LateDiagnostics, LateDetails]:
-    """``diagnostics`` and ``details`` together with what ``find`` finds, which is called once, when either is looked
-    at."""
+    """``diagnostics`` and ``details`` together with the findings of ``find``, which is called once, when either is
+    looked at."""
     later = _Later(find)
     return LateDiagnostics(diagnostics, later), LateDetails(details, later)
 
@@ -287,9 +287,9 @@ class Timeline:
 
 @dataclass(frozen=True, repr=False)
 class Estimate(reports.Answer):
-    """What a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``: the moment
-    with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew last.
-    ``levels``: each with what it means to the runtime."""
+    """The memory that a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``:
+    the moment with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew
+    last. ``levels``: each with its meaning to the runtime."""
 
     model: str
     runtime: str
@@ -325,7 +325,7 @@ class Estimate(reports.Answer):
         return estimate.document(self, details, top, budget_bytes)
 
     def brief(self) -> Document:
-        """One screen of it: the verdict, the levels and what they are made of."""
+        """One screen of it: the verdict, the levels and their parts."""
         from graphmem.reports import estimate
 
         return estimate.brief(self)
@@ -350,7 +350,7 @@ class Estimate(reports.Answer):
 
     @property
     def device(self) -> int:
-        """Peak device bytes (what ``nvidia-smi`` shows for the process)."""
+        """Peak device bytes, as ``nvidia-smi`` shows them for the process."""
         return self.peak.device_bytes
 
     def interval(self, level: str) -> tuple[int | None, int | None]:
@@ -368,7 +368,7 @@ class Estimate(reports.Answer):
         return int(getattr(self.peak, f"{level}_bytes")) + self.doubts.at(level, share)
 
     def fits(self, gpu: str) -> bool:
-        """Whether the peak fits the named card with that card's own context (see ``graphmem gpus``).
+        """True if the peak fits the named card with that card's own context (see ``graphmem gpus``).
 
         The run was simulated for one kind of card; its kernels may take other workspaces on another. Analyse again
         with ``device=`` for a figure made for that card. Raises :class:`graphmem.errors.UsageError` for an unknown

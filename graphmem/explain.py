@@ -1,9 +1,9 @@
-"""Facts of an operator of PyTorch, and where that is written.
+"""Facts of an operator of PyTorch, and their places in the source.
 
     python -m graphmem.explain aten.index_put_              every overload
     python -m graphmem.explain aten.index_put_.default      one
 
-The namespace ``aten`` may be left out, and ``::`` stands for the first dot. ``graphmem explain`` says the same in any
+The namespace ``aten`` may be left out, and ``::`` stands for the first dot. ``graphmem explain`` gives the same in any
 report format.
 """
 
@@ -49,7 +49,7 @@ def explain(name: str) -> str:
 
 
 def main() -> None:
-    """Print what is known of the operators that are named; an unknown name is one line on stderr and exit code 1."""
+    """Print the known facts of the named operators; an unknown name is one line on stderr and exit code 1."""
     names = sys.argv[1:]
     if not names or names[0] in ("-h", "--help"):
         print((__doc__ or "").strip())

@@ -1,4 +1,4 @@
-"""Labels of buffers by which others know them: what kernels take from a library, and how sure its size is."""
+"""Labels of buffers by which others know them: the memory that kernels take for a library, and how sure its size is."""
 
 #: cuDNN's workspace of a convolution or a recurrent network: as a library told or a recording proves, and predicted.
 CUDNN, CUDNN_ESTIMATE = "cuDNN workspace", "cuDNN workspace (estimate)"

@@ -23,7 +23,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Kind(Generic[Part]):
-    """A kind of part: ``word`` is what messages call one, ``group`` the entry-point group of other packages.
+    """A kind of part: ``word``: its name in messages, ``group`` the entry-point group of other packages.
 
     graphmem's own are modules of ``package``, each of which gives its part under the name ``attribute`` (in which
     ``{}`` stands for the module's name): those named in ``order``, or all but ``others``; one that ``needs`` a room of
@@ -57,7 +57,7 @@ class Kind(Generic[Part]):
 
     def named(self, name: str, beside: Sequence[str] = ()) -> Part:
         """The part of this name, or of one of its ``spellings``; case, dashes and underscores do not matter. Raises
-        :class:`UsageError` listing what is accepted, and for a plug-in that cannot be loaded or lacks something."""
+        :class:`UsageError` listing the accepted names, and for a plug-in that cannot be loaded or lacks something."""
         wanted = _key(name)
         own = self.own()
         for known in own:  # before anything is imported, or other packages are looked through

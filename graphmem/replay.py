@@ -1,4 +1,4 @@
-"""Feed a trace to an allocator and keep what it holds after every event.
+"""Feed a trace to an allocator and keep the bytes it holds after every event.
 
     Trace + Allocator -> Replay
 
@@ -31,7 +31,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Replay:
-    """What an allocator held while a trace ran: three levels after every event of the trace (int64, same length).
+    """The memory of an allocator while a trace ran: three levels after every event of the trace (int64, same length).
 
     After an out-of-memory that stopped the replay, the arrays go on with the values it stopped at. The peaks are the
     allocator's own maxima: a retry gives segments back before it takes new ones, which no after-event value shows.
@@ -65,7 +65,7 @@ _Action = Callable[[int, int], object]
 class Player:
     """Shows the events of one run to an allocator. The columns of the table of storages may grow while it plays.
 
-    ``calls`` are those that can do with less, by their storages: ``sizes`` are changed to what they had to do with.
+    ``calls`` are those that can do with less, by their storages: ``sizes`` are changed to those that they got.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Player:
         fractions: Sequence[float] = (),
         settings: Sequence[str] = (),
     ) -> int:
-        """Play (kind, subject, stream) to the end, and note what is allocated and reserved after each; -1.
+        """Play (kind, subject, stream) to the end, and note the bytes allocated and reserved after each; -1.
 
         The storage whose request is refused ends it, with a :class:`DeviceOutOfMemory` that is kept in ``error``: its
         index. Playing goes on after it with the same iterator.
@@ -117,7 +117,7 @@ class Player:
         return -1
 
     def _actions(self, fractions: Sequence[float], settings: Sequence[str]) -> dict[int, _Action]:
-        """The rarer kinds of events with what is done at one of them. Those that the allocator knows nothing of are
+        """The rarer kinds of events with the action at one of them. Those that the allocator knows nothing of are
         missing."""
         allocator = self._allocator
         actions: dict[int, _Action] = {
@@ -160,7 +160,7 @@ class Player:
             self._allocator.record_stream(self._handles[index], stream)
 
     def _takes_later_plan(self, subject: int) -> bool:
-        """Whether the call that was refused its workspace does with that of a later plan."""
+        """True if the call that was refused its workspace does with that of a later plan."""
         calls = self._calls.get(subject)
         if calls is None:
             return False
@@ -272,8 +272,8 @@ def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int])
 def _live_bytes(
     trace: Trace, had: list[int], places: npt.NDArray[np.int64], refused: set[int], done: int
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """Bytes of live storages after every event, for each place, by what each storage ``had``; events from ``done`` on
-    did not happen."""
+    """Bytes of live storages after every event, for each place, by the bytes that each storage ``had``; events from
+    ``done`` on did not happen."""
     _check_sum(trace)
     sizes = np.array(had, dtype=np.int64)
     if refused:
@@ -292,7 +292,7 @@ def _live_bytes(
 
 def _pinned_held(trace: Trace, done: int) -> int:
     """Bytes that PyTorch's pinned allocator holds in the end, so the most it ever did: it rounds to powers of two and
-    keeps what is freed for the next request of that size (``ATen/core/CachingHostAllocator.h`` of 2.13, no options)."""
+    keeps freed memory for the next request of that size (``ATen/core/CachingHostAllocator.h`` of 2.13, no options)."""
     waiting, held = Counter[int](), 0
     for position, event in enumerate(trace.events()):
         if position >= done or event.kind not in (EventKind.ALLOC, EventKind.FREE):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunMode:
-    """How a run is made. A run that turns out not to serve is made once more, with less of this
+    """The way a run is made. A run that turns out not to serve is made once more, with less of this
     (:mod:`graphmem.answering.retries`)."""
 
     limited: bool = False  # requests beyond the memory of the card are refused, as they are there

@@ -1,11 +1,11 @@
-"""PyTorch's private names: every one that graphmem uses is asked for here, with what is lost without it.
+"""PyTorch's private names: every one that graphmem uses is asked for here, with the loss without it.
 
 PyTorch promises nothing of a name with an underscore, and a new version may have it no more. So nobody spells one:
 
     _task = private("torch._C._current_graph_task_id", "backward passes are not told from forward passes", lambda: -1)
 
 is the object itself where PyTorch has it, so that a call costs what it costs anywhere. Where PyTorch lacks it, that is
-the third argument, and :func:`absences` tells it to the reader of an answer; without a third argument it is something
+the third argument, and :func:`absences` shows it to the reader of an answer; without a third argument it is something
 that raises :class:`MissingName` as soon as it is used. Replaced names are declared by ``Patches.replace``, which passes
 over those that are gone. ``python -m graphmem.torch_names FILE`` writes all declarations as JSON, found in the code.
 """
@@ -38,7 +38,7 @@ class MissingName(CaptureError):
 
 @dataclass(frozen=True)
 class Absence:
-    """A name that this PyTorch lacks: its path, and what is lost, as a clause."""
+    """A name that this PyTorch lacks: its path, and the loss, as a clause."""
 
     path: str
     lost: str
@@ -65,8 +65,8 @@ def private(
 ) -> Any:
     """The object of a private name of torch, such as ``torch._C._current_graph_task_id``.
 
-    ``lost`` says as a clause what is lost without it, ``instead`` stands in its place. Known versions before ``since``,
-    and from ``until`` on, never had it: its absence there is no loss.
+    ``lost``: a clause on the loss without it, ``instead`` stands in its place. Known versions before ``since``, and
+    from ``until`` on, never had it: its absence there is no loss.
     """
     found = find(path)
     if found is not GONE:
@@ -95,7 +95,7 @@ def note(path: str, lost: str) -> None:
 
 
 def find(path: str) -> Any:
-    """What has this name, or :data:`GONE`."""
+    """The object that has this name, or :data:`GONE`."""
     holder = owner(path)
     return GONE if holder is GONE else _attribute(holder, path.rpartition(".")[2], path)
 
@@ -220,7 +220,7 @@ def _declared_in(file: Path, package: Path) -> Iterator[Declaration]:
 
 
 def _kind(node: ast.AST) -> str | None:
-    """What a call declares; None for other calls."""
+    """The kind of name that a call declares; None for other calls."""
     if not isinstance(node, ast.Call) or len(node.args) < 2:
         return None
     if isinstance(node.func, ast.Name) and node.func.id == "private_names":

@@ -36,7 +36,7 @@ MAX_STORAGE_BYTES = 2**63 - 1
 
 
 class Category(IntEnum):
-    """What a storage is for. The order is the order of every breakdown."""
+    """The purpose of a storage. The order is the order of every breakdown."""
 
     PARAMETER = 0
     BUFFER = 1
@@ -65,16 +65,16 @@ class Place(IntEnum):
 
 
 class EventKind(IntEnum):
-    """What an event does to its subject: a storage index, from ``CREATE_POOL`` to ``EMPTY_POOL`` a pool's number; the
-    others have none.
+    """The kind of an event, by its effect on its subject: a storage index, from ``CREATE_POOL`` to ``EMPTY_POOL`` a
+    pool's number; the others have none.
 
     A private pool exists while it is held: ``CREATE_POOL`` and ``BEGIN_POOL`` hold it once more, ``RELEASE_POOL`` once
-    less. Between ``BEGIN_POOL`` and ``END_POOL`` requests are routed to it, though not all need be: each storage says
-    where it lies. Between ``ENTER_CAPTURE`` and ``LEAVE_CAPTURE`` the current stream is captured into a CUDA graph.
+    less. Between ``BEGIN_POOL`` and ``END_POOL`` requests are routed to it, though not all need be: each storage has a
+    place. Between ``ENTER_CAPTURE`` and ``LEAVE_CAPTURE`` the current stream is captured into a CUDA graph.
 
     ``REFUSED`` is a request that was out of memory, and that the program went on without: its storage never lives. From
-    ``MEMORY_FRACTION`` on a part of the card's memory is all that may be reserved; its subject is a row of the trace's
-    table of fractions. From ``ALLOCATOR_SETTINGS`` on PyTorch's allocator follows other settings
+    ``MEMORY_FRACTION`` on only a part of the card's memory may be reserved; its subject is a row of the trace's table
+    of fractions. From ``ALLOCATOR_SETTINGS`` on PyTorch's allocator follows other settings
     (``torch._C._accelerator_setAllocatorSettings``); its subject is a row of the table of their texts.
     """
 
@@ -126,7 +126,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What caused events: ``name`` (``aten.mm``), ``module`` path, index of its ``phase``, ``source`` line."""
+    """The cause of events: ``name`` (``aten.mm``), ``module`` path, index of its ``phase``, ``source`` line."""
 
     name: str
     module: str = ""
@@ -136,7 +136,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """A private pool: what it is for, and the options of ``torch.cuda.MemPool``."""
+    """A private pool: its purpose, and the options of ``torch.cuda.MemPool``."""
 
     label: str
     use_on_oom: bool = False
@@ -160,8 +160,8 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What a library's call can do with: the ``bytes`` of its workspace, plan after plan in the order of trial, and the
-    ``storages`` of the calls of this shape, in the order of their births.
+    """The plans that a library's call can use: the ``bytes`` of each one's workspace, plan after plan in the order of
+    trial, and the ``storages`` of the calls of this shape, in the order of their births.
 
     A request that is refused is made again for the next plan, and the calls that follow begin with the one that had its
     memory: PyTorch keeps it, and tries all anew where it is refused later (``run_single_conv``,
@@ -202,11 +202,11 @@ class Event:
 class Trace:
     """The whole run. Event columns are parallel arrays of one length (int64); a storage is allocated exactly once.
 
-    ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
-    the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of
-    calls that can do with less than their storages say. ``settings`` are whole texts of PyTorch's allocator settings.
-    ``predicted_plans``: of how many shapes of convolutions and
-    recurrent networks cuDNN's plan was predicted, not asked.
+    ``source``: the origin of the trace; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are the
+    private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of calls
+    that can do with less than their storages have. ``settings`` are whole texts of PyTorch's allocator settings.
+    ``predicted_plans``: of how many shapes of convolutions and recurrent networks cuDNN's plan was predicted, not
+    asked.
     """
 
     source: str
@@ -306,7 +306,7 @@ class TraceBuilder:
 
     def alloc_for_call(self, shape: object, plans: tuple[int, ...], operator: int, **options: Any) -> int:
         """Record the workspace of a call that has these ``plans`` (:class:`Plans`), of two or more sizes. Calls of one
-        ``shape`` share what became of them."""
+        ``shape`` share the plan that had its memory."""
         calls = self._shapes.setdefault(shape, Calls(plans))
         index = self.alloc(calls.bytes[calls.chosen], operator, **options)
         calls.storages.append(index)
@@ -428,7 +428,7 @@ _TABLES = (
 
 
 def _events_hold(trace: Trace) -> bool:
-    """Whether all events keep the rules, all at once; False as well where private pools take one by one to tell."""
+    """True if all events keep the rules, checked at once; False also where private pools need single checks."""
     kinds, subjects = trace.kinds, trace.subjects
     if trace.pools or np.isin(kinds, _OF_POOLS).any() or not _are_rows(trace.event_operators, trace.operators):
         return False
@@ -468,7 +468,7 @@ def _name_first_broken(trace: Trace) -> None:
 
 
 def _after(position: int, event: Event, state: int) -> int:
-    """What has become of a storage by an event. Raises :class:`TraceError` where it could not happen."""
+    """The state of a storage after an event. Raises :class:`TraceError` where it could not happen."""
     if state != (0 if event.kind in (EventKind.ALLOC, EventKind.REFUSED) else 1):
         raise TraceError(f"event {position} ({event.kind.name}): storage {event.subject} {_STATES[state]}")
     return {EventKind.ALLOC: 1, EventKind.FREE: 2, EventKind.REFUSED: 3}.get(event.kind, state)
@@ -548,7 +548,7 @@ _SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS, SCHEMA_WITH_PLANS, SC
 
 
 def from_json(text: str | bytes) -> Trace:
-    """Read what :func:`to_json` wrote. Raises :class:`TraceError` for anything else."""
+    """Read a text of :func:`to_json`. Raises :class:`TraceError` for anything else."""
     try:
         document = parse_json(text)
     except ValueError as error:

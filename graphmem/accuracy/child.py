@@ -45,7 +45,7 @@ class Watch:
         self.iteration += 1
 
     def look(self) -> None:
-        """Note the memory in use now."""
+        """Note the card's memory in use now and the peaks of PyTorch's allocator, as the entry of an iteration."""
         import torch
 
         torch.cuda.synchronize()

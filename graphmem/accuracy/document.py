@@ -248,7 +248,7 @@ def _signed(share: float) -> str:
 
 
 def _plots(
-    pairs: Sequence[tuple[int, int]], errors: Sequence[float], level: str, of_errors: str
+    pairs: Sequence[tuple[int, int]], errors: Sequence[float], level: str, error_title: str
 ) -> tuple[Picture, Picture]:
     """Measured against predicted, and the errors in order; drawn by matplotlib where a format shows them."""
 
@@ -262,4 +262,4 @@ def _plots(
         return draw
 
     scatter = Picture(f"predicted against measured {level}", drawn("scatter_plot", pairs, level))
-    return scatter, Picture(f"errors of {of_errors}", drawn("error_plot", errors, of_errors))
+    return scatter, Picture(f"errors of {error_title}", drawn("error_plot", errors, error_title))

@@ -1,4 +1,4 @@
-"""The run of one process of a job, which is told what other processes of it say
+"""The run of one process of a job with the messages that other processes of it send
 (:mod:`graphmem.capture.values.messages`)."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _Attempt: TypeAlias = "Callable[[TorchModel, Training | Inference, Post | None],
 
 
 def run_with_messages(run: _Attempt, step: Training | Inference, load: Callable[[], TorchModel]) -> Run:
-    """The run of ``step``. The processes whose messages decide what it does are run as far as they say them; where they
-    wait for each other, or fail, it is not known what they say. ``load`` gives the model for every run."""
+    """The run of ``step``. The processes whose messages decide its course are run until they send them; where they wait
+    for each other, or fail, the messages are unknown. ``load`` gives the model for every run."""
     from graphmem.capture.values.messages import Messages, Post, Unheard
 
     processes = step.processes if isinstance(step, Training) else None
@@ -40,7 +40,7 @@ def _ask(
     message: Message, run: _Attempt, step: Training, load: Callable[[], TorchModel], messages: Messages,
     asking: tuple[Message, ...] = (),
 ) -> None:  # fmt: skip
-    """Have the message said, or lost."""
+    """Get the message by a run of its sender, or record it as lost."""
     from graphmem.capture.values.messages import Post, Said, Unheard
 
     while message not in messages.said and message not in messages.lost:

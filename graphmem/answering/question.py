@@ -1,4 +1,4 @@
-"""What one analysis is asked, checked and read; and what of it a trace depends on."""
+"""The question of one analysis: its options, checked and read, and the part of it that a trace depends on."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Question:
 
     @cached_property
     def is_onnx(self) -> bool:
-        """Whether the model is an ONNX file, or a list of them."""
+        """True if the model is an ONNX file, or a list of them."""
         names = self.model if isinstance(self.model, (list, tuple)) else [self.model]
         return all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
 
@@ -119,7 +119,7 @@ class Question:
 
     @property
     def sizes(self) -> Sizes:
-        """What a model is built for."""
+        """The sizes that a model is built for."""
         step = self.step
         weights = None if isinstance(step, Training) else step.weights
         lengths = step.seq_lens if isinstance(step, Training) else ()
@@ -130,7 +130,7 @@ class Question:
 
     @cached_property
     def asked(self) -> Asked:
-        """What binds the inputs of ONNX files."""
+        """The values that bind the inputs of ONNX files."""
         return Asked(
             self.batch,
             self.seq_len,
@@ -169,7 +169,7 @@ class Question:
 
 @dataclass(frozen=True)
 class CaptureKey:
-    """What a trace depends on, of everything that can be asked about one model: equal keys give equal traces.
+    """The part of a question about one model that its trace depends on: equal keys give equal traces.
 
     Not in it: the allocator's options, the card's capacity and context, the runtime a captured trace is replayed by. A
     step's own code may ask the card for its name and its memory; :class:`graphmem.answering.runs.RunCache` notices it.
@@ -210,7 +210,7 @@ def capture_key(question: Question) -> CaptureKey:
 
 
 def card_facts(card: Device) -> tuple[Any, ...]:
-    """What kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
+    """The facts of a card that kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
     like = as_cuda(card)
     return like.compute_capability, like.sm_count, like.max_threads_per_sm, like.cublas_workspace_bytes
 

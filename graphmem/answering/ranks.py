@@ -1,9 +1,9 @@
 """Several processes of one job: which of them differ, and which holds the most.
 
-Every figure is an analysis of that process. Which processes are worth one is told by the process groups: along each of
-them (tensor, pipeline, data parallelism) those at the ends are analysed first, and where their traces are the same,
-event by event, those between are taken to be so too; where they are not, the middle decides. What differs along one
-group may differ together with what differs along another, so the combinations are analysed as well.
+Every figure is an analysis of that process. Process groups show which processes are worth one: along each of them
+(tensor, pipeline, data parallelism) those at the ends are analysed first, and where their traces are the same, event by
+event, those between are taken to be so too; where they are not, the middle decides. Differences along one group may
+depend on those along another, so the combinations are analysed as well.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _axes(groups: Sequence[tuple[int, ...]], world_size: int) -> list[tuple[int,
 
 
 def _digest(trace: Trace) -> str:
-    """What tells traces with different events apart."""
+    """A digest that differs between traces with different events."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(trace.kinds.tobytes())
     digest.update(trace.subjects.tobytes())

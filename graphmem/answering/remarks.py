@@ -1,4 +1,4 @@
-"""Remarks for the reader: on a run, on the card of a question, and on what the card does to the run."""
+"""Remarks for the reader: on a run, on the card of a question, and on the card's effects on the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTABLE = 0.02
 
 
 def assumptions(question: Question, run: Run, taken: Taken) -> Iterator[str]:
-    """Sentences on what a run assumes, and its replay by a runtime."""
+    """Sentences on the assumptions of a run, and of its replay by a runtime."""
     if run.planned is None:
         yield from run.notes
         yield from version_notes(question.setting.torch_version, run.installed_version)
@@ -89,7 +89,7 @@ def no_card_named(gpu: str) -> str:
 
 
 def device_notes(question: Question, context: Sequence[Figure]) -> Iterator[str]:
-    """Sentences on what is assumed of the card of a question."""
+    """Sentences on the assumptions about the card of a question."""
     device = question.setting.device
     if question.device is None:
         yield no_card_named(device.name)

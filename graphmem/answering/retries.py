@@ -20,7 +20,7 @@ Outcome: TypeAlias = Run | CaptureError
 
 
 def without_limit(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """A program that ends when the card refuses it memory: how much it needs is told without a limit."""
+    """A program that ends when the card refuses it memory: its need is found without a limit."""
     if not (mode.limited and isinstance(outcome, ProgramOutOfMemory)):
         return None
     remark = f"out of memory, which ends the program: {outcome}; the figures are of a run without a limit"
@@ -33,7 +33,7 @@ def every_token(mode: RunMode, outcome: Outcome) -> RunMode | None:
 
 
 def every_iteration(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """What a loop that was ended early would have collected is used after it."""
+    """The mode of the next run if the program uses the results of a loop that was ended early."""
     if not (mode.ends_alike_loops and isinstance(outcome, Run) and outcome.lacks_iterations):
         return None
     return replace(mode, shortens=False, ends_alike_loops=False)

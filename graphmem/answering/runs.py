@@ -98,7 +98,7 @@ class RunCache:
 
 
 class _Slot(Generic[Made]):
-    """The last of what was made, or why it could not be, with the key that it was made for."""
+    """The value made last, or the error in its place, with the key that it was made for."""
 
     def __init__(self) -> None:
         self.clear()
@@ -110,11 +110,11 @@ class _Slot(Generic[Made]):
         self._error: GraphmemError | None = None
 
     def is_for(self, key: CaptureKey | tuple[object, ...]) -> bool:
-        """Whether it holds what was made for an equal key."""
+        """True if the value was made for an equal key."""
         return self._key is not None and self._key == key
 
     def get(self, key: CaptureKey | tuple[object, ...], make: Callable[[], Made]) -> Made:
-        """What was made for an equal ``key``, else what ``make`` makes now; errors too are kept."""
+        """The value made for an equal ``key``, else the result of ``make`` now; errors too are kept."""
         if not self.is_for(key):
             self.clear()  # before the next is made
             try:
@@ -349,7 +349,7 @@ def _precisions(run: Run, step: Training | Inference) -> str | None:
 
 
 def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
-    """The step as it is run. Keras' own ``train_step`` returns what it needs of a step, and no output outlives it."""
+    """The step as it is run. Keras' own ``train_step`` returns all it needs of a step, and no output outlives it."""
     step = question.step
     if not isinstance(step, Training):
         return step
@@ -362,13 +362,13 @@ def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
 
 
 def could_go_on(question: Question, run: Run) -> bool:
-    """Whether ``run`` is of a program that has not run within the card of ``question``: where memory ends there, it
-    may catch the error."""
+    """True if ``run`` is of a program that has not run within the card of ``question``: where memory ends there, it may
+    catch the error."""
     return run.is_own_step and limit_of(question) is not None and run.limit != limit_of(question)
 
 
 def limit_of(question: Question) -> Hashable:
-    """What decides when memory runs out on the card that was named; None where none was."""
+    """The facts that decide when memory runs out on the card that was named; None where none was."""
     if question.device is None:
         return None
     card, setting = question.setting.device, question.setting
@@ -376,7 +376,7 @@ def limit_of(question: Question) -> Hashable:
 
 
 def _answers_alike(run: Run, question: Question) -> bool:
-    """Whether the card of a question answers as that of the run did."""
+    """True if the card of a question answers as that of the run did."""
     return all(_card_answer(question, fact) == answer for fact, answer in run.card_answers.items())
 
 

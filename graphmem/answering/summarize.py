@@ -52,13 +52,13 @@ def summarize(
     levels: Sequence[tuple[str, str]] = MEANINGS,
 ) -> Estimate:
     """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
-    needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, given
-    what it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is no
-    doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
+    needed only where the unlimited one exceeds it. ``context``: held by the process outside its allocator, given the
+    libraries it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is
+    no doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
-    of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
-    storage may be what took the last one.
+    of them, at which reserved memory grew last, shows little of its use: segments stay, and a small storage may have
+    taken the last one.
     """
     grew = _first_maximum(replay.reserved_bytes)
     at_peak = replay.reserved_bytes == replay.reserved_bytes.max(initial=0)
@@ -133,7 +133,7 @@ _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:
-    """What the program holds, by the line that made it."""
+    """The bytes that the program holds, by the line that made them."""
     births = dict(_births(trace))
     by_line = Counter[str]()
     for index in trace.live_at(position):
@@ -220,7 +220,7 @@ def _use(replay: Replay, card: Device, context: Sequence[Figure], loads: Loads) 
 
 
 def fits_card(replay: Replay, limited: Replay | None, card: Device) -> bool:
-    """Whether a run fits ``card``: as it is, or, in ``limited``, with cached segments given back."""
+    """True if a run fits ``card``: as it is, or, in ``limited``, with cached segments given back."""
     if limited is not None:
         return limited.out_of_memory is None
     return replay.peak_reserved_bytes + card.taken_bytes <= card.capacity_bytes

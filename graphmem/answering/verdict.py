@@ -1,4 +1,4 @@
-"""Whether a run fits a card, and how likely that is: its figures are known to intervals."""
+"""The verdict: whether a run fits a card, and how likely that is, given figures that are known to intervals."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def holding(setting: Setting, context_bytes: int) -> Setting:
 
 
 def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], Runs], setting: Setting) -> float | None:
-    """The share of runs that fit, or None where something that nothing bounds may decide. ``run`` runs the trace
-    beside a context of so many bytes, with which every doubt is counted, as if the card had so much less room. What
-    nothing bounds does not decide where the card holds the reserved peak as many times as :attr:`Doubts.times` says.
+    """The share of runs that fit, or None where something that nothing bounds may decide. ``run`` runs the trace beside
+    a context of so many bytes, with which every doubt is counted, as if the card had so much less room. An unbounded
+    cause does not decide where the card holds :attr:`Doubts.times` times the reserved peak.
 
     It runs again only where the sizes leave it open. A program that was refused memory is judged as it ran: with
     another limit it would have asked for something else.
@@ -69,15 +69,15 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
 
 
 def _has_room(runs: Runs, doubts: Doubts, setting: Setting) -> bool:
-    """Whether the card holds the reserved peak so many times, beside the context and all that is bounded."""
+    """True if the card holds the reserved peak so many times, beside the context and all that is bounded."""
     device, times = setting.device, doubts.times
     room = device.capacity_bytes - device.taken_bytes - doubts.at("device", 1.0)
     return times is not None and times * runs.main.peak_reserved_bytes <= room
 
 
 def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setting: Setting) -> bool:
-    """Whether it fits beside a context of this size. It need not be run where it fits without a limit, nor where what
-    is live at once exceeds the card and no call can do with a later, smaller plan."""
+    """True if it fits beside a context of this size. It need not be run where it fits without a limit, nor where live
+    memory exceeds the card and no call can do with a later, smaller plan."""
     device = setting.device
     if size == device.context_bytes:
         return fits_card(runs.main, runs.limited, device)

@@ -76,7 +76,7 @@ class _Pipe(io.RawIOBase):
 def open_file(path: str | os.PathLike[str], *, pipes: bool = True) -> io.BufferedReader:
     """The file or pipe at ``path``, to be read; ``pipes`` is False where the reader has to seek.
 
-    Raises :class:`OSError` for what is neither (a device, a folder, a socket), beside what ``open`` raises.
+    Raises :class:`OSError` for anything else (a device, a folder, a socket), beside the errors of ``open``.
     """
     text = os.fspath(path)
     _check_kind(os.stat(text).st_mode, text, pipes)  # before it is opened: opening a device may do something
@@ -101,8 +101,8 @@ def _check_kind(mode: int, path: str, pipes: bool) -> None:
 
 
 def read_bounded(file: typing.BinaryIO | io.BufferedReader | gzip.GzipFile, limit: int = LARGEST_DOCUMENT) -> bytes:
-    """What is left of ``file``. Raises :class:`ValueError` for more than ``limit`` bytes, of a file on the disk before
-    anything is read."""
+    """The bytes left in ``file``. Raises :class:`ValueError` for more than ``limit`` bytes, of a file on the disk
+    before anything is read."""
     if not isinstance(file, gzip.GzipFile) and os.fstat(file.fileno()).st_size > limit:
         raise ValueError(f"it has more than {_mebibytes(limit)}")
     content = file.read(limit + 1)
@@ -215,7 +215,7 @@ def check_fields(kind: type, values: Mapping[str, Any]) -> None:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether ``value`` is of the annotated type. Whole numbers are of 64 bits; a truth value is none."""
+    """True if ``value`` is of the annotated type. Whole numbers are of 64 bits; a truth value is none."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, one) for one in inner)

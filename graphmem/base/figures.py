@@ -1,14 +1,14 @@
-"""Figures that are not known exactly: what they depend on, how far they may be off, and how doubts add up.
+"""Figures that are not known exactly: their causes, how far they may be off, and how doubts add up.
 
 A :class:`Cause` is one reason why a figure may be another, with how far off each level may be because of it: from the
-least to the most, and, between, at what share of what was seen or is taken to be. :class:`Doubts` are the causes of one
+least to the most, and, between, at which share of the observed or assumed cases. :class:`Doubts` are the causes of one
 estimate; they alone add causes up. They are taken to go together: where one is at its 99 %, all are. Then shares add,
 ``most`` of the sum is the sum of every ``most``, and no independence is claimed that nobody measured; causes that are
-independent give a narrower interval than the one told here.
+independent give a narrower interval than the one given here.
 
-What lies between the least and the most follows from the cause's ``basis``:
+The values between the least and the most follow from the cause's ``basis``:
 
-- ``bounds``: nobody counted how often. As likely below what is said as above, and evenly spread on either side, which
+- ``bounds``: nobody counted how often. As likely below the figure as above, and evenly spread on either side, which
   claims nothing beyond the three figures.
 - ``measured``: errors seen in recordings, in order: the i-th of n stands at i / (n + 1), its expected share (Weibull's
   plotting position), straight lines between. The ends are the extremes seen: of runs like these, (n - 1) / (n + 1) are
@@ -41,11 +41,9 @@ class Figure:
 @dataclass(frozen=True, slots=True)
 class Communicator:
     """One of NCCL's communicators, of ``ranks`` processes; with ``peers`` of them this one exchanges messages (sends,
-    receives, all-to-all), with ``far_peers`` of those across machines, None where nobody told.
-
-    ``on_node``: its ranks on this process's machine, of which this is number ``place``; None: nobody told. ``gathers``:
-    whether collectives went through it that are no all-reduces; ``reduced_bytes``: the largest all-reduce, 0 for none,
-    None where nobody told.
+    receives, all-to-all), with ``far_peers`` of those across machines, None where not known. ``on_node``: its ranks on
+    this process's machine, of which this is number ``place``; None: not known. ``gathers``: whether collectives went
+    through it that are no all-reduces; ``reduced_bytes``: the largest all-reduce, 0 for none, None where not known.
     """
 
     ranks: int
@@ -59,8 +57,8 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What a run makes a process load. ``communicators``: NCCL's; ``cuda``, ``nccl_version``: the versions of CUDA and
-    of NCCL, None for those of today; ``nccl_variables``: names and texts of NCCL's environment."""
+    """The libraries that a run makes a process load. ``communicators``: NCCL's; ``cuda``, ``nccl_version``: the
+    versions of CUDA and of NCCL, None for those of today; ``nccl_variables``: names and texts of NCCL's environment."""
 
     cudnn: bool = False
     communicators: tuple[Communicator, ...] = ()
@@ -75,8 +73,8 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How many bytes a figure may be off: ``points`` are (share, bytes more than was said), ascending in both, from 0
-    to 1, and include 0 bytes. ``below``, ``above``: whether nothing bounds it there."""
+    """The error of a figure in bytes: ``points`` are (share, bytes more than the figure), ascending in both, from 0 to
+    1, and include 0 bytes. ``below``, ``above``: whether nothing bounds it there."""
 
     points: tuple[tuple[float, int], ...] = ((0.0, 0), (1.0, 0))
     below: bool = False
@@ -84,12 +82,12 @@ class Spread:
 
     @property
     def least(self) -> int | None:
-        """Bytes less than nothing where it may be less; None where nothing says how much."""
+        """Bytes (0 or less) by which it may be less; None where nothing bounds them."""
         return None if self.below else self.points[0][1]
 
     @property
     def most(self) -> int | None:
-        """Bytes that it may be more; None where nothing says how many."""
+        """Bytes by which it may be more; None where nothing bounds them."""
         return None if self.above else self.points[-1][1]
 
     @property
@@ -113,8 +111,7 @@ EXACT = Spread()
 
 
 def bounded(least: int, most: int) -> Spread:
-    """Between ``least`` (at most 0) and ``most`` (at least 0) bytes more than was said, of which nothing else is
-    known."""
+    """Between ``least`` (at most 0) and ``most`` (at least 0) bytes more than the figure, with no likelier values."""
     return EXACT if least == most == 0 else Spread(((0.0, min(least, 0)), (0.5, 0), (1.0, max(most, 0))))
 
 
@@ -154,11 +151,11 @@ class Cause:
     times: int | None = None
 
     def spread(self, level: str) -> Spread:
-        """How far off the level may be."""
+        """The error that the level may have."""
         return self.spreads.get(level, EXACT)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; the figures of a level are bytes more than was said, None where nothing bounds them."""
+        """Plain values; the figures of a level are bytes above the estimate, None where nothing bounds them."""
         levels = {
             level: {"least_bytes": spread.least, "most_bytes": spread.most} for level, spread in self.spreads.items()
         }
@@ -193,7 +190,7 @@ def unknown(name: str, source: str, *, below: bool = False) -> Cause:
 
 @dataclass(frozen=True)
 class Doubts:
-    """The causes of one estimate, added up. Figures of levels are bytes more than was said."""
+    """The causes of one estimate, added up. Figures of levels are bytes above the estimate."""
 
     causes: tuple[Cause, ...] = ()
 
@@ -206,12 +203,12 @@ class Doubts:
         return _sum([cause.spread(level).most for cause in self.causes])
 
     def at(self, level: str, share: float) -> int:
-        """Bytes that it is off at most in this share of runs, but for what nothing bounds."""
+        """Bytes that it is off at most in this share of runs, without unbounded causes."""
         return sum(cause.spread(level).at(share) for cause in self.causes)
 
     @property
     def times(self) -> int | None:
-        """How many times the reserved peak is room enough for what nothing bounds above; None where no room is."""
+        """The multiple of the reserved peak that is room enough for an unbounded cause; None where no room is."""
         found = [cause.times for cause in self.causes if cause.spread("device").above]
         known = [times for times in found if times is not None]
         return max(known, default=1) if len(known) == len(found) else None

@@ -60,7 +60,7 @@ def without_compiler_folder() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_compiler_folder() -> Iterator[None]:
-    """While it lasts, what the compiler writes goes to a folder that is removed."""
+    """A context in which the compiler's files go to a folder that is removed."""
     before = os.environ.get(_COMPILER_FOLDER)
     with tempfile.TemporaryDirectory(prefix="graphmem-", ignore_cleanup_errors=True) as folder:
         os.environ[_COMPILER_FOLDER] = folder

@@ -26,7 +26,7 @@ def watched_imports(executed: Mapping[str, Execute], applies: Callable[[], objec
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the other finders find, and has it loaded by :class:`_Loader`."""
+    """Finds the modules that the other finders find, and has them loaded by :class:`_Loader`."""
 
     def __init__(self, executed: Mapping[str, Execute], applies: Callable[[], object]) -> None:
         self._executed, self._applies = executed, applies

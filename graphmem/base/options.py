@@ -36,11 +36,11 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given.
+    """A field as an option.
 
-    ``help`` says what it is; its default is added to that. ``flags``: its names on the command line, where that is not
-    the field's own; ``metavar``: the place of its value in the help; ``heading``: the section
-    of the help, for it and those after it.
+    ``help``: its description, to which the default is added. ``flags``: its names on the command line, where that is
+    not the field's own; ``metavar``: the place of its value in the help; ``heading``: the section of the help, for it
+    and those after it.
 
     ``read`` makes the value of the text, where it is ``repeated`` of each of several texts. ``choices``: the only words
     that the command line accepts. ``bare``: stands for the value that it may be given without. ``is_flag``: it has no
@@ -82,7 +82,7 @@ def described(help: str, check: Check | None = None, flags: str = "", **more: ob
 
 
 def option(default: Value, known: str | Option, check: Check | None = None, flags: str = "", **more: object) -> Value:
-    """A field that is an option, by its help (and what else :func:`described` takes), or by the option that it is."""
+    """A field that is an option, by its help (and further arguments of :func:`described`), or by an existing option."""
     if isinstance(known, Option):
         known = replace(known, check=check or known.check, **more)  # type: ignore[arg-type]
     else:
@@ -124,7 +124,7 @@ def documented(kind: Class) -> Class:
 
 
 def check_values(instance: object) -> None:
-    """Replace each field of a frozen object by what its check makes of it. None is accepted where it is the default.
+    """Replace each field of a frozen object by the result of its check. None is accepted where it is the default.
     Raises :class:`UsageError`."""
     for one in fields(instance):  # type: ignore[arg-type]
         known: Option | None = one.metadata.get("option")
@@ -149,7 +149,7 @@ def _of_json(parts: tuple[type, ...], value: object) -> object:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from ``least`` to ``most``; ``words``: what it is, where that says more."""
+    """A whole number from ``least`` to ``most``; ``words``: its description, where that is clearer."""
 
     least: int = 1
     most: int | None = None
@@ -171,7 +171,7 @@ class OneOf:
     accepted: tuple[object, ...]
 
     def __call__(self, name: str, value: object) -> object:
-        """The value. Raises :class:`UsageError` listing what is accepted."""
+        """The value. Raises :class:`UsageError` listing the accepted values."""
         if value not in self.accepted:
             raise UsageError(f"unknown {name} {value!r}; accepted: {', '.join(map(str, self.accepted))}")
         return value
@@ -199,5 +199,5 @@ def switch(name: str, value: object) -> object:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, and no boolean."""
+    """True if it is a finite number, and no boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,8 +14,8 @@ _PATIENCE = 0.2
 
 def interruptible(call: Callable[[], Result]) -> Result:
     """``call()``, in a thread beside the main one, which alone can handle signals; that takes calls that release the
-    interpreter's lock, as onnxruntime's do. Raises what the call raises; after a signal's own exception the thread is
-    left to end by itself.
+    interpreter's lock, as onnxruntime's do. Raises the call's errors; after a signal's own exception the thread is left
+    to end by itself.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()

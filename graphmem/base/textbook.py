@@ -2,8 +2,8 @@
 
 Model states: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 3 and figure 1) counts for each of P parameters
 the weight, its gradient and the optimizer's state: 2 + 2 + 12 bytes with Adam in mixed precision (a copy, a momentum
-and a variance in fp32), and divides by the N processes what a stage shares out: the optimizer's state (1), gradients
-too (2), weights too (3). Without a copy of its own the optimizer's states are of the weights' precision.
+and a variance in fp32), and divides by the N processes the parts that a stage shares out: the optimizer's state (1),
+gradients too (2), weights too (3). Without a copy of its own the optimizer's states are of the weights' precision.
 
 Activations: Korthikanti et al. 2022 (arXiv:2205.05198, equations 1 to 6): a layer of a transformer keeps
 s b h (34 + 5 a s / h) bytes in 16 bits, 34 of them where attention is recomputed or fused, 2 where the layer is.
@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 #: What a process shares out to the others, by stage: optimizer's state, gradients, weights.
-STAGES = {0: (False, False, False), 1: (True, False, False), 2: (True, True, False), 3: (True, True, True)}
+SHARED_OUT = {0: (False, False, False), 1: (True, False, False), 2: (True, True, False), 3: (True, True, True)}
 #: States of a parameter's size that an optimizer keeps; others are taken for Adam.
-STATES = {
+OPTIMIZER_STATES = {
     "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "FusedAdam": 2, "DeepSpeedCPUAdam": 2,
     "Adagrad": 1, "RMSprop": 1, "Lion": 1, "SGD": 0,
 }  # fmt: skip
@@ -27,7 +27,7 @@ _ADAM = "Adam"
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """What the formula of activations needs: of one process's micro-batch, and of a model of equal layers."""
+    """The sizes in the formula of activations: of one process's micro-batch, and of a model of equal layers."""
 
     layers: int
     hidden: int
@@ -54,8 +54,8 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """How a framework shares a model out: ``parameters`` of the whole, over ``ranks`` processes by a ``stage`` of
-    :data:`STAGES`; bytes of a weight and a gradient, and whether the optimizer has an fp32 copy of its own.
+    """A model as a framework shares it out: ``parameters`` of the whole, over ``ranks`` processes by a ``stage`` of
+    :data:`SHARED_OUT`; bytes of a weight and a gradient, and whether the optimizer has an fp32 copy of its own.
     ``buckets``: elements of the framework's buffers, by the option that sizes them."""
 
     framework: str
@@ -72,7 +72,7 @@ class Sharded:
         return sum(size // (self.ranks if shares else 1) for size, shares in self._parts(optimizer))
 
     def _parts(self, optimizer: str) -> list[tuple[int, bool]]:
-        shares_state, shares_gradients, shares_weights = STAGES[self.stage]
+        shares_state, shares_gradients, shares_weights = SHARED_OUT[self.stage]
         each = self._bytes_of_state(optimizer)
         return [
             (self.parameters * self.weight_bytes, shares_weights),
@@ -81,14 +81,14 @@ class Sharded:
         ]
 
     def _bytes_of_state(self, optimizer: str) -> int:
-        states = STATES.get(optimizer, STATES[_ADAM])
+        states = OPTIMIZER_STATES.get(optimizer, OPTIMIZER_STATES[_ADAM])
         return 4 + 4 * states if self.has_copy else self.weight_bytes * states
 
     def words(self, optimizer: str) -> str:
         """The formula with its numbers: ``16P/N, P=112,731,136, N=8``."""
         whole, shared = 0, 0
         for size, shares in zip(
-            (self._bytes_of_state(optimizer), self.weight_bytes, self.weight_bytes), STAGES[self.stage], strict=True
+            (self._bytes_of_state(optimizer), self.weight_bytes, self.weight_bytes), SHARED_OUT[self.stage], strict=True
         ):
             whole, shared = (whole, shared + size) if shares else (whole + size, shared)
         terms = " + ".join(filter(None, (f"{whole}P" if whole else "", f"{shared}P/N" if shared else "")))
@@ -97,12 +97,12 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model is made of, read from it once it is built and before any step: numbers of elements, no bytes.
+    """The make-up of a model, read from it once it is built and before any step: numbers of elements, no bytes.
 
     ``units`` are the parameters of each repeated block, which frameworks gather and recompute one at a time; ``saved``
     the elements a token that the linear layers of each block keep for their weights' gradients at least: one input for
     every width. The rest is known of transformers' models only: 0 elsewhere, and ``predicts``, the width of the
-    distribution that a language model's loss is of. ``plans``: kinds of parallelism that the model says how to do
+    distribution that a language model's loss is of. ``plans``: kinds of parallelism that the model has a plan for
     (``tp``, ``ep``, ``pp``)."""
 
     name: str
@@ -132,7 +132,7 @@ _STATES = ("PARAMETER", "GRADIENT", "OPTIMIZER_STATE")
 def compared(
     model: Sharded, optimizer: str, breakdown: Mapping[str, int], peaks: Mapping[str, int], largest: Sequence[Any]
 ) -> dict[str, Any]:
-    """The formulas beside the simulation, as values: ``difference`` sums to what is reserved at the peak less the
+    """The formulas beside the simulation, as values: ``difference`` sums to the bytes reserved at the peak less the
     formula of model states. ``largest``: storages alive then that a formula does not count, ``bytes`` and ``source``
     each."""
     formula = model.state_bytes(optimizer)

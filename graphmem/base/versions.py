@@ -1,8 +1,8 @@
-"""What changed between versions of PyTorch: every change that a rule here follows, in one register.
+"""The register of changes between versions of PyTorch: every change that a rule here follows.
 
 A rule asks ``versions.FUSED_RMS_NORM.holds(torch_version)`` where it needs to know. A change names its source and the
-releases whose CUDA builds were recorded on the stub driver; what was not looked at is said.
-``python -m graphmem.base.versions docs/modeling/versions.md`` writes the register there as a table.
+releases whose CUDA builds were recorded on the stub driver; versions that were not looked at are named. ``python -m
+graphmem.base.versions docs/modeling/versions.md`` writes the register there as a table.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:\.\d+)*(?:(?:a|b|rc|\.dev|\
 def version_named(text: str | None) -> tuple[int, int]:
     """(major, minor) of ``2.6``, ``2.6.0`` or ``2.6.0+cu124``; None means the installed version, or the newest known.
 
-    Versions after the newest known are taken, and :func:`beyond_known` says so. Raises :class:`UsageError` for text
+    Versions after the newest known are taken, and noted by :func:`beyond_known`. Raises :class:`UsageError` for text
     that is no version, for versions before 2.4 and from 3.0 on.
     """
     if text is None:
@@ -102,7 +102,7 @@ def installed_text() -> str:
 
 
 def of_this_pytorch() -> str:
-    """What there is to say first where something in PyTorch is not as it was: whether its version is known."""
+    """The first remark where something in PyTorch is not as it was: whether its version is known."""
     version, text = installed(), installed_text().partition("+")[0]
     if version is not None and version > NEWEST:
         return f"PyTorch {text} is newer than {words(NEWEST)}, the newest known"
@@ -110,7 +110,7 @@ def of_this_pytorch() -> str:
 
 
 def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
-    """What of the version asked for is followed when another one is installed, and of which cuDNN is spoken."""
+    """Notes on a version that is not the installed one: the rules of it that are followed, and the cuDNN assumed."""
     notes = []
     if asked != installed:
         notes.append(
@@ -176,10 +176,10 @@ def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """One change: ``what`` it concerns, the first ``version`` that has it, and how it was ``before`` and is ``now``.
+    """One change: ``what``: its subject, the first ``version`` that has it, and how it was ``before`` and is ``now``.
 
     ``source``: the file of PyTorch, or the pull request. ``recorded``: releases whose builds were recorded or whose
-    wheels were read. ``assumed``: what nobody looked at, in words.
+    wheels were read. ``assumed``: the part nobody looked at, in words.
     """
 
     what: str
@@ -191,7 +191,7 @@ class Since:
     assumed: str = ""
 
     def holds(self, torch_version: Version) -> bool:
-        """Whether this version of PyTorch has the change."""
+        """True if this version of PyTorch has the change."""
         return torch_version >= self.version
 
 

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: what is recomputed, and what is sharded, piece by piece."""
+"""The repeated blocks of a model: the pieces that are recomputed and sharded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def outermost_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def unsplit_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that a transformers model says are not to be split (``_no_split_modules``), which Accelerate and
+    """The modules that a transformers model names as not to be split (``_no_split_modules``), which Accelerate and
     ``Trainer`` shard one by one; the outermost blocks of any other model."""
     names = {*(getattr(model, "_no_split_modules", None) or ())}
     named = [module for module in model.modules() if type(module).__name__ in names]

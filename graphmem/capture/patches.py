@@ -1,6 +1,6 @@
 """Replacements in PyTorch for the threads of one capture, undone at its end: of attributes, of answers of a module.
 
-Another thread that uses a replaced name gets what was there before. How depends on what is replaced:
+Another thread that uses a replaced name gets the original. The way depends on the replaced object:
 
 - functions and methods: a function stands there that calls the one or the other (:func:`_function`);
 - classes, tables and lists: an object stands there that is called, subclassed, tested against, read and written as the
@@ -41,7 +41,7 @@ _ABSENT: Any = type("absent", (), {"__repr__": lambda self: "absent"})()
 
 @dataclass
 class _Replaced:
-    """One replacement: what was in the owner's own dictionary (or absent), and what stands there instead."""
+    """One replacement: the object in the owner's own dictionary (or absent), and its replacement."""
 
     owner: Any
     name: str
@@ -115,17 +115,17 @@ class Patches:
                 self.set(owner, name, around(function)(getattr(owner, name)))
 
     def replace(self, path: str, lost: str, value: object, *, since: versions.Version | None = None) -> None:
-        """Replace a private name of torch; one that is gone is passed over, and what is ``lost`` is noted."""
+        """Replace a private name of torch; one that is gone is passed over, and the ``lost`` feature is noted."""
         self.wrap(path, lost, lambda _: value, since=since)
 
     def wrap(self, path: str, lost: str, make: Callable[[Any], Any], *, since: versions.Version | None = None) -> None:
-        """Replace a private name of torch by what ``make`` makes of what was there."""
+        """Replace a private name of torch by the result of ``make`` for the original."""
         found = private(path, lost, None, since=since)
         if found is not None:
             self.set(torch_names.owner(path), path.rpartition(".")[2], make(found))
 
     def share(self, owner: object, name: str, value: object) -> None:
-        """Replace ``owner.name`` for every thread, by something that tells the threads apart itself."""
+        """Replace ``owner.name`` for every thread, by an object that serves each thread itself."""
         if not self._undo:
             self._active.append(self)
         self._undo.append(_Replaced(owner, name, vars(owner).get(name, _ABSENT), value))
@@ -142,14 +142,14 @@ class Patches:
 
     @classmethod
     def undo_all(cls, threads: Threads) -> None:
-        """Undo what an interruption has left of the capture of these threads."""
+        """Undo the replacements that an interrupted capture of these threads has left."""
         for patches in [patches for patches in reversed(cls._active) if patches.threads is threads]:
             patches.undo()
 
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Until the end nothing is replaced: for imports, which remember what they find."""
+        """Until the end nothing is replaced: for imports, which remember the names they find."""
         entries = [entry for patches in cls._active for entry in patches._undo]
         for entry in reversed(entries):
             entry.put_back()
@@ -161,7 +161,7 @@ class Patches:
 
 
 def around(function: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """What ``Patches.wrap`` makes of a name: ``function``, given what was there before all other arguments."""
+    """The replacement of a name for ``Patches.wrap``: ``function``, given the original before all other arguments."""
 
     def made_of(original: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
@@ -182,7 +182,7 @@ def constant(value: object) -> Callable[..., object]:
 
 
 def _view(owner: object, found: Any, value: object, threads: Threads) -> object:
-    """What every thread may find: for those of the capture it is ``value``, for others what was ``found``."""
+    """The object that every thread finds: threads of the capture find ``value``, others the original ``found``."""
     if isinstance(value, staticmethod):
         return staticmethod(_function(value.__func__, found, threads))
     if isinstance(value, property):
@@ -220,7 +220,7 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
 
 
 def _is_overridable(found: object) -> bool:
-    """Whether classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
+    """True if classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
     if isinstance(found, (MethodDescriptorType, WrapperDescriptorType)):
         by_cpp = issubclass(torch.Tensor, found.__objclass__)
     else:
@@ -231,8 +231,8 @@ def _is_overridable(found: object) -> bool:
 def _overridden(
     view: object, found: object, overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
-    """What the class of an argument makes of a function (NumPy's protocol, NEP 18). A class knows it by the face that
-    was in PyTorch when the class was made: during the capture or before it, so both are tried."""
+    """The result of an overloaded function by the class of an argument (NumPy's protocol, NEP 18). A class knows it by
+    the face that was in PyTorch when the class was made: during the capture or before it, so both are tried."""
     kinds = tuple(type(arg) for arg in overloaded)
     for arg in overloaded:
         result = arg.__torch_function__(view, kinds, args, kwargs)
@@ -242,7 +242,7 @@ def _overridden(
 
 
 def _described(view: Any, value: Callable[..., Any], found: object) -> Callable[..., Any]:
-    """``view`` with the name and the marks of what it stands for."""
+    """``view`` with the name and the marks of the function it stands for."""
     for name in ("__name__", "__qualname__", "__doc__"):
         if isinstance(getattr(found, name, None), str):
             setattr(view, name, getattr(found, name))
@@ -394,7 +394,7 @@ class Kernels:
     """Kernels of ``aten`` operators in PyTorch's dispatcher, for the threads of the running capture.
 
     Calls of another thread go to the kernel that was found, which PyTorch gives since 2.9; before, to ``elsewhere``, or
-    to what the operator is made of.
+    to the operators that it is made of.
     """
 
     def __init__(self) -> None:
@@ -441,7 +441,7 @@ def ignored_warnings(message: str = "") -> Iterator[None]:
     """Warnings of the running capture that begin with ``message`` (a regular expression) are not shown.
 
     Not by ``warnings.catch_warnings``: that puts back the list of filters, which is the process's, and with it undoes
-    what another thread has done to it meanwhile.
+    another thread's changes meanwhile.
     """
     entry = ("ignore", _Ours(message, current_threads() or Threads({get_ident()})), Warning, None, 0)
     filters: Any = warnings.filters
@@ -462,7 +462,7 @@ _quiet = False
 
 @contextlib.contextmanager
 def quiet_registration() -> Iterator[None]:
-    """Silences PyTorch's warning that a kernel is overridden, which is what we mean to do.
+    """Silences PyTorch's warning that a kernel is overridden, which is intended.
 
     It comes once in a process. The list of filters is the process's too, so it is left alone afterwards.
     """

@@ -1,5 +1,5 @@
-"""What the rooms of a capture know of its recorder: one protocol a purpose, so that a room can be read, and tried out,
-without the recorder behind it. :mod:`graphmem.capture.record` fulfils them all."""
+"""The protocols by which the rooms of a capture know its recorder, one a purpose, so that a room can be read, and tried
+out, without the recorder behind it. :mod:`graphmem.capture.record` fulfils them all."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class DeviceMemory(Protocol):
         """PyTorch's message where the request for storage ``index``, recorded just now, is out of memory."""
 
     def statistics(self) -> dict[str, Any]:
-        """What ``torch._C._cuda_memoryStats`` returns now."""
+        """The result of ``torch._C._cuda_memoryStats`` now."""
 
     def reset_peaks(self) -> None: ...
 
     def reset_accumulated(self) -> None: ...
 
     def free_bytes(self) -> int:
-        """What ``cudaMemGetInfo`` calls free now."""
+        """The free bytes by ``cudaMemGetInfo`` now."""
 
     def segments(self) -> list[dict[str, Any]]:
         """The segments of ``torch.cuda.memory_snapshot`` now."""
@@ -50,13 +50,13 @@ class DeviceMemory(Protocol):
 
 
 class MemoryBook(Protocol):
-    """What the program is told of its memory, and what it does about it."""
+    """The memory statistics that the program reads, and its calls that change them."""
 
     @property
     def memory(self) -> DeviceMemory | None: ...
 
     def settle(self) -> None:
-        """What a handled error kept alive on the host's side alone dies before the program is answered."""
+        """Free the storages that only a handled error on the host keeps alive, before memory is read."""
 
     def memory_fraction(self, fraction: float) -> None: ...
 
@@ -112,7 +112,7 @@ class PoolBook(Protocol):
 
 
 class StorageBook(Protocol):
-    """The storages of a run: what they are for, and what happens to them outside operators."""
+    """The storages of a run: their purposes, and their changes outside operators."""
 
     def births(self, category: Category, label: str) -> AbstractContextManager[None]:
         """Storages that are born in this context are for ``category``."""
@@ -130,7 +130,7 @@ class WorkspaceBook(Protocol):
 
 
 class ValueBook(Protocol):
-    """What is known of tensors' values."""
+    """The known values of tensors."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values as a host tensor; None where they are not known."""
@@ -155,7 +155,7 @@ class GroupBook(Protocol):
 
 
 class RankBook(Protocol):
-    """What is noted of one process of several."""
+    """The facts of one process of several."""
 
     @property
     def storages(self) -> StorageBook: ...
@@ -181,11 +181,11 @@ class RankBook(Protocol):
         """Classes of tensors around others: operators on them are left to those classes."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """What runs in this context is no part of the step."""
+        """A context whose operators are no part of the step."""
 
 
 class StepBook(Protocol):
-    """What the default step tells of itself."""
+    """The marks that the default step makes in the record."""
 
     @property
     def operator_count(self) -> int: ...
@@ -193,10 +193,10 @@ class StepBook(Protocol):
     def begin_iteration(self) -> None: ...
 
     def begin_generation(self) -> None:
-        """The next iteration generates: what follows is its ``prefill``."""
+        """Begin the next iteration, which generates, with its ``prefill``."""
 
     def enter(self, stage: str) -> None:
-        """What follows is another stage of the iteration: ``decode``."""
+        """Begin another stage of the iteration: ``decode``."""
 
     def label_model(self, model: torch.nn.Module) -> None: ...
 

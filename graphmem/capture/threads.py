@@ -1,8 +1,8 @@
 """Whose capture it is: one at a time in a process, and the threads that belong to it.
 
 A capture replaces names of PyTorch, which all threads of a process share. The replacements act for the threads of the
-capture alone (:mod:`graphmem.capture.patches`); this module says which those are. They are the thread that analyses,
-every thread that it or one of them starts through ``threading.Thread`` (a data loader's, the one that follows backward
+capture alone (:mod:`graphmem.capture.patches`); this module finds those. They are the thread that analyses, every
+thread that it or one of them starts through ``threading.Thread`` (a data loader's, the one that follows backward
 passes), and the autograd engine's own threads while they work under the capture's modes, which the engine carries to
 them (``ThreadLocalState``, ATen/ThreadLocalState.h).
 """
@@ -21,13 +21,14 @@ from graphmem.errors import CaptureError
 
 
 class Threads(set[int]):
-    """The identities of the threads of one capture; empty when it is over, so that what outlives it sees nobody."""
+    """The identities of the threads of one capture; empty when it is over, so that later uses see nobody."""
 
     #: The dispatch mode that marks the autograd engine's threads.
     mode: Any = None
 
     def adopts(self) -> bool:
-        """Whether this thread, which is not known, is the autograd engine's at work for this capture."""
+        """Add this thread, which is not known yet, if it is the autograd engine's at work for this capture. Returns
+        whether it was added."""
         if self.mode is None:
             return False
         torch = sys.modules["torch"]
@@ -64,7 +65,7 @@ _LOOK_UP_SECONDS = 0.2
 
 
 class _Process:
-    """What the threads of this process share."""
+    """The state that the threads of this process share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

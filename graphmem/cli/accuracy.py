@@ -39,7 +39,7 @@ def _sections(text: str) -> tuple[str, ...]:
 
 
 def _share(given: Given) -> int:
-    """How many runs of each source; 0 for all."""
+    """The number of runs of each source; 0 for all."""
     text = str(given["published_runs"] or SAMPLE)
     if text == "all":
         return 0
@@ -146,7 +146,7 @@ def _read(paths: Sequence[Path]) -> list[Record]:
 
 
 def _keeping(function: Callable[[Any], Any], gives: Any, folder: Path | None, also: str = "") -> Callable[[Any], Any]:
-    """The function, or one that keeps its results, of the type ``gives``, in ``folder``; ``also``: what else they
+    """The function, or one that keeps its results, of the type ``gives``, in ``folder``; ``also``: further values they
     depend on."""
     if folder is None:
         return function

@@ -1,4 +1,4 @@
-"""``graphmem advise``: what would save memory, each suggestion analysed."""
+"""``graphmem advise``: suggestions that would save memory, each analysed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "byt
 
 @dataclass(frozen=True)
 class Growth:
-    """How much more the second report may need."""
+    """The growth that the second report may have."""
 
     max_growth: int | None = option(
         None, "Exit with 3 when device memory grows by more, e.g. 200MiB.", metavar="SIZE", read=parse_bytes
@@ -62,7 +62,7 @@ def compare_command(before: str, after: str, max_growth: int | None, form: Forma
 
 
 def _document(compared: dict[str, Any]) -> Document:
-    """Before, after and change of every level and of what it is made of."""
+    """Before, after and change of every level and of its parts."""
     before, after, fits = (compared[name] for name in ("before", "after", "fits"))
     about = [(name, _changed(before[name], after[name])) for name in _ABOUT]
     if any(fits.values()):

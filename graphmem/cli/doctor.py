@@ -1,4 +1,4 @@
-"""``graphmem doctor``: whether what is installed is known, what is missing, and what is lost by that.
+"""``graphmem doctor``: the installed libraries, whether their versions are known, and the loss where one is missing.
 
 Versions are read from the packages' metadata, so nothing is imported. With ``--names`` PyTorch is: every private name
 that graphmem declares (:mod:`graphmem.torch_names`) is looked up in it.
@@ -35,8 +35,8 @@ NOT_AS_KNOWN = 3
 @dataclass(frozen=True)
 class Library:
     """A library that graphmem follows. ``packages``: the distributions that bring it, of which one is installed.
-    ``newest``: the newest version that was compared with recordings or read; ``without``: what cannot be answered where
-    it is not installed."""
+    ``newest``: the newest version that was compared with recordings or read; ``without``: questions without an answer
+    where it is not installed."""
 
     name: str
     packages: tuple[str, ...]
@@ -165,7 +165,7 @@ def _requirements() -> list[str]:
 
 
 def _document(findings: Sequence[Finding], lacks: Sequence[Declaration] | None) -> Document:
-    """A row a library, what is lost, and the private names that PyTorch lacks, where they were looked up."""
+    """A row a library, the losses, and the private names that PyTorch lacks, where they were looked up."""
     columns = [Column(title, wraps=False) for title in ("library", "installed", "newest known", "")]
     rows = [(one.name, one.installed or "-", one.newest or "-", one.state) for one in findings]
     table = Table(columns, rows)

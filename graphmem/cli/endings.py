@@ -1,4 +1,4 @@
-"""How signals end the program: in one line, or as an exception while folders for temporary files are there."""
+"""The end of the program by a signal: in one line, or as an exception while folders for temporary files are there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Terminated(BaseException):
-    """A signal asked the program to end. ``code`` is what a shell says of a program that it ended."""
+    """A signal asked the program to end. ``code``: a shell's exit code for a program so ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -38,8 +38,8 @@ def ending_in_order() -> Iterator[None]:
 
 
 def handle(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
-    """Install ``handler``, but for signals that whoever started the program wants ignored (``nohup``); what was there
-    before."""
+    """Install ``handler``, but for signals that whoever started the program wants ignored (``nohup``); the former
+    handlers."""
     before: dict[signal.Signals, Any] = {}
     with contextlib.suppress(ValueError):  # not the main thread, which alone hears signals
         for number in ENDINGS:

@@ -1,4 +1,4 @@
-"""``graphmem explain``: what is known of an operator of PyTorch."""
+"""``graphmem explain``: the known facts of an operator of PyTorch."""
 
 from __future__ import annotations
 

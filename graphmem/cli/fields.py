@@ -1,5 +1,5 @@
 """Commands whose options are fields of dataclasses (:mod:`graphmem.base.options`): click's options made of the fields,
-and objects made of what the command line gives."""
+and objects made of the values on the command line."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _parameter(kind: type, field: Field[object], option: Option, heading: str) -
 
 
 def _attributes(field: Field[object], option: Option) -> dict[str, Any]:
-    """click's arguments for what a field takes: nothing, a number, a word of a few, any text, several texts."""
+    """click's arguments for the values of a field: nothing, a number, a word of a few, any text, several texts."""
     type_name, number = str(field.type).removesuffix(" | None"), option.check
     if option.keyed or option.repeated:
         return {"multiple": True, "metavar": option.metavar or "NAME=VALUE"}
@@ -111,7 +111,7 @@ def _attributes(field: Field[object], option: Option) -> dict[str, Any]:
 
 
 def is_given(value: object) -> bool:
-    """Whether the command line has a value for an option."""
+    """True if the command line has a value for an option."""
     return value is not None and value != ()
 
 

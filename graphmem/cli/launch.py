@@ -1,6 +1,6 @@
-"""How launchers start a program: what ``torchrun`` and ``accelerate launch`` put into its environment.
+"""The start of a program by a launcher: the environment that ``torchrun`` and ``accelerate launch`` give it.
 
-One process is analysed: the first of its machine. What a launcher's file asks for and no analysis does is refused by
+One process is analysed: the first of its machine. A setting in a launcher's file that no analysis follows is refused by
 its name.
 """
 
@@ -18,8 +18,8 @@ from graphmem.training.processes import Processes
 
 @dataclass(frozen=True)
 class Launch:
-    """``environment``: what the launcher sets beside the numbers of ``processes``, which are None where no launcher
-    starts any."""
+    """``environment``: the variables that the launcher sets beside the numbers of ``processes``, which are None where
+    no launcher starts any."""
 
     environment: tuple[tuple[str, str], ...] = ()
     processes: Processes | None = None
@@ -164,7 +164,7 @@ def _lower(value: object) -> str:
 @dataclass(frozen=True)
 class _Section:
     """A table of accelerate's file. ``variables``: its keys with the environment variables that the launcher makes of
-    them; ``always``: what it sets besides, and where the file says nothing; ``spelled``: how it writes a value."""
+    them; ``always``: variables it sets besides, and where the file has no key; ``spelled``: how it writes a value."""
 
     name: str
     variables: Mapping[str, str]

@@ -108,7 +108,7 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
 
 
 def _unexpected(error: BaseException) -> str:
-    """An error of nobody's making: where a PyTorch that is not known may be why, that is said and no bug."""
+    """An error of nobody's making: an unknown PyTorch is named where it may be the cause, in place of a bug."""
     from graphmem import torch_names
 
     text, installed = f"{type(error).__name__}: {error}", versions.installed()

@@ -1,4 +1,4 @@
-"""``graphmem measure``: cases run on the CUDA card of this machine, or ONNX files on its CPU, and what they take."""
+"""``graphmem measure``: cases run on the CUDA card of this machine, or ONNX files on its CPU, and their memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _seconds(name: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The cases that are measured, their limits, and what is kept of them."""
+    """The cases that are measured, their limits, and the kept results."""
 
     zoo: bool = option(False, "Every model of the zoo, in its usual training step and in inference.")
     runtime: str = option(
@@ -127,7 +127,7 @@ def _onnx_cases(models: tuple[str, ...], run: Measured, asked: Measurement) -> l
 
 
 def _cap_bytes(case: Case, machine: Machine) -> int | None:
-    """The predicted reserved bytes and 1 %: the limit on what PyTorch may reserve."""
+    """The predicted reserved bytes and 1 %: the limit on PyTorch's reserved memory."""
     from graphmem.accuracy.compare import CAP_SLACK, predict
 
     peak = predict(case, machine).peak

@@ -1,4 +1,4 @@
-"""The options that several commands share, as fields of what the library is asked, and how they are read."""
+"""The options that several commands share, as fields of the library's question, and how they are read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
 
 
 def _card(given: Given) -> Device | None:
-    """The card asked for, with what else was said of it. Raises :class:`UsageError`."""
+    """The card asked for, with the other options about it. Raises :class:`UsageError`."""
     names = ("gpu", "gpu_memory", "gpu_like", "capability", "cuda", "already_used")
     gpu, memory, like, capability, cuda, used = (cast("str | None", given[name]) for name in names)
     if like and (gpu or not memory):
@@ -230,7 +230,7 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The step of a model, as :func:`graphmem.analyze` names what it takes."""
+    """The step of a model, under the argument names of :func:`graphmem.analyze`."""
 
     batch: int | None = option(None, _BATCH, heading=INPUTS)
     seq_len: int | None = option(None, _SEQ_LEN)

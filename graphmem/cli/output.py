@@ -108,7 +108,7 @@ def check_output(output: str | None) -> None:
 
 
 def width(output: str | None) -> int | None:
-    """Columns of what is written: the terminal's; None for files and pipes."""
+    """Columns of the output: the terminal's; None for files and pipes."""
     if output not in (None, "-") or sys.stdout is None or not sys.stdout.isatty():
         return None
     return max(MINIMUM_WIDTH, min(shutil.get_terminal_size().columns, _WIDEST))

@@ -39,7 +39,7 @@ def _read_links(text: str) -> Links:
 
 @dataclass(frozen=True)
 class Step:
-    """The step, without what shares it out."""
+    """The step, without the options that share it out."""
 
     optimizer: str = option("adamw", option_of(Training, "optimizer"))
     optimizer_args: tuple[tuple[str, OptionValue], ...] = option((), option_of(Training, "optimizer_args"))

@@ -56,7 +56,7 @@ class _Runs(GroupedCommand):
 
 @dataclass(frozen=True)
 class Followed:
-    """The program, how far it is followed, and what is known of the values that it reads."""
+    """The program, how far it is followed, and the known ones of the values that it reads."""
 
     module: str | None = option(
         None, "Run a module (package.module) instead of a file.", flags="-m --module", metavar="MODULE"

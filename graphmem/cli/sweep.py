@@ -64,10 +64,10 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 
 
 class _SweepCommand(GroupedCommand):
-    """A list given to an option of one value is what ``--vary`` is for."""
+    """A command that points to ``--vary`` where an option of one value is given a list."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with that said."""
+        """As click does, with that message."""
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:

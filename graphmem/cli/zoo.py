@@ -30,7 +30,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Survey:
-    """How the models are analysed."""
+    """The options of the models' analyses."""
 
     step: str = option("both", "Which step of each.", choices=tuple(_STEPS))
     gpu: str | None = option(None, "The card; see 'graphmem gpus'.", metavar="NAME")

@@ -54,10 +54,10 @@ class Device:
     """A card. ``compute_capability`` is None where CUDA's does not apply; ``sm_count`` and ``max_threads_per_sm`` are 0
     where unknown.
 
-    ``capacity_bytes`` is what the driver reports (``cudaDeviceProp.totalGlobalMem``). ``context_bytes`` is what a
-    PyTorch process holds outside its allocator once a step has run (context, kernels loaded lazily, cuBLAS's handle);
-    :meth:`outside` has what else it may load. ``context_measured`` is true when the whole of it was measured on this
-    card, cuDNN's engines included.
+    ``capacity_bytes``: as the driver reports it (``cudaDeviceProp.totalGlobalMem``). ``context_bytes`` are held by a
+    PyTorch process outside its allocator once a step has run (context, kernels loaded lazily, cuBLAS's handle);
+    :meth:`outside` has further libraries it may load. ``context_measured`` is true when the whole of it was measured on
+    this card, cuDNN's engines included.
     """
 
     name: str

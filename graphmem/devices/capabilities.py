@@ -1,8 +1,8 @@
 """Compute capabilities: the table ``capabilities.toml``, which every rule that depends on the capability reads.
 
-:class:`Capability` is a row; its comments say what each field means and where it is taken from. Unless a field names
-another source, that is the technical specifications per compute capability of the CUDA C++ Programming Guide 13.0;
-files of PyTorch are 2.13's. A capability without a row is taken for the nearest older one (:func:`limits_of`).
+:class:`Capability` is a row; its comments give the meaning and source of each field. Unless a field names another
+source, that is the technical specifications per compute capability of the CUDA C++ Programming Guide 13.0; files of
+PyTorch are 2.13's. A capability without a row is taken for the nearest older one (:func:`limits_of`).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Capability:
 
     @property
     def small_shared_memory(self) -> bool:
-        """Whether a block has at most 99 KiB."""
+        """True if a block has at most 99 KiB."""
         return self.block_shared_bytes <= 99 * KIB
 
 
@@ -178,7 +178,7 @@ _MINORS = range(10)
 
 
 def is_capability(compute_capability: tuple[int, int]) -> bool:
-    """Whether cards of its generation are known: the first number is that of a row, the second a digit."""
+    """True if cards of its generation are known: the first number is that of a row, the second a digit."""
     major, minor = compute_capability
     return major in {known for known, _ in CAPABILITIES} and minor in _MINORS
 
@@ -193,5 +193,5 @@ def limits_of(compute_capability: tuple[int, int]) -> Capability:
 
 
 def reaches(compute_capability: tuple[int, int] | None, least: tuple[int, int]) -> bool:
-    """Whether a card has at least this compute capability."""
+    """True if a card has at least this compute capability."""
     return compute_capability is not None and compute_capability >= least

@@ -66,7 +66,7 @@ LAZY_SINCE = (11, 7)
 
 
 def loads_at_once(loads: Loads) -> bool:
-    """Whether all kernels are loaded when the process begins."""
+    """True if all kernels are loaded when the process begins."""
     return loads.eager or (loads.cuda is not None and loads.cuda < LAZY_SINCE)
 
 

@@ -11,8 +11,8 @@ NCCL's source is read at 2.18 to 2.30 (github.com/NVIDIA/nccl, tags v2.18.3-1 to
 - A ring has one neighbour before and one after, per channel (graph/connect.cc). A tree is a chain within a machine,
   along the ring, whose ends have one neighbour, so that its first member adds a receiver and its last a sender; one
   member of every machine has up to three others over the network.
-- Channels: what the search finds (graph/search.cc: 240 GB/s of NVLink to an A100 are 12 rings of 20, 370 to an H100
-  12 of 30, 720 to a B200 16 of 45), twice. Across machines what their network interfaces carry, one of 200 Gb/s for
+- Channels: those found (graph/search.cc: 240 GB/s of NVLink to an A100 are 12 rings of 20, 370 to an H100
+  12 of 30, 720 to a B200 16 of 45), twice. Across machines those their network interfaces carry, one of 200 Gb/s for
   each A100 and one of 400 for each later card being assumed.
 - NVLS, on Hopper and later in machines with a switch and more than two of the ranks: for every channel and rank two
   buffers of eight chunks of 128 KiB; of 4 MiB before 2.21 (transport/nvls.cc).
@@ -29,7 +29,7 @@ Measured, against that:
 - NCCL#964, 4 x A100 with NVLink, for each new communicator: 544 MiB of two ranks, 688 of more, on rank 0. By the above
   32 x 16 x 512 KiB + 24 x (6 + 6) = 544, and 24 x (6 + 2 x 6) + 256 = 688.
 - NCCL#1685, 8 x H100: allocations of 10 and of 2 MiB, 32 channels a pair, 3.28 GB more after the first all-to-all.
-  7 x 32 x (10 + 2) MiB are 2.82 GB; 7 x 32 x 14 MiB are 3.288. What the other 2 MiB are is not known.
+  7 x 32 x (10 + 2) MiB are 2.82 GB; 7 x 32 x 14 MiB are 3.288. The purpose of the other 2 MiB is not known.
 - NCCL#2363, 8 x B300, and pull request 2366, RTX 3090: 512 MiB for a communicator of one rank that is connected at
   once: 64 x 16 x 512 KiB. The latter's process of one communicator was 484 MiB, the empty context of that card is 256.
 - NCCL#864 (2.18, cards not named): about 1.6 GB a communicator; eight H100 are 2.0 GiB by the above, six 1.7.
@@ -272,7 +272,7 @@ class _Nccl:
         return max(1, min(one.on_node or _A_NODE, one.ranks))
 
     def _takes(self, algorithm: str) -> bool:
-        """Whether ``NCCL_ALGO`` allows it: a list of names, or of those left out after a ``^``. Lists for single
+        """True if ``NCCL_ALGO`` allows it: a list of names, or of those left out after a ``^``. Lists for single
         collectives are not followed."""
         text = self._text("NCCL_ALGO")
         if not text or ":" in text:

@@ -162,10 +162,10 @@ def spec_of_value(value: onnx.ValueInfoProto) -> TensorSpec | None:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    return TensorSpec(value.name, dtype_name(tensor.elem_type, value.name), _dims(tensor.shape.dim, value.name))
+    return TensorSpec(value.name, dtype_name(tensor.elem_type, value.name), _dims(tensor.shape.dim))
 
 
-def _dims(dims: Iterable[Any], owner: str) -> tuple[Dimension, ...]:
+def _dims(dims: Iterable[Any]) -> tuple[Dimension, ...]:
     out: list[Dimension] = []
     for dim in dims:
         if dim.HasField("dim_value"):

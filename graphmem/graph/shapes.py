@@ -529,7 +529,8 @@ def _check_states(state: Propagation, node: Node) -> None:
 
 
 def _check_broadcast(state: Propagation, node: Node) -> None:
-    """Shapes before anything is bound say nothing of a size in a weight that a bound dimension does not have."""
+    """Raise :class:`ShapeError` where sizes of the inputs do not broadcast. Before dimensions are bound it is not known
+    whether they fit those of a weight."""
     shapes = [state.specs[name].shape for name in node.inputs if name]
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         if len({int(size) for size in sizes} - {1}) > 1:

@@ -1,7 +1,7 @@
 """A flight simulator: a program runs, and nothing of the user's is changed.
 
-What a program writes, deletes, renames or truncates goes to a temporary folder, and what it reads goes through that;
-connections to the outside are refused. Three mechanisms do it, from the strongest to the one that every machine has:
+The writes, deletions and renamings of a program go to a temporary folder, and its reads go through that; connections to
+the outside are refused. Three mechanisms do it, from the strongest to the one that every machine has:
 
 ===========  ==========================  =====================================================================
 name         where                       other programs that are started, and extensions in C
@@ -39,13 +39,13 @@ class Mechanism(Protocol):
     """One way to keep a program from changing files."""
 
     def enter(self) -> None:
-        """From now on what is written goes to the temporary folder. Raises :class:`OSError` where that is forbidden."""
+        """Send writes to the temporary folder from now on. Raises :class:`OSError` where that is forbidden."""
 
     def reset(self) -> None:
         """From now on the files are again as they really are."""
 
     def trees(self) -> list[Tree]:
-        """The folders that hold what was changed."""
+        """The folders that hold the changed files."""
 
     def attempt(self, applies: Callable[[], bool]) -> contextlib.AbstractContextManager[Guard]:
         """One run of the program; gives the guard to be asked."""
@@ -67,8 +67,8 @@ class Sandbox:
     def attempt(self, applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         """One run of the program, which finds the files as they really are.
 
-        ``applies``: whether the calling thread is the program's. What is yielded is filled at the end with what
-        happened: the value of ``details["sandbox"]`` of an estimate.
+        ``applies``: whether the calling thread is the program's. The yielded dictionary is filled at the end with the
+        run's record: the value of ``details["sandbox"]`` of an estimate.
         """
         if self._is_used:
             self.mechanism.reset()
@@ -103,7 +103,7 @@ _is_free = False
 def entered(permissions: Permissions, *, own_process: bool) -> Iterator[None]:
     """In this context the process runs programs in the strongest mechanism that the machine permits.
 
-    ``own_process``: the process is a command of ours that nobody else shares, and can be forked: what comes after this
+    ``own_process``: the process is a command of ours that nobody else shares, and can be forked: everything after this
     call happens in a child, whose exit code the process ends with. Raises :class:`UsageError` for a mechanism that was
     named in :data:`VARIABLE` and is not to be had.
     """

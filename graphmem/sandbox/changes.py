@@ -2,7 +2,7 @@
 
 Both the kernel's overlays and ours keep them in *upper* trees that have the shape of the real ones: a changed file
 stands at its path, a deleted one is marked. The kernel marks by a character device 0:0 and by an extended attribute of
-a folder that hides what is below it (overlayfs.rst), ours by files named ``.wh.NAME`` and ``.wh..wh..opq``.
+a folder that hides the files below it (overlayfs.rst), ours by files named ``.wh.NAME`` and ``.wh..wh..opq``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _is_scratch(path: str, folders: Sequence[str], here: str) -> bool:
 
 
 def _join_renamed(changes: Changes, renames: Sequence[tuple[str, str]]) -> None:
-    """Take what was renamed from one path to another for one thing, not for deleted here and written there."""
+    """Record a renaming from one path to another as one change, not as deleted here and written there."""
     origin: dict[str, str] = {}
     for source, target in renames:
         moved = {

@@ -1,5 +1,5 @@
-"""Copies of files that keep their holes: a checkpoint that was saved without its data has nothing but one. And what
-a renaming that becomes a copy asks about both ends."""
+"""Copies of files that keep their holes: a checkpoint that was saved without its data has nothing but one. Also the
+checks of both ends for a renaming that becomes a copy."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def error(number: int, path: FileDescriptorOrPath, other: str | None = None) -> 
 
 
 def is_folder(path: str) -> bool:
-    """Whether it is a folder, and no link to one."""
+    """True if it is a folder, and no link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
 def check_replaced(moves_folder: bool, new: str, names: tuple[str, str]) -> None:
-    """Raise what the operating system does where a folder would replace a file, or a file the folder ``new``."""
+    """Raise the operating system's error where a folder would replace a file, or a file the folder ``new``."""
     if moves_folder != is_folder(new):
         raise error(errno.ENOTDIR if moves_folder else errno.EISDIR, *names)
 

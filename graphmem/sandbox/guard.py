@@ -1,6 +1,6 @@
-"""Python's audit events while a program flies: connections are refused in one line, and what nothing redirected too.
+"""Python's audit events while a program flies: connections are refused in one line, and unredirected writes.
 
-One hook is added to the interpreter, for good (PEP 578), and asks nothing while no program flies. What it refuses is an
+One hook is added to the interpreter, for good (PEP 578), and asks nothing while no program flies. A refusal is an
 :class:`OSError`, as a machine without network gives, so that a program that copes with that does here as well.
 """
 
@@ -39,10 +39,9 @@ class Permissions:
 class Guard:
     """The handlers of audit events during one flight, and records of it.
 
-    ``applies``: whether the calling thread is the program's; ``real`` gives the path by which a real file is
-    reached, by the program's path, and None for a file of the program's own. ``refused`` counts (what, to whom),
-    ``renames`` are renamed files in their order, ``started`` counts other programs that were let start and could write
-    nothing.
+    ``applies``: whether the calling thread is the program's; ``real`` gives the path by which a real file is reached,
+    by the program's path, and None for a file of the program's own. ``refused`` counts (action, target), ``renames``
+    are renamed files in their order, ``started`` counts other programs that were let start and could write nothing.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Guard:
 
     @property
     def is_own(self) -> bool:
-        """Whether the thread is in :meth:`own`."""
+        """True if the thread is in :meth:`own`."""
         return getattr(self._own, "value", False)
 
     def refuse(self, what: str, to: str, number: int, option: str) -> OSError:
@@ -114,7 +113,7 @@ class Guard:
             raise self.refuse("connect to", f"{address[0]}:{address[1]}", errno.ENETUNREACH, "--allow-network")
 
     def is_own_socket(self, address: str | bytes) -> bool:
-        """Whether a socket in the file system is one that the program made: no real one has its name."""
+        """True if a socket in the file system is one that the program made: no real one has its name."""
         path = os.fsdecode(address)
         if path.startswith("\0"):  # of the network's, which is the program's own where it can be
             return any(self._address_of(one) == address for one in self._listening)
@@ -122,7 +121,7 @@ class Guard:
         return path == "" or real is None or not os.path.exists(real)
 
     def is_own_port(self, port: int) -> bool:
-        """Whether the program itself listens at a port of the loopback; in a network of its own nobody else does."""
+        """True if the program itself listens at a port of the loopback; in a network of its own nobody else does."""
         return True
 
     def _is_loopback(self, address: tuple[Any, ...]) -> bool:

@@ -59,7 +59,7 @@ class Landlock(Wrapped):
             _restrict(rules, files, (self.folder, *_SYSTEM, *allowed.writes), ports)
 
     def reset(self) -> None:
-        """Forget what was changed."""
+        """Forget all changes."""
         super().reset()
         for entry in list(os.scandir(self._scratch)):
             with contextlib.suppress(OSError):

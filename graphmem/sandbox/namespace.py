@@ -120,7 +120,7 @@ class Namespace:
             linux.set_effective_capabilities(False)
 
     def reset(self) -> None:
-        """From now on the files are again as they really are; what was changed is forgotten."""
+        """Show the files again as they really are, and forget all changes."""
         if self.permissions.everywhere:
             return
         if self._is_user:
@@ -187,7 +187,7 @@ class _View:
         linux.mount("graphmem", self.root, "tmpfs", 0, "mode=755")
 
     def show(self, path: str) -> None:
-        """Mount what is at ``path``, with all below it; its place in the view exists."""
+        """Mount the file or folder at ``path``, with all below it; its place in the view exists."""
         mounted = self._mounts.get(path)
         if path == _SHARED_MEMORY:
             self._show_shared_memory(path)
@@ -318,7 +318,7 @@ def _high(descriptor: int) -> int:
 
 
 def can_hold(folder: str) -> bool:
-    """Whether a folder's file system may hold upper folders: not one that is itself an overlay, or on a network."""
+    """True if a folder's file system may hold upper folders: not one that is itself an overlay, or on a network."""
     kind = next(
         (one.kind for path, one in sorted(_mounts().items(), key=lambda item: -len(item[0]))
          if folder == path or _is_below(folder, path)), ""

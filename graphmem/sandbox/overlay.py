@@ -42,7 +42,7 @@ _SYSTEM = ("/dev", "/proc", "/sys")
 
 
 def writes(flags: int) -> bool:
-    """Whether a file that is opened with these flags can be changed."""
+    """True if a file that is opened with these flags can be changed."""
     return bool(flags & _WRITING) or (_TEMPORARY != 0 and flags & _TEMPORARY == _TEMPORARY)
 
 
@@ -64,7 +64,7 @@ class Overlay:
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything differs from the real files. Asked first by every call, so of no call that is wrapped."""
+        """True if anything differs from the real files. Asked first by every call, so of no call that is wrapped."""
         try:
             generation = native.lstat(self.tree).st_mtime_ns
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class Overlay:
         self._untouched.clear()
 
     def note_change(self) -> None:
-        """Something was changed: what is remembered, here and in other processes, may be wrong now."""
+        """Something was changed: stored answers, here and in other processes, may be wrong now."""
         with contextlib.suppress(FileNotFoundError):
             native.utime(self.tree)
         self._forget(None)
@@ -97,7 +97,7 @@ class Overlay:
     # --- paths --------------------------------------------------------------------------------------------------------
 
     def is_free(self, path: str) -> bool:
-        """Whether a path is not redirected."""
+        """True if a path is not redirected."""
         return self._everywhere or any(path == one or path.startswith(one + os.sep) for one in self._free)
 
     def upper(self, path: str) -> str:
@@ -118,7 +118,7 @@ class Overlay:
         return f"{drive}:{os.sep}{below}"
 
     def absolute(self, path: StrOrBytesPath, folder: int | None = None) -> str:
-        """A path from the root on, with its ``..`` and links; ``folder`` is what ``dir_fd`` was given."""
+        """A path from the root on, with its ``..`` and links; ``folder``: the value of ``dir_fd``."""
         start = native.getcwd() if folder is None else path_of(folder)
         return os.path.join(self.place(start), os.fsdecode(path))
 
@@ -190,7 +190,7 @@ class Overlay:
         return self.found(resolved) or self.upper(resolved)
 
     def _is_shown(self, path: str) -> bool:
-        """Whether there is a real file at a path, and nothing hides it."""
+        """True if there is a real file at a path, and nothing hides it."""
         return os.path.lexists(path) and not self._is_hidden(path)
 
     def _is_hidden(self, path: str) -> bool:
@@ -211,7 +211,7 @@ class Overlay:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _check_parent(self, path: str) -> None:
-        """Raises what the operating system would for a new or deleted entry."""
+        """Raises the operating system's error for a new or deleted entry."""
         parent = os.path.dirname(path)
         found = self.found(parent)
         if found is None:
@@ -263,7 +263,7 @@ class Overlay:
         return self.upper(path)
 
     def _show(self, path: str) -> bool:
-        """An entry was made: what hid the real one goes. Whether something did."""
+        """An entry was made: remove the mark that hid the real one. True if there was one."""
         marker = os.path.join(os.path.dirname(self.upper(path)), DELETED + os.path.basename(path))
         with contextlib.suppress(FileNotFoundError):
             native.unlink(marker)
@@ -406,7 +406,7 @@ class Overlay:
         self._hide(source)
 
     def _check_renamed(self, source: str, target: str, moves_folder: bool, names: tuple[str, str]) -> None:
-        """Raises what the operating system would."""
+        """Raises the operating system's error."""
         if target.startswith(source + os.sep):
             raise error(errno.EINVAL, *names)
         if source.startswith(target + os.sep):
@@ -477,7 +477,7 @@ class Overlay:
         return _on_place(function, self.reading, follows)
 
     def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
-        """A function of ``os`` that changes what is at a path, here."""
+        """A function of ``os`` that changes the file at a path, here."""
 
         def copied(path: StrOrBytesPath, follow: bool, folder: int | None) -> str:
             at = self._existing(path, folder, follow)
@@ -573,19 +573,19 @@ class Entry:
             return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
+        """True if it is a folder."""
         return self._is(stat.S_ISDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a regular file."""
+        """True if it is a regular file."""
         return self._is(stat.S_ISREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        """Whether it is a symbolic link."""
+        """True if it is a symbolic link."""
         return self._is(stat.S_ISLNK, False)
 
     def is_junction(self) -> bool:
-        """Whether it is a junction of Windows."""
+        """True if it is a junction of Windows."""
         return False
 
     def inode(self) -> int:
@@ -594,7 +594,7 @@ class Entry:
 
 
 class Entries:
-    """As what ``os.scandir`` gives: an iterator that can be closed."""
+    """The iterator of ``os.scandir``, which can be closed."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._entries = iter(entries)

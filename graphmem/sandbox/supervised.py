@@ -67,7 +67,7 @@ def fly(enter: Callable[[str], None]) -> str | None:
 
 
 def _temporary_folder() -> str:
-    """A new folder on a disk that is large; what is left there by runs that were killed is removed."""
+    """A new folder on a disk that is large; folders left there by killed runs are removed."""
     here = os.getcwd() + os.sep
     wanted = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir()]
     found = [one for one in wanted if one and os.access(one, os.W_OK) and os.path.isdir(one)]
@@ -148,7 +148,7 @@ def _status_of(child: int) -> int | None:
 
 
 def _end_orphans() -> None:
-    """End what the program started and left: its files are about to go."""
+    """End the processes that the program started and left: their files are about to go."""
     until = time.monotonic() + _GRACE
     while True:
         try:
@@ -191,7 +191,7 @@ def _send(channel: socket.socket, head: dict[str, Any], data: bytes = b"") -> No
 
 
 def _receive(channel: socket.socket) -> dict[str, Any] | None:
-    """The next message, with what came with it as ``data``; None at the end."""
+    """The next message, with its payload as ``data``; None at the end."""
     with contextlib.suppress(OSError):
         sizes = _exactly(channel, 16)
         text = _exactly(channel, int.from_bytes(sizes[:8], "little"))

@@ -1,8 +1,8 @@
 """The mechanism that every machine has: Python's own functions for files are an overlay, and nothing else may write.
 
 Every function of ``os`` that takes a path, ``open``, and the libraries of :mod:`graphmem.sandbox.libraries` that open
-files themselves go to :class:`graphmem.sandbox.overlay.Overlay`. Python's audit events are the net below: what would
-write to a real file past these is refused by name, and so are other programs.
+files themselves go to :class:`graphmem.sandbox.overlay.Overlay`. Python's audit events are the net below: a write to a
+real file past these is refused by name, and so are other programs.
 
 Every place where a module keeps one of these functions (``from os import remove``) is replaced while a program runs.
 A replacement that somebody keeps for longer, or another thread calls, is the original.
@@ -65,7 +65,7 @@ class Wrapped:
         """Nothing lasts beyond an attempt."""
 
     def reset(self) -> None:
-        """Forget what was changed."""
+        """Forget all changes."""
         self.overlay.reset()
 
     def trees(self) -> list[Tree]:
@@ -87,7 +87,7 @@ _WRITING = ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "
 
 
 class _Net(Guard):
-    """Refuses what is written past the wrapped calls, and connections to what others listen at."""
+    """Refuses writes past the wrapped calls, and connections to ports of other processes."""
 
     def __init__(self, overlay: Overlay, has_network: bool, applies: Callable[[], bool]) -> None:
         super().__init__(has_network, applies, overlay.real)
@@ -97,7 +97,7 @@ class _Net(Guard):
         self.handlers["os.symlink"] = lambda _, target, *__: self._check_written(target)
 
     def is_own_port(self, port: int) -> bool:
-        """Whether the program itself listens there."""
+        """True if the program itself listens there."""
         return port in self.bound_ports()
 
     def _check_open(self, path: FileDescriptorOrPath, _: object, flags: int) -> None:
@@ -138,7 +138,7 @@ def wrapped_calls(overlay: Overlay, guard: Guard) -> Iterator[None]:
 
 
 def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """name of ``os`` -> (what it is, what stands for it)."""
+    """name of ``os`` -> (the original, its replacement)."""
     for names, make in (
         (_READING, lambda one: overlay.read_with(one)),
         (_READING_LINKS, lambda one: overlay.read_with(one, follows=False)),

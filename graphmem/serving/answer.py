@@ -89,7 +89,7 @@ class ServingReport(Answer):
 
     @property
     def starts(self) -> bool:
-        """Whether the engine starts."""
+        """True if the engine starts."""
         return self.served.refusal is None
 
     @property

@@ -1,8 +1,8 @@
-"""What a serving engine is: the protocol that each of them meets, and the values it speaks in.
+"""The protocol of a serving engine, and the values it takes and returns.
 
-An engine takes a question, a model's configuration with the engine's own settings on a card, and says what it leaves
-for the KV cache and why. It is one file or one folder of this package, or an object that an installed package names
-under the entry-point group ``graphmem.serving``; nothing outside of it knows its name.
+An engine takes a question, a model's configuration with the engine's own settings on a card, and returns the memory
+left for the KV cache, with the reasons. It is one file or one folder of this package, or an object that an installed
+package names under the entry-point group ``graphmem.serving``; nothing outside of it knows its name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ BASES = {
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model's configuration: its name for people, the values of its ``config.json``, and what the headers of the
-    checkpoint beside it say, where there is one. ``path``: the file of the configuration, None for one of the table.
+    """A model's configuration: its name for people, the values of its ``config.json``, and the headers of the
+    checkpoint beside it, where there is one. ``path``: the file of the configuration, None for one of the table.
     ``around``: the whole model, where this is the language model within one that has encoders too."""
 
     name: str
@@ -45,11 +45,11 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of an engine. Fields are named as the engine's options; None stands for the engine's default.
+    """The question to an engine. Fields are named as the engine's options; None stands for the engine's default.
 
     ``cold``: the engine has never compiled this model on this machine. ``version`` is (major, minor) of the engine,
-    ``alloc_conf`` what ``PYTORCH_CUDA_ALLOC_CONF`` says, ``arguments`` are further options of the engine by its own
-    names, ``non_torch_bytes`` what CUDA loads while the engine profiles.
+    ``alloc_conf`` the text of ``PYTORCH_CUDA_ALLOC_CONF``, ``arguments`` are further options of the engine by its own
+    names, ``non_torch_bytes`` the memory that CUDA takes while the engine profiles.
     """
 
     model: ServedModel
@@ -87,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True)
 class KVCache:
-    """The cache as the engine cuts it. ``request_blocks`` says how many blocks a request of some length takes."""
+    """The cache as the engine cuts it. ``request_blocks`` gives the blocks of a request of some length."""
 
     available_bytes: int
     block_bytes: int
@@ -104,11 +104,10 @@ class Served:
     """The engine's answer. Sizes are bytes of one card; every card of a tensor-parallel group has the same.
 
     ``settings`` are all options as the engine resolves them. ``parts`` lead from ``total_bytes`` to
-    ``kv_cache.available_bytes``; ``outside`` is what the card holds besides, which the engine does not charge.
-    ``graphs_bytes`` is what CUDA graphs really take, beside the engine's estimate of them among the parts.
-    ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed.
-    ``refusal`` is what the engine says where it does not start, in one line; the figures are then what led to it.
-    ``basis`` is one of :data:`BASES`.
+    ``kv_cache.available_bytes``; ``outside``: other memory in use on the card, which the engine does not charge.
+    ``graphs_bytes``: the true memory of CUDA graphs, beside the engine's estimate of them among the parts.
+    ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed. ``refusal``: the
+    engine's error where it does not start, in one line; the figures then led to it. ``basis`` is one of :data:`BASES`.
     """
 
     engine: str
@@ -132,8 +131,8 @@ class Served:
     basis: str = "formula"
 
     def concurrency_at(self, lengths: Sequence[int]) -> float:
-        """How many requests are in the cache at once, where their lengths are drawn from these alike: the blocks over
-        the mean of what one takes."""
+        """The number of requests in the cache at once, where their lengths are drawn from these alike: the blocks over
+        the mean of one request's."""
         taken = sum(self.request_blocks(length) for length in lengths) / len(lengths)
         return float(self.kv_cache.blocks / taken)
 
@@ -185,7 +184,7 @@ class Scheduler(Protocol):
         """Requests that are not, preempted ones among them."""
 
     def fits(self, request: Request) -> bool:
-        """Whether the request could run if it were alone."""
+        """True if the request could run if it were alone."""
 
     def add(self, number: int, request: Request) -> None:
         """A request arrives, named by its number."""
@@ -209,5 +208,5 @@ class Engine(Protocol):
     newest: str
 
     def serve(self, question: Question) -> Served:
-        """The answer. Raises :class:`graphmem.errors.GraphmemError` for what the engine has no answer to; where it
-        would refuse to start for want of memory the answer says so."""
+        """The answer. Raises :class:`graphmem.errors.GraphmemError` for a question the engine cannot answer; where it
+        would refuse to start for want of memory the answer has that."""

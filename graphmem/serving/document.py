@@ -1,4 +1,4 @@
-"""The document of a serving engine's answer: where the card's memory goes, and what the rest of it holds."""
+"""The document of a serving engine's answer: the parts of the card's memory, and the requests that the rest holds."""
 
 from __future__ import annotations
 

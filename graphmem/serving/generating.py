@@ -1,10 +1,10 @@
 """transformers' ``generate`` as a serving engine: a batch of one length in one process, by captures of it.
 
-There is no pool of blocks: a batch is padded to its longest text, and the cache grows with it. So what is answered is
-whether a batch of ``--max-num-seqs`` texts of ``--max-model-len`` tokens (prompt and answer) runs; where one of the two
-is not given, the largest that does. Every figure is an analysis of ``--generate`` (:func:`graphmem.analyze`), none a
-formula: the search goes by generations of two tokens of the same length, which are quick, and the sizes around its
-answer are then analysed with all tokens.
+There is no pool of blocks: a batch is padded to its longest text, and the cache grows with it. So the answer is whether
+a batch of ``--max-num-seqs`` texts of ``--max-model-len`` tokens (prompt and answer) runs; where one of the two is not
+given, the largest that does. Every figure is an analysis of ``--generate`` (:func:`graphmem.analyze`), none a formula:
+the search goes by generations of two tokens of the same length, which are quick, and the sizes around its answer are
+then analysed with all tokens.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class _Run:
-    """A generation on a card, but for its batch and its length. ``name``: what :func:`graphmem.analyze` is given."""
+    """A generation on a card, but for its batch and its length. ``name``: the model for :func:`graphmem.analyze`."""
 
     name: str
     device: Device
@@ -82,8 +82,8 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Analysis:
-    """An estimate without its trace, the most bytes that the cache has on the card, and what is there, by category,
-    when tensors have the most; ``phase``: of that moment."""
+    """An estimate without its trace, the most bytes that the cache has on the card, and the memory, by category, when
+    tensors have the most; ``phase``: of that moment."""
 
     estimate: Estimate
     cache_bytes: int
@@ -109,7 +109,7 @@ def _analysis(estimate: Estimate) -> _Analysis:
 
 
 class Transformers:
-    """The engine. One stands for one user's question, and what follows from it: what was analysed is kept."""
+    """The engine. One stands for one user's question, and its follow-ups: analyses are kept."""
 
     name = "hf"
     title = "transformers generate"
@@ -153,7 +153,7 @@ class Transformers:
 
 
 class _Asked:
-    """One question: what is looked for, and the answer."""
+    """One question: the sizes that are looked for, and the answer."""
 
     def __init__(self, engine: Transformers, question: Question, found: dict[str, Any], run: _Run) -> None:
         self._engine, self._question, self._found, self._run = engine, question, found, run
@@ -210,7 +210,7 @@ class _Asked:
 
     def _most(self, at: Callable[[bool, int], Estimate], least: int, top: int, step: int) -> int:
         """The largest size from ``least`` to ``top`` that runs, ``top`` itself or one in steps; 0 for none. By quick
-        runs first; then full ones around what they say."""
+        runs first; then full ones around their result."""
         first = -(-(least + 1) // step) * step
         sizes = sorted({least, *range(first, top, step), top}) if top >= least else []
         quick = _bracket(lambda index: at(True, sizes[index]), len(sizes))
@@ -324,7 +324,7 @@ def _fits(estimate: Estimate) -> bool:
 
 
 def _parts(found: _Analysis) -> list[Part]:
-    """From the card to what is left for the cache, at the moment when tensors have the most."""
+    """From the card to the memory left for the cache, at the moment when tensors have the most."""
     taken = dict(found.at_peak)
     cache = taken.pop(Category.KV_CACHE, 0)
     outside = found.estimate.breakdown["CONTEXT"]
@@ -362,7 +362,7 @@ def _run(question: Question, found: dict[str, Any]) -> _Run:
 
 
 def _new_tokens(question: Question) -> int | None:
-    """``max_new_tokens`` of the ``generation_config.json`` beside the model, None where it says none. Raises
+    """``max_new_tokens`` of the ``generation_config.json`` beside the model, None where it has none. Raises
     :class:`graphmem.errors.GraphmemError`."""
     path = question.model.path
     file = None if path is None else path.with_name("generation_config.json")
@@ -371,7 +371,7 @@ def _new_tokens(question: Question) -> int | None:
 
 
 def _dtype(question: Question, asked: str) -> str:
-    """As ``from_pretrained`` of transformers 5 loads weights: ``auto`` is what the configuration names."""
+    """As ``from_pretrained`` of transformers 5 loads weights: ``auto`` is the configuration's type."""
     named: Any = asked
     if asked == "auto":
         config = question.model.config

@@ -1,4 +1,4 @@
-"""GGUF files: what their headers say, never their data (https://github.com/ggml-org/ggml, docs/gguf.md; versions 2, 3).
+"""GGUF files: their headers, never their data (https://github.com/ggml-org/ggml, docs/gguf.md; versions 2, 3).
 
 A header is somebody else's: every count and length is held against a limit before it is used, arrays that no estimate
 needs (a tokenizer's words) are passed over, and sizes are sums, so that no number in it makes memory or time grow.

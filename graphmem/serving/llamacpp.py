@@ -2,8 +2,8 @@
 
 Weights and the KV cache are exact sums, as the engine allocates them (ggml-org/llama.cpp at 0c1e57098, which comes with
 llama-cpp-python 0.3.36: ``src/llama-model.cpp``, ``src/llama-kv-cache.cpp``, ``ggml/src/ggml-cuda/ggml-cuda.cu``). The
-compute buffer is a formula over the stages of its graph (``src/llama-graph.cpp``), held by what public logs print. What
-ggml's pools take while kernels run is printed by no log and is not counted.
+compute buffer is a formula over the stages of its graph (``src/llama-graph.cpp``), held by the figures of public logs.
+The memory of ggml's pools while kernels run is in no log and is not counted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Model:
     latent: bool
 
     def sees_all(self, layer: int) -> bool:
-        """Whether a layer keeps every token (``llama_hparams::is_swa``)."""
+        """True if a layer keeps every token (``llama_hparams::is_swa``)."""
         pattern = _WINDOWS.get(self.architecture)
         return not self.window or pattern is None or layer % pattern == pattern - 1
 

@@ -61,7 +61,7 @@ class OnnxRuntimeGenAI:
 
 
 def _asked(answer: Served, tokens: int) -> Served:
-    """The engine takes the buffer that it is asked for, not what is left."""
+    """The engine takes the buffer that it is asked for, not the rest of the card."""
     cache = answer.kv_cache
     refusal = answer.refusal
     if refusal is None and tokens > cache.tokens:

@@ -1,4 +1,4 @@
-"""Options of engines by the engines' own names: what a question has for one, and nothing that it does not know."""
+"""Options of engines by the engines' own names: those of a question for one engine, and none that it does not know."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def options_of(
     short: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Values by the engine's names: those of ``arguments``, and those of the question's fields that ``fields_as`` gives
-    a name of the engine's. ``short``: other spellings. Raises :class:`UsageError` for what the engine does not have."""
+    a name of the engine's. ``short``: other spellings. Raises :class:`UsageError` for options it lacks."""
     title = engine.title
     if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
         raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")

@@ -1,8 +1,8 @@
-"""A load over time on one engine: how full the KV cache gets, who waits, when preemption starts, and how many copies
-of the engine the load needs.
+"""A load over time on one engine: how full the KV cache gets, who waits, when preemption starts, and how many copies of
+the engine the load needs.
 
-What is computed in a step, and which blocks it takes, are the engine's scheduler's. How long a step takes is not
-predicted: it is what :class:`Speed` says, which the user gives or which is named as assumed.
+The work of a step, and its blocks, are the engine's scheduler's. The duration of a step is not predicted: it is that of
+:class:`Speed`, which the user gives or which is named as assumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_PART = 0.99
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a step takes: ``step_seconds`` (the weights are read), or longer where its tokens at
+    """The duration of a step: ``step_seconds`` (the weights are read), or longer where its tokens at
     ``tokens_per_second`` take longer. ``assumed`` where neither was given."""
 
     step_seconds: float = 0.03
@@ -88,8 +88,8 @@ class LoadAnswer:
 
 @dataclass(frozen=True)
 class Copies:
-    """The same load dealt out in turn to so many copies: what the first of them sees, until the end or for ``followed``
-    seconds, after which it could not be enough any more."""
+    """The same load dealt out in turn to so many copies: the requests of the first of them, until the end or for
+    ``followed`` seconds, after which it could not be enough any more."""
 
     copies: int
     cards: int

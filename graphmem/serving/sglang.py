@@ -2,7 +2,7 @@
 
 Followed from sglang 0.5.23, ``srt/arg_groups/memory_hook.py`` (defaults), ``srt/mem_cache/kv_cache_configurator.py``:
 tokens = (free after loading - free before it * (1 - mem_fraction_static)) / bytes of a token. Its arithmetic and the
-weights are held by public logs; what is loaded beside the weights is not counted.
+weights are held by public logs; memory loaded beside the weights is not counted.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def _defaults(device: Device, cards: int) -> tuple[int, int]:
 
 
 def _board(device: Device) -> float:
-    """MiB of the card as ``nvidia-smi`` says (``get_nvgpu_memory_capacity``)."""
+    """MiB of the card by ``nvidia-smi`` (``get_nvgpu_memory_capacity``)."""
     return (device.board_bytes or device.capacity_bytes) / MIB
 
 
 def default_fraction(device: Device, cards: int, chunk: int, graphs: int) -> float:
-    """The same file, ``handle_gpu_memory_settings``: what is kept free is 512 MiB, 1.5 MiB a token of a chunk, 128 MiB
-    a card, 2 MiB a sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
+    """The same file, ``handle_gpu_memory_settings``: kept free are 512 MiB, 1.5 MiB a token of a chunk, 128 MiB a card,
+    2 MiB a sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
     size = _board(device)
     kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs
     if size > 60 * 1024:

@@ -1,5 +1,5 @@
 """Sizes of a decoder's weights and of its cache from its configuration, and the answer of an engine that gives its
-cache what is left, for engines that are followed by formulas.
+cache the rest, for engines that are followed by formulas.
 
 Counts of parameters are those of transformers' models of these names; where a checkpoint lies beside the configuration,
 its headers' bytes are used instead.
@@ -27,8 +27,8 @@ LATENT = frozenset(("deepseek_v2", "deepseek_v3"))
 
 @dataclass(frozen=True)
 class Decoder:
-    """What one card has of a decoder: ``values`` that a layer's cache keeps for a token, ``wide``: of the feed-forward
-    layer."""
+    """The share of a decoder on one card: ``values`` that a layer's cache keeps for a token, ``wide``: of the
+    feed-forward layer."""
 
     layers: int
     values: int
@@ -41,7 +41,7 @@ class Decoder:
 
     def activations(self, tokens: int, rows: int) -> int:
         """Bytes at the peak of one step of so many tokens, in 16 bits: the gated layer's two products and their result
-        beside three hidden states, or the logits of ``rows``; what vLLM's dense decoders were seen to take."""
+        beside three hidden states, or the logits of ``rows``; as observed of vLLM's dense decoders."""
         return max(2 * tokens * 3 * (self.wide + self.hidden), 6 * rows * self.vocabulary)
 
     def token_bytes(self, element: float) -> int:
@@ -78,7 +78,7 @@ def _wide(model: ServedModel, kind: str) -> int:
 
 
 def _bytes(question: Question, cards: int) -> int:
-    """Of one card: what the headers of the checkpoint say, else what its configuration does."""
+    """Bytes of one card: by the headers of the checkpoint, else by its configuration."""
     model, checkpoint = question.model, question.model.checkpoint
     width = 4 if question.dtype in ("float", "float32") else 2
     whole = (
@@ -103,12 +103,12 @@ CACHE_BYTES = {
 
 
 def outside(device: Device, cards: int) -> tuple[Figure, ...]:
-    """What a process holds before it loads a model."""
+    """The memory that a process holds before it loads a model."""
     return device.outside(Loads(communicators=(Communicator(cards),) if cards > 1 else ()))
 
 
 def first_parts(before: Sequence[Figure], own: Decoder) -> list[Part]:
-    """What the engine finds on the card, and what it loads first."""
+    """The first parts of the card: memory in use outside the engine, and the weights."""
     return [
         Part("outside the engine", sum(figure.bytes for figure in before), "; ".join(figure.name for figure in before)),
         Part("weights", own.weights_bytes, f"as {own.counted_by}"),

@@ -1,5 +1,5 @@
-"""Weights of a decoder as they lie in a checkpoint, by its configuration: what a quantisation packs, its scales, zeros
-and shapes, and what it leaves as it is.
+"""Weights of a decoder as they lie in a checkpoint, by its configuration: the packed values of a quantisation, its
+scales, zeros and shapes, and the tensors it leaves as they are.
 
 Names of tensors are those of transformers' models; layouts those of the writers: AutoAWQ 0.2 (``awq/modules/linear/
 gemm.py``), AutoGPTQ 0.7 and GPTQModel (``nn_modules/qlinear``), bitsandbytes 0.45 (``functional.QuantState.as_dict``,
@@ -76,7 +76,7 @@ class Stored:
 
 
 def stored(model: ServedModel, quantization: str | None = None, width: int = _HALF, cards: int = 1) -> Stored:
-    """What lies in a checkpoint of this configuration, whose plain tensors have ``width`` bytes a value; of ``cards``
+    """The tensors in a checkpoint of this configuration, whose plain tensors have ``width`` bytes a value; of ``cards``
     under tensor parallelism the share of one.
 
     ``quantization``: a method that the configuration does not name itself, with its usual settings. Raises
@@ -246,7 +246,7 @@ def _corrections(model: ServedModel) -> int:
 
 @dataclass(frozen=True)
 class _Packed:
-    """How a quantisation keeps a product's weight. ``takes``: whether it keeps this one at all."""
+    """The format in which a quantisation keeps a product's weight. ``takes``: whether it applies to this one."""
 
     takes: Callable[[Matrix], bool]
     bytes: Callable[[Matrix], int]
@@ -431,8 +431,8 @@ def _is_router(matrix: Matrix) -> bool:
 
 
 def _not_named(config: Mapping[str, Any], *names: str) -> Callable[[Matrix], bool]:
-    """Whether a module is not excluded: as a part of its name, a pattern with ``*``, or ``re:`` and an expression. The
-    head stays as it is where nothing is said, as all of these leave it."""
+    """A test that a module is not excluded: as a part of its name, a pattern with ``*``, or ``re:`` and an expression.
+    By default the head stays as it is, as all of these leave it."""
     excluded: list[str] = []
     for name in names:
         given = config.get(name)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: a share of what is free once the engine is loaded.
+"""TensorRT-LLM: a share of the memory free once the engine is loaded.
 
 A formula: pages of the cache are ``free_gpu_memory_fraction`` of the free memory, as the engine's logs print it
 (cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp; 1.0). That arithmetic public logs hold, given what was free; weights

@@ -1,4 +1,4 @@
-"""Text Generation Inference: what is left after one batch of prefills, less a tenth.
+"""Text Generation Inference: the memory left after one batch of prefills, less a tenth.
 
 A formula that nothing holds, from text-generation-inference 3.3.6, ``server/text_generation_server/models/
 flash_causal_lm.py`` (``warmup``) and ``utils/import_utils.py``: free memory after the largest batch of prefills, less

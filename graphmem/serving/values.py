@@ -1,4 +1,4 @@
-"""Values of a configuration from elsewhere, checked where they are read: what, where, what is accepted."""
+"""Values of a configuration from elsewhere, checked where they are read: the value, its place, the accepted ones."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def mapping(model: ServedModel, name: str) -> Mapping[str, Any]:
 
 
 def rope_of(model: ServedModel) -> Mapping[str, Any]:
-    """How rotary tables are stretched."""
+    """The scaling of rotary tables."""
     return mapping(model, "rope_scaling") or mapping(model, "rope_parameters")
 
 
 def matches(expression: str, name: str) -> bool:
-    """Whether the name of a module begins as the regular expression says, of a configuration from elsewhere; one that
+    """True if the name of a module begins as the regular expression says, of a configuration from elsewhere; one that
     cannot be read matches nothing."""
     try:
         return re.match(expression, name) is not None

@@ -142,14 +142,14 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
         made.append({"handle": id(own.handle), "name": self.path, "trainable": bool(self.trainable),
                      "dtype": own.dtype.name, "shape": list(own.shape), "steps": []})  # fmt: skip
 
-    seen: set[int] = set()
+    scalars_on_card: set[int] = set()
     handles: list[tf.Tensor] = []  # also of variables that are dropped: no other gets their identity
 
     def with_initializer(self: keras.Variable, initializer: keras.Initializer) -> None:
         shape, dtype = tuple(self._shape), tf.as_dtype(self._dtype)
         steps: list[list[Any]] = []
         with contextlib.suppress(Exception):  # one that computes in Python has none
-            steps = _initializer_steps(initializer, shape, self._dtype, seen)
+            steps = _initializer_steps(initializer, shape, self._dtype, scalars_on_card)
         if dtype.is_floating and len(shape) > 0:
             self._initialize(tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False))
         else:
@@ -164,12 +164,12 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
 
 
 def _initializer_steps(
-    initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, seen: set[int]
+    initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, scalars_on_card: set[int]
 ) -> list[list[Any]]:
     """The tensors that an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=",
     PLACE, OF]`` one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value.
-    Scalars from Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few
-    elements, for the order, and is traced with ``shape``, for the sizes."""
+    Scalars from Python stay on the card once they were there; ``scalars_on_card`` holds their hashes and grows. The
+    initializer runs on a few elements, for the order, and is traced with ``shape``, for the sizes."""
     import tensorflow as tf
 
     traced = tf.Graph()
@@ -179,7 +179,7 @@ def _initializer_steps(
     ranks = {size: _FEW + rank for rank, size in enumerate(sorted(set(shape)))}
     few = tuple(min(size, ranks[size]) for size in shape)
     with _fans_of(shape):
-        rows, ran = _watched(initializer, few, dtype, seen)
+        rows, ran = _watched(initializer, few, dtype, scalars_on_card)
     alike = ran == [op.type for op in operations]
     for row in rows:
         if row[0] == "+" and isinstance(row[2], int):  # the output of an operator
@@ -203,13 +203,13 @@ def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def _watched(
-    initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, seen: set[int]
+    initializer: keras.Initializer, shape: tuple[int, ...], dtype: str, scalars_on_card: set[int]
 ) -> tuple[list[list[Any]], list[str]]:
     """The rows of an initializer that runs eagerly, outputs as (operator's number, position, tensor), and its
     operators."""
     from tensorflow.python.framework import constant_op, op_callbacks
 
-    watch = _Watch(seen)
+    watch = _Watch(scalars_on_card)
     made_constant = constant_op.convert_to_eager_tensor
 
     def converted(*arguments: object, **options: object) -> tf.Tensor:
@@ -233,10 +233,10 @@ def _watched(
 class _Watch:
     """Tensors that eager operators make and Python lets go, as rows of :func:`_initializer_steps`."""
 
-    def __init__(self, seen: set[int]) -> None:
+    def __init__(self, scalars_on_card: set[int]) -> None:
         self.rows: list[list[Any]] = []
         self.ran: list[str] = []
-        self._seen = seen
+        self._scalars_on_card = scalars_on_card
         self._places: dict[int, int] = {}
         self._numbers = itertools.count()
 
@@ -247,9 +247,9 @@ class _Watch:
             self._placed(tensor, row)
             return
         value = hash((tensor.dtype.name, float(tensor.numpy())))
-        if value not in self._seen:
+        if value not in self._scalars_on_card:
             self._placed(tensor, row, stays=True)
-        self._seen.add(value)
+        self._scalars_on_card.add(value)
 
     def after(
         self, kind: str | bytes, inputs: Sequence[tf.Tensor], attributes: Sequence[Any], outputs: Sequence[tf.Tensor],

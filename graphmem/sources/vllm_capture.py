@@ -138,12 +138,14 @@ class Making:
                 self._kept(f"model.{name}", parameter, "left")
 
     def _replace(self, module: nn.Module, prefix: str, seen: Fusable) -> None:
+        """``recursive_replace``: replace the layers below ``module`` in place by the engine's own, each noted in
+        :attr:`layers`: linear ones as the plan shares them out, embeddings, norms, fused activations."""
         for name, child in list(module.named_children()):
             path = f"{prefix}.{name}"
             if isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
-            elif self._is_engines(child):
+            elif self._has_engine_layer(child):
                 self._keep_or_look_up(child, path)
             elif (kind := seen.norms.get(path)) is not None:
                 self._norm(module, name, path, kind)
@@ -153,7 +155,7 @@ class Making:
                 self._fused(child, path, seen)
                 self._replace(child, path, seen)
 
-    def _is_engines(self, module: nn.Module) -> bool:
+    def _has_engine_layer(self, module: nn.Module) -> bool:
         """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""
         if isinstance(module, nn.Embedding):
             return module is self._table or module.num_embeddings in self._vocabularies

@@ -322,7 +322,8 @@ class Training:
             raise UsageError("a schedule runs both passes: zero_grad_at is after_step or before_forward in a pipeline")
 
     def _check_context(self) -> None:
-        """Accelerate shares sequences among processes that FSDP2 shards parameters over, and so does torchtitan."""
+        """Raise :class:`UsageError` for ``cp`` without ``fsdp``, with ``ep`` or with batches of several lengths.
+        Accelerate and torchtitan share sequences among processes that FSDP2 shards parameters over."""
         if self.fsdp is None:
             raise UsageError("cp goes with fsdp, as in Accelerate and torchtitan: parameters are sharded over it too")
         if self.ep:
@@ -332,7 +333,7 @@ class Training:
 
     @property
     def tp_in_mesh(self) -> bool:
-        """Whether ``tp`` is a dimension of :attr:`mesh`, over which layers are shared before FSDP2 shards them, as in
+        """True if ``tp`` is a dimension of :attr:`mesh`, over which layers are shared before FSDP2 shards them, as in
         torchtitan and Accelerate; else transformers distributes the model."""
         return self.tp is not None and (self.sp or self.pp is not None or self.cp is not None)
 
@@ -360,7 +361,7 @@ class Training:
         return outer | middle | inner
 
     def _left_by(self, taken: Mapping[str, int]) -> int:
-        """How many of a wrapper's processes have the same part of the model."""
+        """The number of a wrapper's processes that have the same part of the model."""
         count = math.prod(taken.values())
         size = self.wrapper.world_size if self.wrapper is not None else count
         if size % count:
@@ -404,7 +405,7 @@ class Training:
 
     @property
     def casts_itself(self) -> bool:
-        """Whether the wrapper makes parameters of the lower precision, in place of autocast."""
+        """True if the wrapper makes parameters of the lower precision, in place of autocast."""
         return self.fsdp is not None or self.zero is not None
 
     @property
@@ -439,7 +440,7 @@ class Training:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether a gradient scaler is used."""
+        """True if a gradient scaler is used."""
         return self.amp == "fp16" if self.grad_scaler is None else self.grad_scaler
 
     @property
@@ -580,7 +581,7 @@ _MASKED = {"ones": "attention mask of ones", "padded": "attention mask with padd
 
 
 class Tried(float):
-    """A value that is assumed to try what would follow, not because it is known: a loop that does not end with it is
+    """A value that is assumed in order to try its effect, not because it is known: a loop that does not end with it is
     left."""
 
 

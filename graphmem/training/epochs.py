@@ -78,7 +78,7 @@ class Epoch:
 
     @property
     def varies(self) -> bool:
-        """Whether a loop that follows it does not train on one batch alone."""
+        """True if a loop that follows it does not train on one batch alone."""
         return bool(self.seq_lens or self.last_batch or self.eval_batches)
 
     @property

@@ -140,13 +140,13 @@ class Generation:
 
     @property
     def is_assisted(self) -> bool:
-        """Whether tokens are drafted and then checked."""
+        """True if tokens are drafted and then checked."""
         drafting = any(value is not None for name, value in self.arguments if name in DRAFTING)
         return self.assistant_model is not None or drafting
 
     @property
     def is_open(self) -> bool:
-        """Whether tokens are drafted and the share of accepted ones is not given."""
+        """True if tokens are drafted and the share of accepted ones is not given."""
         return self.is_assisted and self.accepted is None
 
     def keywords(self) -> dict[str, object]:

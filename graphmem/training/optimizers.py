@@ -118,7 +118,7 @@ def check_optimizer(name: object) -> str:
 
 
 def is_own(name: object) -> bool:
-    """Whether it names a class of the user's: ``package.module:Class`` or ``module.py:Class``."""
+    """True if it names a class of the user's: ``package.module:Class`` or ``module.py:Class``."""
     return ":" in str(name)
 
 

@@ -16,7 +16,7 @@ def check_parts(tp: int | None, ep: int | None) -> None:
 
 
 def processes_of_parts(tp: int | None, ep: int | None, world_size: int | None) -> int:
-    """How many processes there are without a wrapper. Raises :class:`UsageError`."""
+    """The number of processes without a wrapper. Raises :class:`UsageError`."""
     size = tp or 1
     if ep not in (None, size):
         raise UsageError(f"ep {ep} needs fsdp or as large a tp: without them there are {size} processes")
@@ -31,8 +31,9 @@ def describe_parts(tp: int | None, ep: int | None) -> list[str]:
 
 
 def checked_plan(given: object) -> tuple[tuple[str, str], ...]:
-    """The rules of a plan as pairs of a module's name, numbers written ``*``, and a style. Raises
-    :class:`UsageError`."""
+    """The rules of a plan as pairs of words: the name of a module, which may have ``*`` for the number of a layer, and
+    its style. Raises :class:`UsageError` for what is no pairs of words; which names and styles there are is not checked
+    here."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         checked = tuple((name, style) for name, style in pairs)  # type: ignore[attr-defined]

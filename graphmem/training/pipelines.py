@@ -91,12 +91,12 @@ class PipelineParallel:
 
     @property
     def is_v_shaped(self) -> bool:
-        """Whether a process has a stage and its mirror image: the first process has the first and the last one."""
+        """True if a process has a stage and its mirror image: the first process has the first and the last one."""
         return self.schedule in _V_SHAPED
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         each = _STAGES_OF_A_PROCESS if SCHEDULES[self.schedule][1] else 1
         return len(self.layers) or each * self.ranks
 
@@ -115,7 +115,7 @@ class PipelineParallel:
         return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def describe(self) -> str:
-        """The pipeline in words: ``pipeline of 4 (1f1b, 8 micro-batches)``."""
+        """The pipeline in words: ``pipeline over 4 (1f1b, 8 micro-batches)``."""
         said = [self.schedule]
         if self.stages > self.ranks:
             said.append(f"{self.stages} stages")

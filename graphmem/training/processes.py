@@ -87,9 +87,9 @@ class Processes:
 
 
 def cards_of(processes: Processes | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """How many cards a process finds, and which one is its own: of ``processes``, else as the ``environment`` of
-    ``torchrun`` says. One, where a process's number on its machine is not what it would give it: then each is shown its
-    own card alone (``CUDA_VISIBLE_DEVICES``), as without a launcher."""
+    """The number of cards a process finds, and the index of its own: of ``processes``, else by the ``environment`` of
+    ``torchrun``. One, where a process's number on its machine is not the launcher's: then each is shown its own card
+    alone (``CUDA_VISIBLE_DEVICES``), as without a launcher."""
     if processes is not None:
         return processes.on_node, processes.local_rank
     try:

@@ -52,11 +52,11 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the run of a program ended, after ``steps`` optimizer steps.
+    """The end of a program's run, after ``steps`` optimizer steps.
 
     ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
-    could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the
-    text that it was given instead), ``raised`` (``error`` says where and what).
+    could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
+    instead), ``raised`` (``error``: its place and message).
     """
 
     how: str
@@ -66,7 +66,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether Python would have ended with another status than 0."""
+        """True if Python would have ended with another status than 0."""
         return self.how == "raised" or self.code != 0
 
     def words(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem.base.textbook import STAGES, STATES, Sharded, Transformer, compared
+from graphmem.base.textbook import OPTIMIZER_STATES, SHARED_OUT, Sharded, Transformer, compared
 from graphmem.units import MIB
 
 #: Parameters of the recorded llama of four layers.
@@ -41,9 +41,9 @@ def test_bytes_of_a_parameter_by_precision_and_optimizer(weight: int, copy: bool
     assert model.words(optimizer) == f"{each}P, P=1,000"
 
 
-@given(st.integers(1, 1 << 40), st.integers(1, 4096), st.sampled_from(sorted(STATES)))
+@given(st.integers(1, 1 << 40), st.integers(1, 4096), st.sampled_from(sorted(OPTIMIZER_STATES)))
 def test_every_stage_needs_no_more_than_the_one_before(parameters: int, ranks: int, optimizer: str) -> None:
-    states = [mixed(stage, ranks, parameters).state_bytes(optimizer) for stage in sorted(STAGES)]
+    states = [mixed(stage, ranks, parameters).state_bytes(optimizer) for stage in sorted(SHARED_OUT)]
     assert states == sorted(states, reverse=True)
 
 

@@ -85,7 +85,7 @@ class PrivatePools:
         self.routes.remove(number)
 
     def release(self, number: int) -> None:
-        """``releasePool``: one holder less; nobody's pool can give its free segments back."""
+        """``releasePool``: one holder less; of a pool that has none left, free segments may go back."""
         pool = self.by_number[number]
         pool.use_count -= 1
         if pool.use_count == 0:

@@ -1,9 +1,9 @@
-"""What may make the figures of one analysis others than they are said to be: its causes, each with its source.
+"""The causes for which the figures of one analysis may be wrong, each with its source.
 
 Nothing is guessed: a cause has the bounds of its source, or errors that recordings showed (``measured.json`` beside
-this file, which ``python -m tests.recorded.spreads`` makes of recordings that are committed), or no bound. What has no
-doubt is no cause: plans that cuDNN told, operators that are modelled or proven, versions of PyTorch that were recorded.
-How causes add up is told, and done, in :mod:`graphmem.base.figures`.
+this file, which ``python -m tests.recorded.spreads`` makes of recordings that are committed), or no bound. Nothing
+certain is a cause: plans that cuDNN itself returned, operators that are modelled or proven, versions of PyTorch that
+were recorded. :mod:`graphmem.base.figures` describes how causes add up, and adds them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OPEN = {
 
 
 def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
-    """What is not known of what a process holds outside its allocator."""
+    """The causes that concern the memory a process holds outside its allocator."""
     return [cause for figure in context if (cause := cause_of(figure)) is not None]
 
 
@@ -65,9 +65,9 @@ def causes_of_trace(
     device: Device,
     tried: Mapping[str, Outcome] | None = None,
 ) -> list[Cause]:
-    """What is not known of a trace: plans that were predicted or are timed on the card, work areas, operators, values.
-    ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted for;
-    ``tried`` says what lines that read assumed values would lead to with others."""
+    """The uncertain parts of a trace: plans that were predicted or are timed on the card, work areas, operators,
+    values. ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted
+    for; ``tried``: the outcomes, with other values, of the lines that read assumed values."""
     sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
     return [*_of_plans(trace, peak, device), *filter(None, sized), *_of_diagnostics(diagnostics, peak, tried or {})]
 
@@ -124,7 +124,7 @@ def _resized(trace: Trace, storages: Sequence[int], size: Callable[[int], int]) 
 
 def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
     """As parts of their peaks, how those of networks that no tree was grown from change once cuDNN is asked: workspaces
-    move the peak, and what is reserved for them is used by others later, so that a small one may move much."""
+    move the peak, and memory reserved for them is used by others later, so that a small one may move much."""
     if trace.predicted_plans:
         card = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)  # as it was captured
         ((_, count, *columns),) = (row for row in _measured()["networks"] if row[0] == card.limits.cudnn_trees)
@@ -156,7 +156,7 @@ def _open(name: str, source: str, found: Sequence[Diagnostic]) -> Cause:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a line led to with other values than the one assumed: ``values`` as they are said, and their peaks."""
+    """The outcome of a line for values other than the assumed: ``values`` as displayed, and their peaks."""
 
     values: str
     peaks: tuple[Peak, ...]
@@ -190,7 +190,7 @@ def neighbours(version: Version) -> tuple[Version, ...]:
 
 
 def cause_of_version(version: Version, peak: Peak, beside: Callable[[Version], Peak | None]) -> Cause | None:
-    """What is not known of a version that was not recorded.
+    """The uncertainty of a version that was not recorded.
 
     Between two that were, each rule that changed is that of one or of the other: ``beside`` gives the peak under all
     rules of a version, None where it cannot be predicted. After the newest one, peaks may change as the same steps'

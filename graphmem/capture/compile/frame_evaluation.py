@@ -7,7 +7,7 @@ which can drop them; otherwise the caller's stack holds them until the call retu
 Dynamo counts who uses its function and takes it away at zero, but a frame that failed to compile stays counted
 (``dynamo__custom_eval_frame``, torch/csrc/dynamo/eval_frame_cpp.cpp of 2.13: "we intentionally DO NOT re-enable custom
 behavior"), so the function stays for as long as the process lives. That is part of a run in which something fails, and
-of none that follow: an analysis begins without it, and leaves behind what it found.
+of none that follow: an analysis begins without it, and leaves the function as it found it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FrameEvaluation:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Begin with the interpreter, and end with what is found now."""
+        """Begin with the interpreter, and end with the function found now."""
         found = self._read()
         self.idle()
         try:

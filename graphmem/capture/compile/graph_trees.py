@@ -1,11 +1,11 @@
-"""CUDA graphs that Inductor captures itself (mode ``reduce-overhead``), for what runs without gradients.
+"""CUDA graphs that Inductor captures itself (mode ``reduce-overhead``), for code that runs without gradients.
 
-``manager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak
-references needs a card, is followed as far as memory sees it: a compiled function runs in the graphs' own pool the
-first time it is called, on a stream of theirs (the warm-up); it is captured in the next invocation of what was compiled
-(a generation), its inputs copied into the pool first, unless they are parameters or were marked to stay where they are
-(transformers' static caches are); then it is replayed, which takes nothing. What a generation has returned is given
-back when the next one begins. cuBLAS's workspaces of the stream live in the pool, and are given back after each run.
+``manager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak references needs
+a card, is followed as far as memory sees it: a compiled function runs in the graphs' own pool the first time it is
+called, on a stream of theirs (the warm-up); it is captured in the next invocation of compiled code (a generation), its
+inputs copied into the pool first, unless they are parameters or were marked to stay where they are (transformers'
+static caches are); then it is replayed, which takes nothing. Results of a generation are given back when the next one
+begins. cuBLAS's workspaces of the stream live in the pool, and are given back after each run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOST = "torch.compile cannot be followed"
 
 @dataclass
 class _Replay:
-    """A captured graph: where its static inputs lie, and what every replay returns."""
+    """A captured graph: the places of its static inputs, and the results of every replay."""
 
     graph: Any
     addresses: tuple[int, ...]
@@ -135,10 +135,11 @@ class GraphTrees:
         storage = tensor.untyped_storage()
         return any(reference() is storage for reference in self._returned)
 
-    def _returns(self, outputs: Sequence[Any], others: set[int]) -> list[bool]:
-        """Which outputs lie in the pool: in no storage of ``others``."""
+    def _note_returned(self, outputs: Sequence[Any], input_storages: set[int]) -> list[bool]:
+        """Note the storages of outputs that lie in the pool, which the next generation frees; for each output, whether
+        it does: its storage is none of ``input_storages``."""
         storages = [one.untyped_storage() if isinstance(one, torch.Tensor) else None for one in outputs]
-        is_new = [storage is not None and storage._cdata not in others for storage in storages]
+        is_new = [storage is not None and storage._cdata not in input_storages for storage in storages]
         self._returned += [weakref.ref(storage) for storage, new in zip(storages, is_new, strict=True) if new]
         return is_new
 
@@ -176,7 +177,7 @@ class GraphTrees:
         given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         with _without_workspaces(), self._in_pool():
             outputs = function.model(inputs)
-        self._returns(outputs, given)
+        self._note_returned(outputs, given)
         return outputs
 
     def _capture(self, function: _Function, inputs: list[Any], addresses: tuple[int, ...]) -> Any:
@@ -192,7 +193,7 @@ class GraphTrees:
         graph = self._graph()
         with _without_workspaces(), self._capturing(graph):
             outputs = function.model(copies)
-        is_new = self._returns(outputs, set(addresses))
+        is_new = self._note_returned(outputs, set(addresses))
         again = [self._over_the_same(one) if new else one for one, new in zip(outputs, is_new, strict=True)]
         function.replays.append(_Replay(graph, addresses, again))
         return outputs

@@ -1,6 +1,6 @@
 """Inductor without a card: its questions about the device are answered, its kernels are never built.
 
-Written against ``torch/_inductor`` and ``torch/_dynamo/device_interface.py`` of PyTorch 2.13. What is replaced: the
+Written against ``torch/_inductor`` and ``torch/_dynamo/device_interface.py`` of PyTorch 2.13. These are replaced: the
 device interface, the compilation of Triton and C++ kernels, the C functions with which generated code allocates and
 views buffers (``torch/csrc/dynamo/guards.cpp``), the check of pointer alignment, and the timing of padded matrix
 products. Everything else, from fusion to the reuse of buffers, is Inductor's.
@@ -48,7 +48,7 @@ _MODULES = (
 
 @contextlib.contextmanager
 def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> Iterator[None]:
-    """Let Inductor compile for the pretended ``device``; ``assumed`` counts what would be decided by timing."""
+    """Let Inductor compile for the pretended ``device``; ``assumed`` counts decisions that a card makes by timing."""
     import_compiler()
     trees = GraphTrees(recorder)
     settings = {"force_disable_caches": True, "compile_threads": 1}
@@ -67,7 +67,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagno
         _patch_kernels(patches, recorder)
         _patch_buffers(patches)
         _patch_constants(patches)
-        _patch_timing(patches, assumed)
+        _leave_out_settings(patches, assumed)
         trees.patch(patches)
         follow_padding(patches, device, recorder, assumed)
         yield
@@ -87,7 +87,7 @@ def import_compiler() -> None:
 
 
 def _forget_device() -> None:
-    """Forget what Inductor remembers of the device."""
+    """Forget Inductor's stored facts of the device."""
     private("torch._inductor.runtime.hints.DeviceProperties", _LOST).create.cache_clear()
     for function in vars(private("torch._inductor.utils", _LOST)).values():
         if hasattr(function, "cache_clear"):
@@ -263,8 +263,8 @@ def _align_inputs(
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-class _OnHost(TorchDispatchMode):  # type: ignore[misc]
-    """Computes on the host what the compiler would compute on the card to know its value."""
+class _HostFactories(TorchDispatchMode):  # type: ignore[misc]
+    """Makes on the host the tensors that the compiler would make on the card to know a value."""
 
     def __torch_dispatch__(self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = dict(kwargs or {})
@@ -276,24 +276,27 @@ class _OnHost(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _patch_constants(patches: Patches) -> None:
-    """Constant folding works on tensors of one element (``joint_graph.py``), which are freed when it is done; tracing
-    follows the values of small tensors that are made of numbers, which a card would hold as long."""
+    """Let the compiler compute constants on the host, so that they take nothing on the card.
+
+    Constant folding works on tensors of one element (``joint_graph.py``), which are freed when it is done; tracing
+    follows the values of small tensors that are made of numbers, which a card would hold as long.
+    """
     from torch.fx.experimental import proxy_tensor
 
     @contextlib.contextmanager
-    def on_host(original: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[object]:
-        with original() as mode, _OnHost():
+    def entered_on_host(original: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[object]:
+        with original() as mode, _HostFactories():
             yield mode
 
-    patches.around(proxy_tensor, {"unset_fake_temporarily": on_host})
+    patches.around(proxy_tensor, {"unset_fake_temporarily": entered_on_host})
     patches.set(FakeTensorMode, "avoid_device_init", property(lambda _: True))
     folder = private("torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder", _LOST)
     names = ("_deduce_value", "create_unknown_value_placeholder")
-    patches.around(folder, {name: _on_host for name in names if name in vars(folder)})
+    patches.around(folder, {name: _call_on_host for name in names if name in vars(folder)})
 
 
-def _on_host(method: Callable[..., object], *args: object, **kwargs: object) -> object:
-    with _OnHost():
+def _call_on_host(method: Callable[..., object], *args: object, **kwargs: object) -> object:
+    with _HostFactories():
         return method(*args, **kwargs)
 
 
@@ -320,7 +323,9 @@ def _without(settings: dict[str, object] | None, assumed: Counter[Diagnostic]) -
     return {name: value for name, value in settings.items() if name not in (*left_out, *_AUTOTUNING)}
 
 
-def _patch_timing(patches: Patches, assumed: Counter[Diagnostic]) -> None:
+def _leave_out_settings(patches: Patches, assumed: Counter[Diagnostic]) -> None:
+    """Let ``compile_fx`` compile without the settings that only a card can follow; each is noted as ``assumed``."""
+
     def compile_fx(
         original: _Function, *args: object, config_patches: dict[str, object] | None = None, **others: object
     ) -> object:

@@ -1,7 +1,7 @@
-"""Padded matrix products: Inductor tries both on the card, and what the trial takes is part of the run.
+"""Padded matrix products: Inductor tries both on the card, and the memory of the trial is part of the run.
 
 A product whose sides are not a multiple of 16 bytes may be faster with zeros around it. Inductor makes both operands
-anew, runs the product with and without padding, and keeps what is faster (``torch/_inductor/fx_passes/pad_mm.py`` of
+anew, runs the product with and without padding, and keeps the faster one (``torch/_inductor/fx_passes/pad_mm.py`` of
 2.13). Here the trial runs under the recorder, for its buffers; its outcome is not known, and taken to be that nothing
 is padded.
 """

@@ -1,4 +1,4 @@
-"""Where compiled code begins and ends, and what of a capture must not be seen by the compiler.
+"""Where compiled code begins and ends, and the parts of a capture that the compiler must not see.
 
 Dynamo calls back whenever a frame of a compiled region is entered for the first time. While it listens, the capture's
 module hooks are lifted: Dynamo would trace them into the user's code and break the graph there.
@@ -51,7 +51,7 @@ _ASKING_FOR_MODES = (
 class CompiledCode:
     """The code that was compiled in a capture, and the compiler while it runs.
 
-    ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (diagnostic -> count).
+    ``regions`` counts the calls of compiled code, ``assumed`` decisions by timing on a card (diagnostic -> count).
     """
 
     def __init__(
@@ -208,7 +208,7 @@ _REAL_COMPILE = torch.compile
 
 
 def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
-    """Hear when Dynamo begins to look at frames: what it compiles may have been decorated before the capture."""
+    """Hear when Dynamo begins to look at frames: functions may have been decorated before the capture."""
     eval_frame = private("torch._dynamo.eval_frame", _LOST)
 
     set_eval_frame, threads = private("torch._C._dynamo.eval_frame.set_eval_frame", _LOST), patches.threads

@@ -18,7 +18,7 @@ _LOST = "torch.compile cannot be followed"
 
 
 def patched_by_dynamo() -> None:
-    """Do what Dynamo does to PyTorch before it first compiles, and leave the validation as it is."""
+    """Change PyTorch as Dynamo does before it first compiles, and leave the validation as it is."""
     with Patches() as patches:
         patches.set(Distribution, "set_default_validate_args", staticmethod(constant(None)))
         private("torch._dynamo.eval_frame.TorchPatcher", _LOST).patch()

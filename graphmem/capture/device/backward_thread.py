@@ -40,7 +40,7 @@ _COUNTED_AT_MOST = 3_000_000
 
 
 class Numbers:
-    """How far the caller's thread has counted for nodes that the program would not have made on a card."""
+    """The sequence numbers of the caller's thread, without nodes that the program would not have made on a card."""
 
     def __init__(self) -> None:
         self.ahead = 0
@@ -76,7 +76,7 @@ class _DeviceThread:
         return threading.current_thread() is self._thread
 
     def run(self, function: Callable[[], Any]) -> object:
-        """The function's result, or what it raised."""
+        """The function's result, or its error raised again."""
         state = _state()
         done = threading.Event()
         outcome: list[Any] = []

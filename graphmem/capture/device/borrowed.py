@@ -1,7 +1,7 @@
 """Parameters that the caller made, which are fake while a capture lasts.
 
 Hooks, optimizers and closures know a parameter by the object that it is. So a real parameter that a capture converts,
-or whose hooks it runs, is not copied: its own object is fake until the end, and is then what it was, with its data, its
+or whose hooks it runs, is not copied: its own object is fake until the end, and is then as it was, with its data, its
 gradient, its attributes and its hooks. Optimizers that step it meanwhile get their state back.
 """
 
@@ -91,11 +91,11 @@ class Borrowed:
         register_hooks(parameter)
 
     def has(self, parameter: torch.Tensor) -> bool:
-        """Whether it is borrowed."""
+        """True if it is borrowed."""
         return any(lent.parameter() is parameter for lent in self._lent)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Remember what an optimizer holds of parameters that are borrowed."""
+        """Remember an optimizer's states of parameters that are borrowed."""
         if optimizer in self._optimizers or not self._lent:
             return
         borrowed = {id(lent.parameter()) for lent in self._lent}
@@ -116,7 +116,7 @@ class Borrowed:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether it is a fake tensor, or around others that are, as a DTensor is."""
+    """True if it is a fake tensor, or around others that are, as a DTensor is."""
     if isinstance(tensor, FakeTensor) or not is_traceable_wrapper_subclass(tensor):
         return isinstance(tensor, FakeTensor)
     inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -139,7 +139,7 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Let two tensors exchange what they are, to Python and to C++."""
+    """Exchange the identities of two tensors, in Python and in C++."""
     tensor.__class__, other.__class__ = other.__class__, tensor.__class__
     tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__
     swap_tensor_impl(tensor, other)

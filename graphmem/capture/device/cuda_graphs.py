@@ -2,7 +2,7 @@
 
 PyTorch's own ``torch.cuda.graph``, ``make_graphed_callables`` and ``use_mem_pool`` run above the two.
 
-What a graph does to memory (seen with the CUDA build of 2.13.0 on the stub driver;
+The effects of a graph on memory (seen with the CUDA build of 2.13.0 on the stub driver;
 ``tests/recorded/cases/parallel/graphs.py``):
 
 - its capture first takes the seed and the offset of the random generator, two int64 on the default stream, and routes
@@ -30,7 +30,7 @@ _GENERATOR_STATE = (("seed of a CUDA graph's random numbers", 8), ("offset of a 
 
 
 class CUDAGraph:
-    """Stands for a CUDA graph: what was captured cannot be seen, but its memory stays. A capture makes a subclass that
+    """Stands for a CUDA graph: the captured work cannot be seen, but its memory stays. A capture makes a subclass that
     knows its books."""
 
     streams: ClassVar[StreamBook]

@@ -1,8 +1,8 @@
 """``torch.cuda`` and ``torch.accelerator`` as a script finds them on a machine with one card.
 
 Most of ``torch.cuda`` is Python over a few C functions. Those are replaced, so that PyTorch's own Python runs above
-them; questions about memory go to :mod:`graphmem.capture.device.memory_answers`. Names of what is not modelled
-(allocators of one's own) raise :class:`CaptureError`.
+them; questions about memory go to :mod:`graphmem.capture.device.memory_answers`. Names of features that are not
+modelled (allocators of one's own) raise :class:`CaptureError`.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _named_by_program(device: object) -> torch.device | None:
 
 
 def _begin_context(original: Callable[..., None], self: DeviceContext, device: object) -> None:
-    """``with torch.device("meta")``, and a default device of that kind: C++ is handed what the context keeps."""
+    """``with torch.device("meta")``, and a default device of that kind: C++ is handed the kept device."""
     original(self, torch.device(device))
     self.device = _named_by_program(self.device)
 

@@ -1,9 +1,9 @@
 """Results of operators on fake tensors, made anew without the dispatcher and without PyTorch's way to its own cache.
 
-``FakeTensorMode`` remembers what an operator gave for arguments of the same metadata, and makes such a tensor again
+``FakeTensorMode`` remembers an operator's results for arguments of the same metadata, and makes such a tensor again
 (``_cached_dispatch_impl``, torch/_subclasses/fake_tensor.py). Most of a call's time is the way there: a pass through
 the dispatcher, a description of every argument in twenty fields, two context managers. Here a call that the mode's
-cache answered, or took, once is answered by what it gave then, for arguments that are the same in all that the cache
+cache answered, or took, once is answered by the result of then, for arguments that are the same in all that the cache
 compares: shapes, strides, offsets, types, devices, sizes of storages, flags, and the defaults that a factory takes.
 Calls that the cache leaves to the operator (``cache_bypasses``: outputs depend on data, or alias in unknown ways) are
 run.
@@ -93,7 +93,7 @@ class FakeResults:
         return _follow(recipes[0], mode, args)
 
     def _learn(self, key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the operator; where the mode's cache had, or took, what it gives, keep that."""
+        """Run the operator; where the mode's cache had, or took, its results, keep them."""
         bypassed = sum(FakeTensorMode.cache_bypasses.values())
         asked = FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
         out = func(*args, **kwargs)
@@ -141,7 +141,7 @@ def _describe_named(key: list[Any], values: Mapping[str, object], mode: FakeTens
 def _recipes(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: tuple[Any, ...]
 ) -> tuple[_Recipe, ...] | None:
-    """How to make the outputs again; None where a call of the same key might give others."""
+    """The recipes that make the outputs again; None where a call of the same key might give others."""
     given = {
         value.untyped_storage()._cdata
         for each in (*args, *kwargs.values())

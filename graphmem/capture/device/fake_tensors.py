@@ -1,10 +1,10 @@
 """A pretend CUDA device for fake tensors, on any build of PyTorch, with or without a GPU.
 
-The trick is to show two faces. To Python a device tensor says ``cuda:0``: model code, optimizers and PyTorch's own
-decompositions ask it and choose what they would choose on a card. To C++ its device is ``meta`` (the device of the
-storage that a fake tensor really has), for which autograd needs neither a driver nor a device thread, while its
-dispatch keys are CUDA's, so that autocast and autograd take the CUDA entries of the dispatcher. Host tensors are
-ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is a device tensor.
+The trick is to show two faces. To Python a device tensor is on ``cuda:0``: model code, optimizers and PyTorch's own
+decompositions ask it and choose as they would on a card. To C++ its device is ``meta`` (the device of the storage that
+a fake tensor really has), for which autograd needs neither a driver nor a device thread, while its dispatch keys are
+CUDA's, so that autocast and autograd take the CUDA entries of the dispatcher. Host tensors are ordinary CPU fakes.
+Every tensor created on ``meta`` while the pretence lasts is a device tensor.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Make = Callable[..., torch.Tensor]
 
 
 def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
-    """Make fake tensors on ``cuda`` work until ``patches`` are undone. ``values``: what is known goes with a copy."""
+    """Make fake tensors on ``cuda`` work until ``patches`` are undone. ``values``: known values go with a copy."""
     patches.set(FakeTensor, "__new__", staticmethod(around(_new)(FakeTensor.__new__)))
     patches.set(FakeTensorMode, "cache", _RESULTS.setdefault(cards().own, {}))
     _attributes.cache_clear()
@@ -107,8 +107,12 @@ def _new(original: _Make, cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _shown_device(threads: Threads) -> property:
-    """``x.device`` as ``FakeTensor.device`` gives it: of a tensor that is nowhere ``meta``, but for operators, to
-    which that is the card. It is read for every operator: threads are told apart for such a tensor alone."""
+    """The property ``x.device``. A program's own meta tensor is kept on the device ``NOWHERE`` (``cpu:1``), as ``meta``
+    is PyTorch's word for fake memory on the card: the program reads ``meta`` of it, operators read ``NOWHERE``.
+    While a fake kernel runs, every fake tensor is ``meta``, as in PyTorch.
+
+    It is read for every operator: only for such a tensor is the thread looked at.
+    """
 
     def device(self: FakeTensor) -> torch.device:
         if self.fake_mode.in_kernel_invocation:
@@ -147,7 +151,7 @@ _guard_memory: Any = private(
 
 
 def device_tensor(cls: type, fake_mode: FakeTensorMode, elem: torch.Tensor) -> torch.Tensor:
-    """A fake tensor on the card of what is on ``meta``."""
+    """A fake tensor on the card, made of a tensor on ``meta``."""
     self = make_subclass(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     _guard_memory(self)
     attributes = self.__dict__
@@ -193,7 +197,7 @@ def _as_subclass(original: _Make, self: torch.Tensor, cls: type) -> torch.Tensor
 
 
 def _wants_own_dispatch(value: object) -> bool:
-    """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
+    """True if a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
     of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return False
@@ -240,7 +244,7 @@ def _overridable(fake: FakeTensor, kind: type) -> FakeTensor:
 
 
 def is_of_own_class(parameter: torch.Tensor) -> bool:
-    """Whether a library made this fake parameter of a class of its own."""
+    """True if a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
 
 
@@ -272,7 +276,7 @@ def _to(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
 
 
 def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``to`` with these arguments leaves a tensor on the card as it is."""
+    """True if ``to`` with these arguments leaves a tensor on the card as it is."""
     if "copy" in kwargs or kwargs.get("memory_format") is not None:
         return False
     named = [given for given in (*args[:2], kwargs.get("device"), kwargs.get("dtype")) if given is not None]

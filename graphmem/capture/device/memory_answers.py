@@ -37,8 +37,8 @@ class Answers:
         self._shown_card = shown_card
         self._book = book
 
-    def _now(self) -> DeviceMemory | None:
-        """The allocator as of now."""
+    def _settled_memory(self) -> DeviceMemory | None:
+        """Let the book settle the events up to now; its allocator, or None where none follows the capture."""
         if self._book is None:
             return None
         self._book.settle()
@@ -49,10 +49,10 @@ class Answers:
         self._shown_card.asked.add("allocator")
 
     def of(self, read: Callable[[DeviceMemory], _T], without: Callable[[], _T]) -> Callable[..., _T]:
-        """A function that reads something of the allocator, or gives what there is ``without`` one."""
+        """A function that reads something of the allocator, or gives the value ``without`` one."""
 
         def answer(*_: object, **__: object) -> _T:
-            memory = self._now()
+            memory = self._settled_memory()
             if memory is None:
                 return without()
             self._note_allocator()
@@ -63,7 +63,7 @@ class Answers:
     def free_and_total(self, *_: object, **__: object) -> tuple[int, int]:
         """``torch.cuda.mem_get_info``."""
         empty, total = self._shown_card.empty_bytes(), self._shown_card.total_bytes()
-        memory = self._now()
+        memory = self._settled_memory()
         free = empty if memory is None else memory.free_bytes()
         if free != empty:
             self._note_allocator()

@@ -30,7 +30,7 @@ _Convert = Callable[[torch.Tensor], torch.Tensor]
 
 @contextlib.contextmanager
 def moved_modules() -> Iterator[None]:
-    """Let modules be converted, for the duration; afterwards those that existed before hold what they held."""
+    """Let modules be converted, for the duration; afterwards those that existed before hold their former tensors."""
     originals = _Originals()
     try:
         with Patches() as patches, Borrowed.lent() as borrowed:
@@ -65,7 +65,7 @@ def _apply_of(borrowed: Borrowed, originals: _Originals) -> Callable[..., nn.Mod
 
 
 def _present(tensors: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
-    """One at a time: what is replaced dies before the next is looked at."""
+    """One at a time: a replaced tensor dies before the next is looked at."""
     return ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
 
 

@@ -1,8 +1,8 @@
 """``torch.device(0)``: C++ asks which accelerator this build has (``Device.cpp``, 2.13), and there may be none.
 
 Libraries write devices so: ``device_map={"": 0}`` is read by transformers and accelerate as ``torch.device(0)``. The
-class itself has to stay what it is: Dynamo knows it by its identity, pickles name it, ``type(x) is torch.device`` is
-asked. So not the name is replaced, but the constructor behind it: CPython calls ``tp_new`` of a class, which for a
+class itself has to stay the same object: Dynamo knows it by its identity, pickles name it, ``type(x) is torch.device``
+is asked. So not the name is replaced, but the constructor behind it: CPython calls ``tp_new`` of a class, which for a
 class with a ``__new__`` in Python is a function that looks that up (``slot_tp_new``, ``Objects/typeobject.c``).
 """
 

@@ -68,7 +68,7 @@ class ShownCard:
         return self.card.capacity_bytes
 
     def empty_bytes(self) -> int:
-        """Free memory while nothing but the context, and what others hold, is on the card."""
+        """Free bytes while nothing but the context, and the memory of others, is on the card."""
         self.asked.add("free_bytes")
         return max(0, self.card.capacity_bytes - self.card.taken_bytes)
 

@@ -24,7 +24,7 @@ _Read = Callable[..., Any]
 
 
 def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues) -> None:
-    """Let programs read what is known of a tensor; of any other, what ``.item()`` would assume stands for each element.
+    """Let programs read the known values of a tensor; else each element is the value that ``.item()`` would assume.
 
     An array shares its memory with the host tensor that it is of, as PyTorch's does.
     """
@@ -123,7 +123,7 @@ def _without_modes(read: _Read, known: torch.Tensor) -> Any:
 
 
 def _assumed(tensor: torch.Tensor) -> NDArray[Any]:
-    """An array of what is assumed of each element."""
+    """An array of the values assumed for each element."""
     import numpy
 
     is_half = tensor.dtype is torch.bfloat16  # numpy has none

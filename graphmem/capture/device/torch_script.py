@@ -53,5 +53,5 @@ def _builtin_behind(original: Callable[[object], object], function: object) -> o
 
 
 def _unless_python(original: Callable[..., object], mod: object, *args: object, **kwargs: object) -> object:
-    """``torch.jit.freeze(module)``: what was not scripted stays as it is."""
+    """``torch.jit.freeze(module)``: unscripted modules stay as they are."""
     return original(mod, *args, **kwargs) if isinstance(mod, torch.jit.ScriptModule) else mod

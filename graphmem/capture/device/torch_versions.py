@@ -23,7 +23,7 @@ private("torch._dynamo.config", "PyTorch's compiler is imported during the analy
 class ExistingFakes:
     """Fake implementations that stand for those PyTorch has, for the threads of the capture, until they are restored.
 
-    ``register_fake(allow_override=True)`` came after 2.6, and means every thread. What it writes to is written
+    ``register_fake(allow_override=True)`` came after 2.6, and means every thread. The tables it writes to are written
     directly.
     """
 

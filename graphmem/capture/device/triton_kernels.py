@@ -72,7 +72,7 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
                 yield
         finally:
             sys.meta_path.remove(missing)
-            missing.take_back()
+            missing.forget_stand_ins()
 
 
 _JIT = "triton.runtime.jit"
@@ -115,8 +115,8 @@ class _Launched:
 
 
 class _Missing(importlib.abc.MetaPathFinder):
-    """Asked last, so for what is not installed. It names the packages of cards, and a program's own files find a
-    stand-in for Triton, which is not for PyTorch and libraries: they ask what Triton there is.
+    """Asked last, so for packages that are not installed. It names the packages of cards, and a program's own files
+    find a stand-in for Triton, which is not for PyTorch and libraries: they ask which Triton there is.
 
     A module that is found is everybody's, so from the first stand-in on ``__import__`` itself is replaced, which knows
     who imports. Not before: Python calls its own ``__import__`` without a call, and PyTorch imports in every operator.
@@ -133,6 +133,8 @@ class _Missing(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """A stand-in for Triton, where one of the program's own files imports it; None for all else, so that the import
+        fails, with a remark where a package of cards is missing."""
         package = name.partition(".")[0]
         if package not in _OF_CARDS or not self._is_here():
             return None
@@ -145,8 +147,8 @@ class _Missing(importlib.abc.MetaPathFinder):
             self._remark(_missing(package, importer))
         return None
 
-    def take_back(self) -> None:
-        """Nobody else may find the stand-ins that an import has found."""
+    def forget_stand_ins(self) -> None:
+        """Remove from ``sys.modules`` the stand-ins that imports have found: nobody else may find them."""
         while self._placed:
             sys.modules.pop(self._placed.pop(), None)
 
@@ -161,7 +163,7 @@ class _Missing(importlib.abc.MetaPathFinder):
         self, original: Callable[..., ModuleType], name: str, globals: dict[str, Any] | None = None,
         locals: object = None, fromlist: Sequence[str] | None = (), level: int = 0,
     ) -> ModuleType:  # fmt: skip
-        self.take_back()
+        self.forget_stand_ins()
         if level or name.partition(".")[0] != "triton" or not _is_own(globals or {}):
             return original(name, globals, locals, fromlist, level)
         return self._stand_in.module(name) if fromlist else self._stand_in
@@ -181,8 +183,8 @@ class _Standing(importlib.abc.Loader):
 
 
 def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
-    """Triton comes with every CUDA build of PyTorch, and what a program itself asks for may be there where it runs: a
-    card then takes another way. What else a library would use is no part of the program that is analysed."""
+    """Triton comes with every CUDA build of PyTorch, and packages that a program itself asks for may be there where it
+    runs: a card then takes another way. Other uses by libraries are no part of the program that is analysed."""
     who = str(importer.get("__name__", ""))
     if package == "triton":
         return Code.TRITON_MISSING.about(place=who.partition(".")[0], importer=who)
@@ -191,7 +193,7 @@ def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
 
 
 def _is_own(namespace: dict[str, Any]) -> bool:
-    """Whether the code that imports is the program's own: no installed package, and not PyTorch."""
+    """True if the code that imports is the program's own: no installed package, and not PyTorch."""
     file = str(namespace.get("__file__") or "")
     parts = set(file.split(os.sep))
     return _package(namespace) not in _QUIET and not {"site-packages", "dist-packages"} & parts
@@ -202,7 +204,7 @@ def _package(namespace: dict[str, Any]) -> str:
 
 
 class _Triton(ModuleType):
-    """The names that kernels are written with; what else of Triton is asked for is refused."""
+    """The names that kernels are written with; other names of Triton are refused."""
 
     cdiv, next_power_of_2 = staticmethod(_HOST_SIDE.cdiv), staticmethod(_HOST_SIDE.next_power_of_2)
 

@@ -1,9 +1,9 @@
 """Tensors around others that libraries make (``Tensor._make_wrapper_subclass``): quantised weights and float8
 activations of torchao, masked tensors.
 
-C++ would make them on a CUDA device, which a build without CUDA ends the process over. Here they are what device
-tensors are everywhere in a capture: on the card to Python and by their dispatch keys, on ``meta`` to C++. Operators on
-them are left to their class, and those that it calls on what it is around are recorded.
+C++ would make them on a CUDA device, which a build without CUDA ends the process over. Here they are as device tensors
+are everywhere in a capture: on the card to Python and by their dispatch keys, on ``meta`` to C++. Operators on them are
+left to their class, and those that it calls on the inner tensors are recorded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checkpoints of sharded models, of which one process alone is here: what the others would have sent of their parts.
+"""Checkpoints of sharded models, of which one process alone is here: the messages of the others about their parts.
 
 ``torch.distributed.checkpoint`` checks that the parts of all processes cover every tensor; here those of one do not.
-FSDP1 gathers what each process's optimizer holds of a flat parameter: another one holds what lies in its part, with the
-types and numbers of this one's states (``torch/distributed/fsdp/_optim_utils.py``, 2.13).
+FSDP1 gathers each process's optimizer states of a flat parameter: another one holds those of its part, with the types
+and numbers of this one's states (``torch/distributed/fsdp/_optim_utils.py``, 2.13).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _follow_planner(patches: Patches, module: ModuleType) -> None:
 
 
 def _all_here(plans: list[Any]) -> list[Any]:
-    """Nothing is left to other processes, which were taken to plan what this one does."""
+    """Nothing is left to other processes, which are assumed to plan as this one does."""
     return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
 
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: PyTorch's own reducer on a process group without others; what its buckets are for."""
+"""DistributedDataParallel: PyTorch's own reducer on a process group without others; the purpose of its buckets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Replicated(Strategy):
 
 
 def patch_data_parallel(patches: Patches, book: RankBook) -> None:
-    """Name what reducers allocate, and answer what they ask of other ranks."""
+    """Name the allocations of reducers, and answer the questions they ask other ranks."""
     bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
 
     def init_helper(

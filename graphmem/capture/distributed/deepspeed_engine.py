@@ -46,7 +46,7 @@ def deepspeed_engine(
 
 
 def configuration(model: nn.Module, training: Training, batch: int) -> dict[str, Any]:
-    """DeepSpeed's configuration with what was left open. Raises :class:`CaptureError` for what cannot be followed."""
+    """DeepSpeed's configuration with defaults filled in. Raises :class:`CaptureError` for what cannot be followed."""
     assert training.zero is not None
     config: dict[str, Any] = json.loads(training.zero.config)
     of_step: dict[str, Any] = {
@@ -78,7 +78,7 @@ def configuration(model: nn.Module, training: Training, batch: int) -> dict[str,
 
 
 def _fill_tensor_parallel(config: dict[str, Any], processes: int) -> None:
-    """DeepSpeed shares the layers itself (AutoTP) before ZeRO shares out what is left of them."""
+    """DeepSpeed shares the layers itself (AutoTP) before ZeRO shares out the rest."""
     own = config.setdefault("tensor_parallel", {})
     if own.setdefault("autotp_size", processes) != processes:
         raise CaptureError(
@@ -87,7 +87,7 @@ def _fill_tensor_parallel(config: dict[str, Any], processes: int) -> None:
 
 
 def _fill_precision(config: dict[str, Any], training: Training) -> None:
-    """DeepSpeed casts the model itself: what is autocast elsewhere is the precision of its weights here."""
+    """DeepSpeed casts the model itself: the precision of autocast elsewhere is that of its weights here."""
     wanted = training.amp or (training.dtype if training.dtype in ("bf16", "fp16") else None)
     for precision in ("bf16", "fp16"):
         own = config.get(precision, {})

@@ -1,8 +1,8 @@
-"""DeepSpeed's own kernels, which it compiles when they are first used: by what they take from the allocator.
+"""DeepSpeed's own kernels, which it compiles when they are first used: by the memory they take from the allocator.
 
 A capture compiles nothing. Each function here stands for the one of its name in ``deepspeed/ops/csrc`` (0.19) and makes
-what that makes: updates of optimizers on the card or the host take nothing, quantised copies and scales are tensors,
-buffers for NVMe are host memory, and what is written there is counted.
+the same tensors: updates of optimizers on the card or the host take nothing, quantised copies and scales are tensors,
+buffers for NVMe are host memory, and bytes written there are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BUILDERS = "deepspeed.ops.op_builder.builder"
 
 @contextlib.contextmanager
 def deepspeed_kernels(book: RankBook) -> Iterator[None]:
-    """DeepSpeed finds its kernels compiled, for the duration. ``book`` notes what is kept on NVMe."""
+    """DeepSpeed finds its kernels compiled, for the duration. ``book`` notes the bytes kept on NVMe."""
     files: dict[str, int] = {}  # by path, in bytes
     disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))
     kernels = {**_KERNELS, "async_io": disk}
@@ -134,7 +134,7 @@ class _Locked:
 
 
 class _Disk(_Locked):
-    """Reads and writes are done when they are waited for; ``files`` takes what is written."""
+    """Reads and writes are done when they are waited for; ``files`` takes the written bytes."""
 
     def __init__(self, files: dict[str, int]) -> None:
         super().__init__()

@@ -17,11 +17,11 @@ _Function = Callable[..., object]
 
 
 def patch_experts(patches: Patches, book: RankBook) -> None:
-    """Where nothing is known of what a router chose, its choice is even: every expert gets as many tokens, and the
-    first ones what is left over (torchtitan's ``debug_force_load_balance`` makes it so).
+    """Where the choice of a router is unknown, its choice is even: every expert gets as many tokens, and the first ones
+    the remainder (torchtitan's ``debug_force_load_balance`` makes it so).
 
     ``AllToAllEP`` (transformers/distributed/expert_parallel.py of 5.23) counts them, exchanges the counts, and reads
-    both, as sizes of what it sends and receives.
+    both, as sizes of its messages.
     """
     try:
         module = importlib.import_module("transformers.distributed.expert_parallel")
@@ -59,7 +59,7 @@ def patch_experts(patches: Patches, book: RankBook) -> None:
 
 
 def _evenly(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """How many of ``rows`` each expert gets, by process and expert there."""
+    """The number of ``rows`` that each expert gets, by process and expert there."""
     with unset_fake_temporarily():
         number = shape[0] * shape[1]
         each, more = divmod(rows, number)

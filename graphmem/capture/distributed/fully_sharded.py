@@ -1,4 +1,4 @@
-"""``fully_shard`` (FSDP2): a model wrapped with PyTorch's own code, and what its buffers are for."""
+"""``fully_shard`` (FSDP2): a model wrapped with PyTorch's own code, and the purpose of its buffers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class FullySharded(Strategy):
         self._by_transformers = bool(step.tp or step.ep) and not step.tp_in_mesh
         self.moves = self.moves_late = not self._by_transformers
 
-    def shared(self, part: nn.Module) -> nn.Module:
-        """The model or stage and its blocks, sharded. Raises :class:`CaptureError`."""
+    def share(self, part: nn.Module) -> nn.Module:
+        """Apply ``fully_shard`` in place to each block of the model or stage, then to the whole, unless a plan of
+        transformers has sharded it. Raises :class:`CaptureError` where PyTorch is older than ``fully_shard``."""
         if self._by_transformers:
             return part
         try:
@@ -71,7 +72,7 @@ _BUFFERS = (
 
 
 def name_buffers(patches: Patches, storages: StorageBook) -> None:
-    """Say of FSDP2's buffers what they are for."""
+    """Name the purpose of FSDP2's buffers."""
 
     def named(label: str) -> Callable[..., object]:
         def in_births(original: Callable[..., object], *args: object, **kwargs: object) -> object:

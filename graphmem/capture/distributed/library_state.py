@@ -27,7 +27,7 @@ _KEPT = {
 
 @contextlib.contextmanager
 def library_state_put_back() -> Iterator[None]:
-    """Afterwards libraries know what they knew before; those that were imported meanwhile know nothing."""
+    """A context after which libraries have their former state; those imported meanwhile have none."""
     before = {key: dict(value) if isinstance(value, dict) else value for key, value in _now()}
     try:
         yield

@@ -1,10 +1,10 @@
 """A transformers model in stages, and PyTorch's own schedule of those that one process has.
 
-A stage is the model with what belongs to other stages left out: transformers' own base model calls its layers, so that
-masks, positions and caches are what they are, and the last stage is the whole class with its head. Only models whose
-configuration has a plan for it are split (``base_model_pp_plan``): theirs take ``inputs_embeds`` in place of tokens.
-The shapes that stages exchange are given in advance (``input_args``, ``output_args`` of ``PipelineStage``), so nothing
-is run to find them.
+A stage is the model without the parts of other stages: transformers' own base model calls its layers, so that masks,
+positions and caches are unchanged, and the last stage is the whole class with its head. Only models whose configuration
+has a plan for it are split (``base_model_pp_plan``): theirs take ``inputs_embeds`` in place of tokens. The shapes that
+stages exchange are given in advance (``input_args``, ``output_args`` of ``PipelineStage``), so nothing is run to find
+them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _Shape:
 
 @dataclass
 class Stages:
-    """The stages of one process: ``modules`` in their order, at the places ``numbers`` of all. ``target``: what of the
-    batch the last one compares its logits with."""
+    """The stages of one process: ``modules`` in their order, at the places ``numbers`` of all. ``target``: the part of
+    the batch that the last one compares its logits with."""
 
     options: PipelineParallel
     numbers: tuple[int, ...]
@@ -74,12 +74,12 @@ class Stages:
 
     @property
     def has_first(self) -> bool:
-        """Whether tokens enter here."""
+        """True if tokens enter here."""
         return 0 in self.numbers
 
     @property
     def has_last(self) -> bool:
-        """Whether the loss is made here."""
+        """True if the loss is made here."""
         return self.options.stages - 1 in self.numbers
 
 
@@ -164,8 +164,8 @@ def _loss_of(function: Any, vocabulary: int, is_shifted: bool) -> Callable[[torc
 
 
 def schedule(stages: Stages, group: object, inputs: Mapping[str, Any], dtype: torch.dtype, cut: Cut) -> object:
-    """PyTorch's schedule for the ``stages``, which are on the card, of micro-batches of ``inputs``; ``dtype`` is
-    that of what stages return, ``cut`` how sequences are. Raises :class:`CaptureError` for what PyTorch does not
+    """PyTorch's schedule for the ``stages``, which are on the card, of micro-batches of ``inputs``; ``dtype`` is that
+    of the stages' results, ``cut`` how sequences are. Raises :class:`CaptureError` for a schedule that PyTorch does not
     accept."""
     try:
         from torch.distributed.pipelining.schedules import get_schedule_class

@@ -3,11 +3,11 @@
 ``torch.distributed`` is real up to the collective: whatever backend a step asks for, its process groups are PyTorch's
 own ``fake`` ones, and the operators of ``c10d`` are answered (``capture.operators.collectives``): they write into
 tensors that exist, and are done at once. PyTorch's own reducer (``torch/csrc/distributed/c10d/reducer.cpp``) runs, so
-its buckets, their rebuilding after the first iteration, and their views are what they are on a card.
+its buckets, their rebuilding after the first iteration, and their views are as on a card.
 
-What NCCL takes itself lies outside PyTorch's allocator and is no part of a trace; its communicators are noted
-(``devices.nccl``). What
-``ProcessGroupNCCL`` takes from the allocator is: a flat copy for collectives on lists (``newLikeFlat``).
+NCCL's own memory lies outside PyTorch's allocator and is no part of a trace; its communicators are noted
+(``devices.nccl``). The memory that ``ProcessGroupNCCL`` takes from the allocator is: a flat copy for collectives on
+lists (``newLikeFlat``).
 """
 
 from __future__ import annotations

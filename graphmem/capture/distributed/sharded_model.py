@@ -1,4 +1,4 @@
-"""How a framework shares a model out, from its own objects: read once, when the model is first called."""
+"""The sharding of a model by its framework, from the framework's own objects: read once, at the model's first call."""
 
 from __future__ import annotations
 

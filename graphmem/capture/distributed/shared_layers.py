@@ -2,7 +2,7 @@
 shared, or PyTorch's sequence parallelism.
 
 The order is torchtitan's: a model, or a stage of one, without memory; its layers shared; then sharded by FSDP2; then
-memory for what this process has (``parallelize_hf_transformers`` and ``init_weights`` there).
+memory for the part of this process (``parallelize_hf_transformers`` and ``init_weights`` there).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SharedLayers(Strategy):
             _check_for_styles(model)
         self._plan: Mapping[str, str] = {} if self.step.sp else _plan_of(model, self.step)
 
-    def shared(self, part: nn.Module) -> nn.Module:
+    def share(self, part: nn.Module) -> nn.Module:
         model = part if self.step.pp is None else part.model
         model.to("meta")
         if self.step.sp:
@@ -61,7 +61,8 @@ class SharedLayers(Strategy):
 
 
 def materialize(module: torch.nn.Module, parameters: torch.device | None = None) -> None:
-    """Give a module memory where it has none, each tensor once: on the card, its ``parameters`` elsewhere if given."""
+    """Replace every parameter and buffer of a module, also one that had memory, by a new one without values, on the
+    card; parameters on the device ``parameters`` if given. A tensor that several names share stays shared."""
     made: dict[int, torch.Tensor] = {}
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,7 +97,7 @@ def _plan_of(model: Any, training: Training) -> Mapping[str, str]:
 
 
 def _by_plan(part: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str], prefix: str) -> None:
-    """The rules for what ``part`` has; a stage without the head is the base model, whose names have no prefix."""
+    """The rules for the modules of ``part``; a stage without the head is the base model, whose names have no prefix."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     owned = {name for name, module in part.named_modules() if not isinstance(module, nn.Identity)}
@@ -123,8 +124,8 @@ def _check_for_styles(model: torch.nn.Module) -> None:
 
 def _by_styles(part: torch.nn.Module, mesh: DeviceMesh) -> None:
     """By PyTorch's styles, as torchtitan parallelizes a transformers model (its ``apply_non_moe_tp``): norms run on a
-    part of the sequence, attention and feed-forward layer gather it and scatter what they sum. transformers' own plans
-    do not (``enable_sequence_parallel`` is not wired up in 5.23). A stage has some of it."""
+    part of the sequence, attention and feed-forward layer gather it and scatter their sums. transformers' own plans do
+    not (``enable_sequence_parallel`` is not wired up in 5.23). A stage has some of it."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

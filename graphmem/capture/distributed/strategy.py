@@ -22,21 +22,21 @@ class Strategy:
         self.step, self.mesh = step, mesh
 
     def inputs(self, inputs: Any) -> Any:
-        """The batch, on the host, with what a part of it cannot tell."""
+        """The batch, on the host, with the values that a part of it cannot give."""
         return inputs
 
     def prepare(self, model: nn.Module) -> None:
         """Look at the model while it is whole. Raises :class:`CaptureError` for one that cannot be shared out so."""
 
-    def shared(self, part: nn.Module) -> nn.Module:
-        """The model, or a stage of it, with its parameters shared out."""
+    def share(self, part: nn.Module) -> nn.Module:
+        """Share out the parameters of the model, or of a stage of it, in place; the module to go on with."""
         return part
 
     def materialize(self, part: nn.Module) -> None:
-        """Give parameters that were shared out memory where they have none."""
+        """Give the module's tensors memory, where :meth:`share` has left them without."""
 
     def wrapped(self, part: nn.Module) -> nn.Module:
-        """The model, or a stage of it, which is on the card, in what calls it."""
+        """The wrapped model, or stage of it, which is on the card."""
         return part
 
     def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:

@@ -1,9 +1,9 @@
-"""Lists of sharded tensors: what PyTorch works out for each of n by looking at all n is worked out once.
+"""Lists of sharded tensors: a result that PyTorch derives for each of n by looking at all n is derived once.
 
 An optimizer of a large model hands DTensor lists of hundreds of parameters. For each of them DTensor (2.11 to 2.15,
 torch/distributed/tensor/_sharding_prop.py and _ops/single_dim_strategy.py) goes through the whole list again, and FSDP2
 (_fsdp_common.py) makes a view for each of its processes to take one. On a card the answers are kept from step to step;
-a capture runs two or three steps. Nothing that is answered here is other than what PyTorch answers.
+a capture runs two or three steps. All answers are the same as PyTorch's.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _expanded_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _length_of_lists(op_schema: Any, output_tensor_meta: Any, strategies: type) -> int | None:
-    """How many elements the lists of an operator have; None: it has none, or they are not element by element."""
+    """The length of an operator's lists of tensors; None: it has none, or they are not element by element."""
     name = op_schema.op.name()
     lists = [argument for argument in op_schema.args_schema if isinstance(argument, strategies)]
     lengths = {len(of.children) for of in lists}  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _is_list(argument: object, count: int) -> bool:
 
 
 def _keys(op_schema: Any, output_tensor_meta: Any, count: int, strategies: type) -> Iterator[Any]:
-    """Of each element what its strategy depends on."""
+    """The facts of each element on which its strategy depends."""
     columns: list[Sequence[Any]] = [output_tensor_meta or [None] * count]
     for argument in op_schema.args_schema:
         if isinstance(argument, strategies):

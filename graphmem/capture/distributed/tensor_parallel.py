@@ -22,7 +22,7 @@ class TensorParallel(Strategy):
     def __init__(self, step: Training | Inference, mesh: DeviceMesh | None) -> None:
         self.mesh, self._step = mesh, step
 
-    def shared(self, part: nn.Module) -> nn.Module:
+    def share(self, part: nn.Module) -> nn.Module:
         """This process's part of the model, on the card: distributed while it has no memory, as ``from_pretrained``
         does it (``prepare_distribute_model`` and ``maybe_distribute_model``, transformers/distributed/mixin.py of
         5.23), whose checkpoint's parts are then read one by one. Raises :class:`CaptureError`."""

@@ -3,8 +3,8 @@
     with torch.no_grad():
         model.generate(**prompt, max_new_tokens=...)
 
-``prefill`` is what transformers calls so: the prompt read, in one forward pass or in chunks, and what was prepared for
-it; ``decode`` begins with the choice of the first token.
+``prefill``, transformers' word, is the prompt read, in one forward pass or in chunks, and its preparation; ``decode``
+begins with the choice of the first token.
 """
 
 from __future__ import annotations

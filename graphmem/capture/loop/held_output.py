@@ -1,9 +1,9 @@
-"""What a variable that holds a model's output keeps alive, told before the output is dropped.
+"""The tensors that a variable holding a model's output keeps alive, found before the output is dropped.
 
 Both loops (:data:`graphmem.training.LOOPS`) run the same operators; they differ in when the output and the loss are let
-go. So one run tells both: the output and the loss are dropped as early as ``drop`` drops them, and the book
+go. So one run gives both: the output and the loss are dropped as early as ``drop`` drops them, and the book
 (:class:`~graphmem.capture.record.both_loops.BothLoops`) moves the frees of what ``hold`` would have kept to where its
-variables are assigned again. That is exact where it is known what the output keeps, :func:`held_by`:
+variables are assigned again. That is exact where the tensors that the output keeps are known, :func:`held_by`:
 
 - it is made of dictionaries, lists, tuples and plain objects that nothing else refers to, so what it holds does not
   change while it is held, and all of it is let go with it;
@@ -12,9 +12,9 @@ variables are assigned again. That is exact where it is known what the output ke
   the output keeps the storages of its own tensors and no others;
 - no node keeps a tensor in an attribute, which no backward pass releases.
 
-Of everything else it is not told, and the loop that was asked for is run as it is written. What is not looked into are
-hooks: one that lets a node of the graph refer to a tensor that others hold too, and let go between the optimizer step
-and the next loss, would be freed there in both loops.
+In every other case the loop that was asked for is run as it is written. Hooks are not looked into: one that lets a node
+of the graph refer to a tensor that others hold too, and let go between the optimizer step and the next loss, would be
+freed there in both loops.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DEPTH = 12
 
 
 class _Unknown(Exception):
-    """It is not known what a value holds."""
+    """The objects that a value holds are not known."""
 
 
 def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:

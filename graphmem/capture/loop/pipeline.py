@@ -30,8 +30,8 @@ class PipelineLoop(TrainingLoop):
     """The loop around a schedule, as in the documentation of ``torch.distributed.pipelining``: tokens are given to the
     first stage, labels to the last, and the schedule runs the passes of all micro-batches.
 
-    Held is what ``schedule.step`` returns, the logits of all micro-batches on the last process; ``drop`` tells it not
-    to put them together (``return_outputs=False``), as torchtitan does.
+    Held is the result of ``schedule.step``, the logits of all micro-batches on the last process; ``drop`` has it not
+    put them together (``return_outputs=False``), as torchtitan does.
     """
 
     def follow(self, run: Schedule, stages: Stages) -> None:
@@ -40,6 +40,8 @@ class PipelineLoop(TrainingLoop):
         self._losses: list[torch.Tensor] | None = None
 
     def _gradients(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        """Make the gradients of one step: the schedule runs both passes of its own micro-batches, once for each of
+        ``micro_batches``; gradients are set to zero before if asked for, and the output is held."""
         assert self.batch is not None
         if self.training.zero_grad_at == "before_forward":
             self._zero_grad()
@@ -100,7 +102,7 @@ def pipeline_loop(
 
 
 def check_for_pipeline(inputs: object, loss: object, training: Training) -> None:
-    """Raises :class:`CaptureError` for what cannot be trained in a pipeline."""
+    """Raises :class:`CaptureError` for a step that cannot be trained in a pipeline."""
     if loss is not None or not isinstance(inputs, dict) or not {"input_ids", "labels"} <= set(inputs):
         raise CaptureError(
             "--pp is of models of transformers that make their loss of input_ids and labels; split others in a program "

@@ -1,6 +1,6 @@
 """Batches that are moved to the card ahead of the step that uses them, on a stream of their own.
 
-What loops write by hand is the ``data_prefetcher`` of NVIDIA's ImageNet example and its kin: copies with
+Loops written by hand have the ``data_prefetcher`` of NVIDIA's ImageNet example and its kin: copies with
 ``non_blocking=True`` on a side stream, for which the step's stream waits, ``record_stream`` so that no one takes the
 batch's memory while the step runs, and the next copy begun before this batch is handed over. Batches lie in segments of
 that stream, which nothing else uses.

@@ -6,7 +6,7 @@
 Loops written by hand hold the model's output in a variable, ``outputs = model(**batch)``: logits and caches live
 through the backward pass and the next forward, until the next output takes their place (``loop="hold"``). Where a loop
 writes ``loss = model(**batch).loss`` or returns the loss from a function of its own, as transformers' Trainer does
-(``Trainer.compute_loss``), they are dropped once the loss exists (``loop="drop"``). One run tells both where it can
+(``Trainer.compute_loss``), they are dropped once the loss exists (``loop="drop"``). One run gives both where it can
 (:mod:`graphmem.capture.loop.held_output`).
 """
 
@@ -46,7 +46,7 @@ DEFAULT_ITERATIONS, MANY_OPERATORS = 3, 5000
 
 @dataclass(frozen=True)
 class Ran:
-    """What a loop tells when it is over: remarks for the reader, and the largest bytes of an output of the model that
+    """The results of a loop that is over: remarks for the reader, and the largest bytes of an output of the model that
     only a variable of the loop can hold (beyond its parameters and inputs)."""
 
     remarks: list[str]
@@ -67,8 +67,8 @@ def run_training(
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
     ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
-    batches that differ or are moved ahead, in place of ``inputs`` and ``loss``. ``both`` takes what tells the loop
-    that holds the output from the one that drops it; without one the loop that ``training`` names is run.
+    batches that differ or are moved ahead, in place of ``inputs`` and ``loss``. ``both`` takes the differences between
+    the loop that holds the output and the one that drops it; without one the loop that ``training`` names is run.
     """
     check_precision(model, training)
     if training.pp is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _in_order(step: Training | Inference, mesh: DeviceMesh | None) -> Iterator[Strategy]:
     """Those that the options of ``step`` name, in torchtitan's order (``parallelize_llama``): layers are shared out,
-    then sequences, then parameters are sharded, then replicated. What nobody names is not imported."""
+    then sequences, then parameters are sharded, then replicated. A strategy that is not named is not imported."""
     in_mesh = isinstance(step, Training) and step.tp_in_mesh
     if (step.tp or step.ep) and not in_mesh:
         from graphmem.capture.distributed.tensor_parallel import TensorParallel
@@ -72,7 +72,7 @@ class Strategies(list["Strategy"]):
 
     @property
     def wait_for_batch(self) -> bool:
-        """Whether the model gets to the card after the batch."""
+        """True if the model gets to the card after the batch."""
         by_loop = isinstance(self.step, Training) and (self.step.pp is not None or self.step.zero is not None)
         return by_loop or any(one.moves_late for one in self)
 
@@ -81,7 +81,7 @@ class Strategies(list["Strategy"]):
         if self.step.dtype != "fp32":
             part = part.to(DTYPES[self.step.dtype])
         for one in self:
-            part = one.shared(part)
+            part = one.share(part)
         if not any(one.moves for one in self):
             part = part.to(cards().own)
         for one in self:
@@ -99,7 +99,7 @@ class Strategies(list["Strategy"]):
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether transformers has quantised the model while it loaded, onto the card and in its types."""
+    """True if transformers has quantised the model while it loaded, onto the card and in its types."""
     return bool(getattr(model, "is_quantized", False))
 
 

@@ -1,4 +1,4 @@
-"""The loop of a default step: what a plain PyTorch loop does with a model, its inputs and its loss."""
+"""The loop of a default step: a plain PyTorch loop over a model, its inputs and its loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loader gives: the model's inputs, and the loss where the model does not make it."""
+    """One batch of a loader: the model's inputs, and the loss where the model does not make it."""
 
     inputs: Any
     loss: Any = None
@@ -38,7 +38,7 @@ class Batch:
 @dataclass(frozen=True)
 class Loader:
     """Batches that are moved to the card one by one: ``iterations`` in order, each batch made on the host by
-    ``batch_of``. ``epoch``: what is trained on from one end of the loader to the other."""
+    ``batch_of``. ``epoch``: the batches from one end of the loader to the other."""
 
     iterations: Sequence[Iteration]
     epoch: Sequence[BatchSize]
@@ -92,7 +92,7 @@ class TrainingLoop:
             raise CaptureError("lbfgs clears gradients before it evaluates the loss; leave out zero_grad_at")
 
     def cover_both(self, both: BothLoops) -> None:
-        """Drop what can be dropped, and tell ``both`` what a loop that holds it would have kept, and how long."""
+        """Drop the output, and note in ``both`` the storages that a loop holding it would keep, and how long."""
         if self.of_history:
             both.give_up()  # the optimizer evaluates the loss itself
         self._both = both
@@ -160,7 +160,7 @@ class TrainingLoop:
         return batch_on_device(self._session, self._loader.batch_of(size), self.training.dtype)
 
     def _forward(self) -> None:
-        """The loss of the batch; what the variables held before lives until they are assigned."""
+        """The loss of the batch; former values of the variables live until they are assigned."""
         assert self.batch is not None
         inputs, loss = self.batch.inputs, self.batch.loss
         with autocast(self.training):
@@ -270,7 +270,7 @@ def compiled(model: nn.Module, mode: str | None) -> nn.Module:
 
 
 def check_loss(value: object) -> None:
-    """Raises :class:`CaptureError` for what no backward pass can begin with."""
+    """Raises :class:`CaptureError` for a value that no backward pass can begin with."""
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise CaptureError(
             f"the loss is {_describe(value)}; it should be a tensor of one element that requires a gradient. "

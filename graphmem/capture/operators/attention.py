@@ -28,7 +28,7 @@ def attention_composites(card: Card) -> dict[OpOverload, Decomposition]:
 
 
 def is_fused(card: Card, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether attention of these, without a mask or gradients, is not the math path."""
+    """True if attention of these, without a mask or gradients, is not the math path."""
     return _backend(AttentionCall(query.shape, key.shape, value.shape, query.dtype, card)) != "math"
 
 

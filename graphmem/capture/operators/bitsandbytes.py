@@ -45,6 +45,8 @@ class _Backend:
         self.modules: list[ModuleType] = []
 
     def load(self) -> None:
+        """Run the package's backends once more, once it is imported, and note the kernels that they register.
+        PyTorch and bitsandbytes are patched meanwhile."""
         if self.kernels or _OPERATORS not in sys.modules:
             return
         patches = Patches()
@@ -55,7 +57,7 @@ class _Backend:
             patches.set(torch, "compile", lambda function=None, **_: function or (lambda given: given))
             with disable_current_modes():
                 for name in _BACKENDS:
-                    self.modules.append(_copy(name))
+                    self.modules.append(_run_again(name))
         finally:
             patches.undo()
         self.kernels["bitsandbytes::int8_vectorwise_dequant"] = _int8_vectorwise_dequant
@@ -69,7 +71,7 @@ class _Backend:
         return note
 
     def forget_card(self) -> None:
-        """The copies keep the card's properties, and what they chose for it."""
+        """Forget the card's properties that the copies keep, and the choices made by them."""
         for module in self.modules:
             for value in vars(module).values():
                 if hasattr(value, "cache_clear"):
@@ -114,13 +116,13 @@ def decomposition_of(func: OpOverload) -> Callable[..., Any] | None:
 
 
 def is_update(func: OpOverload) -> bool:
-    """Whether it is one of bitsandbytes' updates of parameters, which take nothing (the recorded optimizers)."""
+    """True if it is one of bitsandbytes' updates of parameters, which take nothing (the recorded optimizers)."""
     return bool(func._schema.name.startswith(_UPDATES))
 
 
 def _run(kernel: Callable[..., Any], _: Selection, *args: object, **kwargs: object) -> Any:
-    """Its operators have no kernel of autocast, which therefore still casts what the kernel calls: ``linear`` of
-    dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
+    """Its operators have no kernel of autocast, which therefore still casts the operators that the kernel calls:
+    ``linear`` of dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
     with device_values.answering(False, NO_OUTLIERS), _as_outside():
         return kernel(*args, **kwargs)
 
@@ -143,8 +145,9 @@ def _int8_vectorwise_dequant(quantized: torch.Tensor, stats: torch.Tensor) -> to
     return quantized * stats.view(-1, 1) * (1 / 127)
 
 
-def _copy(name: str) -> ModuleType:
-    """The module once more, under its name and not in ``sys.modules``, its tensors without addresses."""
+def _run_again(name: str) -> ModuleType:
+    """Run the file of an imported module once more, as a module of its own that ``sys.modules`` does not know, with a
+    cuBLAS context that asks no card."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None

@@ -100,7 +100,7 @@ _YES = ("1", "y", "yes", "t", "true")
 def records_use(
     func: OpOverload, args: Sequence[object], torch_version: Version, environment: Mapping[str, str]
 ) -> bool:
-    """Whether ``ProcessGroupNCCL`` of this version has the allocator wait for NCCL's stream before it gives the tensors
+    """True if ``ProcessGroupNCCL`` of this version has the allocator wait for NCCL's stream before it gives the tensors
     of a collective to others (``record_stream``), where newer ones keep them themselves."""
     if versions.STASHED_COLLECTIVES.holds(torch_version):
         return False
@@ -162,8 +162,8 @@ class ProcessGroups:
         return bool(names)
 
     def communicators(self, on_node: int | None) -> tuple[Communicator, ...]:
-        """Those of the groups that were used; ``on_node`` processes are in a machine, None for what
-        :class:`~graphmem.training.processes.Processes` takes."""
+        """Those of the groups that were used; ``on_node`` processes are in a machine, None for the number in
+        :class:`~graphmem.training.processes.Processes`."""
         alone = tuple(Communicator(1, 0, 0, 1, reduced_bytes=1) for _ in self._used_alone)
         if not self._used:
             return alone
@@ -183,7 +183,7 @@ class ProcessGroups:
 
 
 def _is_of_host(args: Sequence[object]) -> bool:
-    """Whether a collective's tensors are all on the host, where another backend than NCCL takes them. A barrier has
+    """True if a collective's tensors are all on the host, where another backend than NCCL takes them. A barrier has
     none, or an empty one."""
     tensors = [tensor for tensor in tensors_in(args) if tensor.numel()]
     return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
@@ -214,7 +214,7 @@ def flat_copy_bytes(func: OpOverload, args: Sequence[object]) -> int:
 
 
 def is_bookkeeping(kwargs: Mapping[str, Any]) -> bool:
-    """Whether one of :data:`MAKES_HOST_VALUES` makes a host tensor of indices or flags for the reducer, which reads and
+    """True if one of :data:`MAKES_HOST_VALUES` makes a host tensor of indices or flags for the reducer, which reads and
     writes it itself."""
     if kwargs.get("dtype") not in _INTEGERS or kwargs.get("pin_memory"):
         return False

@@ -49,8 +49,8 @@ FUSED_ON_CUDA = tuple(
 
 @contextlib.contextmanager
 def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[dict[OpOverload, Decomposition]]:
-    """Install CUDA's versions of composites for the duration; yields them by operator. ``values``: what is known of
-    host tensors, which some decide by."""
+    """Install CUDA's versions of composites for the duration; yields them by operator. ``values``: known values of host
+    tensors, by which some decide."""
     table = composites_on(card, values or KnownValues())
     kernels, fakes, patches = Kernels(), ExistingFakes(), Patches()
     try:

@@ -1,4 +1,4 @@
-"""Results whose size is data: ``nonzero``, boolean masks, ``unique``. What is known is counted; else they select all
+"""Results whose size is data: ``nonzero``, boolean masks, ``unique``. Known values are counted; else they select all
 that they can, or the share that the user gives. Where the program itself fixes the size (the gradient of a masked
 selection, counts with ``minlength``), nothing is assumed.
 """

@@ -55,15 +55,14 @@ _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 class OperatorFacts:
     """One overload.
 
-    ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
-    ``is_modelled``: a rule, a decomposition or another table here has its memory. ``is_checked``: recordings prove its
-    rule, or that it takes nothing but its outputs, or another table models it.
-    ``decomposition``: the operators that CUDA's kernel is made of, which run in place of its fake kernel;
-    ``sparse_decomposition``, ``nested_decomposition``: those where an argument is sparse or nested. ``in_place``: what
-    a formula of gradients calls instead on a card, and the autograd nodes that do so; ``gradient_formula``: the same
-    where it is more than writing in place. ``selects``: the size of its outputs is data.
-    ``relaid``: gives its outputs a card's strides. ``is_step``: a fused step of an optimizer, which allocates nothing
-    and is not called.
+    ``rule``: its kernel's memory beyond the outputs; ``unmodelled``: known memory that no rule models. ``is_modelled``:
+    a rule, a decomposition or another table here has its memory. ``is_checked``: recordings prove its rule, or that it
+    takes nothing but its outputs, or another table models it. ``decomposition``: the operators that CUDA's kernel is
+    made of, which run in place of its fake kernel; ``sparse_decomposition``, ``nested_decomposition``: those where an
+    argument is sparse or nested. ``in_place``: the operator that a formula of gradients calls instead on a card, and
+    the autograd nodes that do so; ``gradient_formula``: the same where it is more than writing in place. ``selects``:
+    the size of its outputs is data. ``relaid``: gives its outputs a card's strides. ``is_step``: a fused step of an
+    optimizer, which allocates nothing and is not called.
     """
 
     func: OpOverload
@@ -93,9 +92,9 @@ class OperatorFacts:
 
     @cached_property
     def decomposes(self) -> bool:
-        """Whether inference mode hands it over whole though a card runs its decomposition.
+        """True if inference mode hands it over whole though a card runs its decomposition.
 
-        What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
+        The C++ decomposition counts, not the one that Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
         """
         if self.is_fused_on_cuda or not isinstance(self.func, OpOverload):
@@ -104,14 +103,14 @@ class OperatorFacts:
 
     @cached_property
     def writes_first(self) -> bool:
-        """Whether it writes to its first argument, a tensor."""
+        """True if it writes to its first argument, a tensor."""
         arguments = self.func._schema.arguments
         first = arguments[0].alias_info if arguments else None
         return first is not None and first.is_write and str(arguments[0].type) == "Tensor"
 
     @cached_property
     def is_view(self) -> bool:
-        """Whether it returns a view of its first argument."""
+        """True if it returns a view of its first argument."""
         return bool(getattr(self.func, "is_view", False))
 
     @cached_property
@@ -128,7 +127,7 @@ class OperatorFacts:
     def unproven_layouts(self) -> frozenset[str]:
         """Layouts of inputs in which nobody recorded it, though it is proven of contiguous ones and has no rule.
 
-        What is pointwise reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13), and on
+        A pointwise operator reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13), and on
         lists whose tensors are not alike it is called for each one (ATen/native/ForeachUtils.h).
         """
         if self.is_modelled or self.is_view or self.remark is not None or not proven(self.name):
@@ -150,14 +149,14 @@ class OperatorFacts:
 
     @cached_property
     def sized_by_data(self) -> bool:
-        """Whether the size of its outputs is data, or their values are read back."""
+        """True if the size of its outputs is data, or their values are read back."""
         return (
             self.selects or self.is_decision or self.func in SIZED_BY_DATA or bool(_DATA_DEPENDENT & {*self.func.tags})
         )
 
     @cached_property
     def takes_pinned(self) -> bool:
-        """Whether it can be asked to make a tensor in pinned host memory."""
+        """True if it can be asked to make a tensor in pinned host memory."""
         return any(argument.name == "pin_memory" for argument in self.func._schema.arguments)
 
 

@@ -52,8 +52,8 @@ OTHER_WAYS = {
 @dataclass(frozen=True)
 class GradientFormula:
     """The operators that a card runs in place of one that an autograd ``node`` calls. ``decomposition`` answers
-    NotImplemented where they are the same; a ``remark`` is then what is assumed. ``since``: versions before that
-    change run what is written.
+    NotImplemented where they are the same; a ``remark`` then has the assumption. ``since``: versions before that change
+    run the decomposition.
     """
 
     node: str
@@ -63,7 +63,7 @@ class GradientFormula:
 
 
 def _selected_of_mask(selection: Selection, mask: Tensor, grad: Tensor, zero: Tensor) -> Perhaps:
-    """``masked_fill_backward``: the gradient of the fill value is the sum of what the mask selects."""
+    """``masked_fill_backward``: the gradient of the fill value is the sum of the selected elements."""
     return NotImplemented if selection.share is None else _aten.masked_select.default(grad, mask)
 
 
@@ -73,7 +73,7 @@ def _host_zero(selection: Selection, value: object, **_: object) -> Perhaps:
 
 
 def _in_its_format(_: Selection, tensor: Tensor, *, memory_format: torch.memory_format | None = None) -> Perhaps:
-    """``tensor.contiguous()`` of what the kernel reads in channels_last; the rule copies what is in another format."""
+    """``tensor.contiguous()`` of a tensor read in channels_last; the rule copies what is in another format."""
     kept = suggest_memory_format(tensor)
     if memory_format is not torch.contiguous_format or kept is torch.contiguous_format:
         return NotImplemented

@@ -1,7 +1,7 @@
 """Gradient formulas that the predicted PyTorch has and the installed one has not.
 
-A formula is C++ of the installed version, which calls operators. Where another version calls others, or keeps what they
-make for longer, the operator is given a gradient of its own here. As formulas run on a card: they write in place
+A formula is C++ of the installed version, which calls operators. Where another version calls others, or keeps their
+results for longer, the operator is given a gradient of its own here. As formulas run on a card: they write in place
 (``areAnyTensorSubclassLike`` is false there), C++ destroys the temporaries of an expression at its end, from the last
 one on, and evaluates arguments from right to left. The versions and their sources are in :mod:`graphmem.base.versions`.
 """
@@ -78,7 +78,7 @@ def _with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
 
 def _atan2(keeps_squares: bool) -> Formula:
     """Since 2.10 the gradient is zero where both are: the sum of squares is kept to look at. One expression makes both
-    gradients, and what it took goes with its end."""
+    gradients, and its temporaries go with its end."""
 
     def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> Gradients:
         others, own = other * other, self * self

@@ -1,7 +1,7 @@
 """Decompositions of CUDA kernels: operators whose kernel calls other operators, spelled out so that each is recorded.
 
 A function here runs in place of an operator's fake kernel, below autograd. It is handed the recorder's
-:class:`Selection` for what depends on data.
+:class:`Selection` for sizes that depend on data.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _index(_: Selection, self: Tensor, indices: _Indices) -> Perhaps:
 
 
 def _selected_rows(self: Tensor, indices: _Indices, values: Tensor) -> int | None:
-    """How many positions the masks select, where the shape of ``values`` shows it. They are one dimension of what is
-    written, the last of the indices' own; where indices are not neighbours, theirs come first."""
+    """The number of positions that the masks select, where the shape of ``values`` shows it. They are one dimension of
+    the written values, the last of the indices' own; where indices are not neighbours, theirs come first."""
     taken: list[int] = []
     dim, broadcast = 0, 1
     for index in indices:

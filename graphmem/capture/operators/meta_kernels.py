@@ -29,7 +29,7 @@ def _grouped_mm(call: Arguments) -> Tensor:
 
 @named("aten._scaled_dot_product_efficient_attention_backward.default")
 def _efficient_attention_backward(call: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients have the heads of what they are of; meta kernels before 2.15 know no fewer key than query heads."""
+    """Gradients have the heads of their tensors; meta kernels before 2.15 know no fewer key than query heads."""
     query, key, value = (
         torch.empty_permuted(tensor.shape, (0, 2, 1, 3), dtype=tensor.dtype, device=tensor.device)
         for tensor in (call.query, call.key, call.value)

@@ -1,7 +1,7 @@
-"""Nested tensors of ``nn.TransformerEncoder``: in evaluation it packs padded sequences and computes on
-their tokens alone.
+"""Nested tensors of ``nn.TransformerEncoder``: in evaluation it packs padded sequences and computes on their tokens
+alone.
 
-Its layers then are one operator each, and what they do to memory on a card is spelled out here, tensor by tensor:
+Its layers then are one operator each, and their use of memory on a card is spelled out here, tensor by tensor:
 ``ATen/native/nested/NestedTensorMath.cpp``, ``nested/cuda/NestedTensorTransformerFunctions.cpp``,
 ``transformers/transformer.cpp`` and ``transformers/cuda/attention.cu`` of PyTorch 2.13. Order and sizes were recorded
 on the CUDA build. Nested tensors that a program makes itself are refused.
@@ -69,7 +69,7 @@ class PackedSequences(torch.Tensor):  # type: ignore[misc]
 @dataclass(frozen=True)
 class NestedRun:
     """The argument of a decomposition: ``known``, the values of a tensor on the host or None, ``attends``, the backend
-    of attention for query, key and value of three shapes and a type, and ``assume``, which notes what was assumed."""
+    of attention for query, key and value of three shapes and a type, and ``assume``, which notes an assumption."""
 
     known: Callable[[Tensor], Tensor | None]
     attends: Callable[[Sequence[int], torch.dtype], str]
@@ -78,7 +78,7 @@ class NestedRun:
 
 
 def has_nested(args: object) -> bool:
-    """Whether one of the arguments is a nested tensor."""
+    """True if one of the arguments is a nested tensor."""
     return any(isinstance(tensor, PackedSequences) for tensor in tensors_in(args))
 
 
@@ -102,7 +102,7 @@ def _lengths(run: NestedRun, mask: Tensor) -> tuple[list[int], bool]:
 
 
 def _counted(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How long sequences are, how far they go without a gap, and a column of padding."""
+    """The lengths of sequences, their lengths without a gap, and a column of padding."""
     padding = mask.new_zeros((mask.shape[0], 1))
     joined = torch.cat((mask, padding), 1)
     first_gap = joined.to(torch.int32).argmin(1)
@@ -155,7 +155,7 @@ def _packed(run: NestedRun, padded: Tensor, lengths: Sequence[int], heads_apart:
 
 
 def _packed_by_mask(run: NestedRun, padded: Tensor, lengths: Sequence[int], features: int, heads_apart: bool) -> Tensor:
-    """``nested_from_padded_generic``: a mask of every sequence, padded as they are, and what they select."""
+    """``nested_from_padded_generic``: a mask of every sequence, padded as they are, and the selected elements."""
     if heads_apart:
         padded = padded.permute(0, 2, 1, 3).contiguous().view(padded.shape[0], -1, features)
     rows, masks = padded.shape[1], []
@@ -195,7 +195,7 @@ def _padded(run: NestedRun, self: PackedSequences, padding: float, output_size: 
 
 
 def _to_rows(tensor: Tensor, rows: int, value: float = 0) -> Tensor:
-    """``pad_tensor_to_shape``: a copy also of what is long enough."""
+    """``pad_tensor_to_shape``: a copy also of tensors that are long enough."""
     padded: Tensor = _aten.constant_pad_nd.default(tensor, (0, 0, 0, rows - tensor.shape[-2]), value)
     return padded
 

@@ -1,8 +1,8 @@
 """Operators that an earlier PyTorch than the installed one runs, chosen by the version that is predicted.
 
-A model's own code and PyTorch's Python are those of the installed version. What C++ decides between a call and its
-kernels is replayed here where it changed since 2.4; kernels have their versions in ``capture/kernels``. The
-versions and their sources are in :mod:`graphmem.base.versions`.
+A model's own code and PyTorch's Python are those of the installed version. Decisions of C++ between a call and its
+kernels are replayed here where it changed since 2.4; kernels have their versions in ``capture/kernels``. The versions
+and their sources are in :mod:`graphmem.base.versions`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def mask_by_filling(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
     """Let ``x[:, 0]`` slice every dimension where the predicted version does and the installed one does not.
 
-    A slice costs nothing forward. Backward it takes a gradient of the size of what was sliced.
+    A slice costs nothing forward. Backward it takes a gradient of the size of the sliced tensor.
     """
     skipped = versions.WHOLE_SLICES_SKIPPED
     if skipped.holds(torch_version) or not skipped.holds(versions.version_of(torch.__version__)):

@@ -1,7 +1,7 @@
 """Outputs that CUDA's kernels lay out otherwise than PyTorch's decompositions do. Sources are of PyTorch 2.13.
 
 Where a dimension has one element its stride means nothing to the memory, but it decides whether a tensor counts as
-channels_last, and with that what a convolution or an interpolation copies: pictures in batches of one, or of one
+channels_last, and with that the copies of a convolution or an interpolation: pictures in batches of one, or of one
 channel. ``TensorIterator`` keeps or renews such strides in another way than the decompositions.
 """
 
@@ -134,6 +134,8 @@ def _with_strides(output: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _made_like(tensor: Tensor, memory_format: torch.memory_format | None, outputs: Outputs) -> Outputs:
+    """Outputs of an operator as ``empty_like``, with the strides of ``tensor`` where a card keeps them: it is dense and
+    has a dimension of one element, of which the fake kernel takes another stride. Else the outputs as they are."""
     if 1 not in tensor.shape or tensor.layout != torch.strided or tensor.device.type != "cuda":
         return outputs
     if memory_format not in (None, torch.preserve_format) or not is_dense(tensor):

@@ -45,7 +45,7 @@ def _quantize_affine(
 
 @functools.cache
 def _pack_fake_tensors() -> None:
-    """``WeightQBitsTensor`` packs what is of the type ``torch.Tensor`` (``tensor/weights/qbits.py``), and a pretended
+    """``WeightQBitsTensor`` packs tensors of the type ``torch.Tensor`` (``tensor/weights/qbits.py``), and a pretended
     tensor is of another: it is packed before. Real tensors are untouched, so this may stay."""
     weights = sys.modules["optimum.quanto.tensor.weights.qbits"].WeightQBitsTensor
     packed = sys.modules["optimum.quanto.tensor.packed"].PackedTensor

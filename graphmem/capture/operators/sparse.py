@@ -1,7 +1,7 @@
 """Sparse tensors in COO layout, as gradients of embeddings are: CUDA's operators on their indices and values.
 
 A fake sparse tensor holds fake indices and values, but few operators work on it. Those that optimizers call are spelled
-out here by what they do to indices and values, with the temporaries of 2.13's kernels:
+out here by their effect on indices and values, with the temporaries of 2.13's kernels:
 ``aten/src/ATen/native/sparse/SparseTensor.cpp``, ``SparseTensorMath.cpp`` and ``sparse/cuda/SparseCUDATensor.cu``.
 Order and sizes were recorded on the CUDA build.
 """
@@ -28,7 +28,7 @@ _DISTINCT = "_graphmem_distinct"
 
 
 def has_sparse(args: object) -> bool:
-    """Whether one of the arguments is sparse."""
+    """True if one of the arguments is sparse."""
     return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(args))
 
 
@@ -75,8 +75,8 @@ def distinct(indices: Tensor) -> Tensor:
 
 
 def _rows(selection: Selection, self: Tensor) -> int:
-    """How many distinct indices there are: data. Where they are not known, and without a share, all of them, as far as
-    the tensor has rows."""
+    """The number of distinct indices, which is data. Where they are not known, and without a share, all of them, as far
+    as the tensor has rows."""
     count: int = self._nnz()
     if selection.exact is not None:
         return selection.exact

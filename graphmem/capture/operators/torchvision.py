@@ -29,7 +29,7 @@ _MOST_IMAGES = 32
 
 
 def _nms(_: Selection, dets: Tensor, scores: Tensor, iou_threshold: float) -> Perhaps:
-    """Every pair of boxes is compared into a mask of bits; what is kept is selected in the order of the scores."""
+    """Every pair of boxes is compared into a mask of bits; kept boxes are selected in the order of the scores."""
     del iou_threshold
     if dets.device.type != "cuda":
         return NotImplemented

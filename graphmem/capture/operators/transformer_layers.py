@@ -1,6 +1,6 @@
 """The fused inference paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, spelled out.
 
-Each is one operator with no meta kernel that does on a card what is written here, tensor by tensor
+Each is one operator with no meta kernel whose memory on a card is written here, tensor by tensor
 (ATen/native/transformers/cuda/attention.cu and ATen/native/transformers/transformer.cpp, dense tensors only). The
 modules take them without gradients, in eval mode.
 """

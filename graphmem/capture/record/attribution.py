@@ -37,7 +37,7 @@ class Attribution:
         self.assumed: Counter[Diagnostic] = Counter()
 
     def note(self, call: OperatorCall, phase: int) -> None:
-        """The operator is called now: what is born from here on is its work."""
+        """The operator is called now: storages born from here on are its work."""
         builder, in_backward = self._storages.builder, call.in_backward
         if in_backward:
             module, source = self.module, ""
@@ -63,13 +63,13 @@ class Attribution:
             self._gradients_change_stream(call)
 
     def is_of_node(self, ref: StorageRef) -> bool:
-        """Whether the storage was made by the node of the backward pass that runs now."""
+        """True if the storage was made by the node of the backward pass that runs now."""
         return ref.index >= self._node_start[1]
 
     def adds_in_formula(self, tensor: torch.Tensor) -> bool:
-        """Whether an addition to ``tensor`` is part of a gradient's formula, which adds up what it has made itself.
+        """True if an addition to ``tensor`` is part of a gradient's formula, which adds up its own results.
 
-        What the engine adds to comes from an earlier node, unless one node has two gradients for one input.
+        The engine adds to a tensor of an earlier node, unless one node has two gradients for one input.
         """
         node = current_autograd_node()
         ref = self._storages.of(tensor) if isinstance(tensor, FakeTensor) else None

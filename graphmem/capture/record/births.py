@@ -1,4 +1,4 @@
-"""What an operator allocates: its outputs, the buffers its kernel takes and gives back, and libraries' workspaces."""
+"""The allocations of an operator: outputs, buffers its kernel takes and gives back, and libraries' workspaces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Births:
 
     def record(self, call: OperatorCall, out: object) -> None:
         """The operator has returned ``out``. Raises ``torch.OutOfMemoryError`` where the card would; then nothing of it
-        stays but what cuBLAS keeps."""
+        stays but the workspaces that cuBLAS keeps."""
         first_row = len(self._storages.builder.rows)
         try:
             self._record(call, out)

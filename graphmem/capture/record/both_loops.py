@@ -1,7 +1,7 @@
 """Two traces of one run: of a loop that drops the model's output and its loss, and of one that holds them.
 
-The run drops them. Where ``hold`` has them let go is noted, and the frees of what it keeps until then are moved there;
-which those are, and why nothing else differs, says :mod:`graphmem.capture.loop.held_output`.
+The run drops them. Where ``hold`` has them let go is noted, and the frees of storages that it keeps until then are
+moved there; :mod:`graphmem.capture.loop.held_output` finds those, and explains why nothing else differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Held:
 
 
 class BothLoops:
-    """Notes where a loop drops what another holds, and where that one lets go.
+    """Notes where a loop drops an object that another holds, and where that one lets go.
 
     ``covers_both``: both traces are known so far. Once it is not, only the one that the run follows is.
     """
@@ -72,7 +72,7 @@ class BothLoops:
             self.is_wrong = True
 
     def output_assigned(self) -> None:
-        """The variable of the output has the next one: what it held before is let go."""
+        """The variable of the output is assigned the next one: its former value is let go."""
         if self._output is not None:
             since, storages = self._output
             self._held.append(_Held(since, self._row, self._row, self._storages.operator, storages))

@@ -1,7 +1,8 @@
-"""What a loop collects on the host, where not all of its iterations are run.
+"""The tensors that a loop collects on the host, where not all of its iterations are run.
 
-``features.append(model(x).cpu())`` keeps nothing on the device, so such a loop may be left early. As long as what it
-collects stays on the host, nothing is lost; ``torch.cat(features).cuda()`` would be too small without a word.
+``features.append(model(x).cpu())`` keeps nothing on the device, so such a loop may be left early. As long as the
+collection stays on the host, nothing is lost; ``torch.cat(features).cuda()`` would be too small, and nothing would show
+it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from graphmem.trace import Place
 
 
 class Collected:
-    """Host storages that hold a part of what a loop would have collected. ``reached_device``: whether one was copied
-    to the device."""
+    """Host storages that hold a part of a loop's whole collection. ``reached_device``: whether one was copied to the
+    device."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
@@ -27,13 +28,13 @@ class Collected:
         self.reached_device = False
 
     def begin(self, first: int) -> None:
-        """A loop whose first storage is ``first`` was left early: what it has put on the host is a part."""
+        """A loop whose first storage is ``first`` was left early: its tensors on the host are a part."""
         places = self._storages.builder.places
         alive = (ref.index for ref in self._storages.live.values())
         self.storages.update(index for index in alive if index >= first and places[index] is Place.HOST)
 
     def follow(self, args: Sequence[Any], out: object) -> None:
-        """An operator has returned ``out``: what is made of a part is one."""
+        """An operator has returned ``out``: a result made of a part is one."""
         if self.reached_device or not any(self._index(tensor) in self.storages for tensor in tensors_in(args)):
             return
         for tensor in tensors_in((out,)):

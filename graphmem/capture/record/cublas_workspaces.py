@@ -64,11 +64,11 @@ def configured_lt_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceSettings:
-    """What the environment says of workspaces, each variable in the versions that read it.
+    """The settings of workspaces in the environment, each variable in the versions that read it.
 
     ``cublas_bytes``, ``cublaslt_bytes``: their sizes, None for the default. ``kept``: a workspace stays with its thread
     and stream. ``shared``: cublasLt takes cuBLAS's. ``adds_bias``: cublasLt adds the bias of ``addmm``, which
-    ``DISABLE_ADDMM_CUDA_LT`` (ATen/native/cuda/Blas.cpp) leaves to cuBLAS. ``prefers_lt``: cublasLt multiplies what it
+    ``DISABLE_ADDMM_CUDA_LT`` (ATen/native/cuda/Blas.cpp) leaves to cuBLAS. ``prefers_lt``: cublasLt multiplies where it
     can (``blasPreferredBackend``, ATen/Context.h, where either name of the variable counts). PyTorch reads that while
     it is imported: a program that sets it is taken to do so before.
     """
@@ -103,8 +103,8 @@ class WorkspaceSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceUse:
-    """What one operator takes after its outputs: a ``temporary`` buffer (label, bytes) around the rest, one after
-    another ``times`` over, and ``kept`` ones, by the first call, inside of the buffer or ``kept_before`` it."""
+    """The workspaces of one operator after its outputs: a ``temporary`` buffer (label, bytes) around the rest, one
+    after another ``times`` over, and ``kept`` ones, by the first call, inside of the buffer or ``kept_before`` it."""
 
     kept: tuple[tuple[str, int], ...] = ()
     temporary: tuple[str, int] | None = None
@@ -154,7 +154,7 @@ class Workspaces:
     def use(
         self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0
     ) -> WorkspaceUse:
-        """What this operator takes on ``stream``; notes what it keeps."""
+        """The workspaces that this operator takes on ``stream``; notes those it keeps."""
         if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
             return NOTHING
         if func in _SCALED and not self._scales_by_cublaslt(args, kwargs):
@@ -180,7 +180,7 @@ class Workspaces:
         return use if kept or around.temporary else NOTHING
 
     def _is_left_to_lt(self, func: OpOverload, args: Sequence[Any]) -> bool:
-        """Whether cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
+        """True if cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
         ATen/cuda/CUDABlas.cpp): products of matrices, and of half types those of a matrix and a vector, which are
         products of matrices there. Recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""
         backend = torch.backends.cuda.preferred_blas_library()
@@ -188,13 +188,13 @@ class Workspaces:
         return (by_variable or backend == _CUBLASLT) and _is_product(func, args)
 
     def _scales_by_cublaslt(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a product of fp8 is cublasLt's: with one scale for all always, with one a row by version and card."""
+        """True if a product of fp8 is cublasLt's: with one scale for all always, with one a row by version and card."""
         scale = kwargs["scale_a"] if "scale_a" in kwargs else args[2]
         by_rows = scale.numel() > 1 and scale.dtype is torch.float32
         return not by_rows or (versions.FP8_ROWS_BY_CUBLASLT.holds(self._version) and self._limits.fp8_rows_by_cublaslt)
 
     def use_cublas(self, in_backward: bool, stream: int = 0) -> WorkspaceUse:
-        """What a call of cuBLAS takes on ``stream``; notes what is kept."""
+        """The workspaces that a call of cuBLAS takes on ``stream``; notes those that are kept."""
         if not self.settings.kept:
             return self._temporary("cuBLAS", self.size)
         if not self.size or not self._is_first("cuBLAS", in_backward, stream):
@@ -232,7 +232,7 @@ def _is_product(func: OpOverload, args: Sequence[Any]) -> bool:
 
 
 def _calls(func: OpOverload, args: Sequence[Any]) -> int:
-    """How many products an operator is made of: ``addbmm`` adds one after another."""
+    """The number of products in an operator: ``addbmm`` adds one after another."""
     return len(args[1]) if func is _aten.addbmm.default else 1
 
 
@@ -267,7 +267,7 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def _fuses_bias(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a bias of
+    """True if ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a bias of
     one dimension, or with others of size 1 to the left, contiguous, that is added as it is; of half types also a whole
     contiguous matrix. No side of the second matrix is 1. Observed with 2.15.0."""
     if func not in _ADDMM:

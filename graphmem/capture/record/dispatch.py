@@ -1,4 +1,4 @@
-"""How an operator gets into the trace: a dispatch mode above ``FakeTensorMode``, and the interceptors it asks.
+"""The dispatch mode that records operators, above ``FakeTensorMode``, and the interceptors it asks.
 
 An interceptor knows calls that a card, or Python, answers otherwise than the fake run. Which of them can apply to an
 operator is decided once for each operator, from its :class:`OperatorFacts`; of those that can, every call tries one
@@ -93,10 +93,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         recorder.count_unmodelled(call)
         recorder.note(call)
         if torch.is_grad_enabled():
-            if recorder.rewritten_views.is_waiting:
-                recorder.rewritten_views.used(args)
+            if recorder.written_views.is_waiting:
+                recorder.written_views.used(args)
             if route.facts.writes_first:
-                recorder.rewritten_views.written(args[0], args)
+                recorder.written_views.written(args[0], args)
         return self.go_on(route, call)
 
     def go_on(self, route: Route, call: OperatorCall) -> object:
@@ -111,7 +111,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return self.finish(call, out)
 
     def run(self, call: OperatorCall) -> object:
-        """What the operator returns, of fake tensors."""
+        """The result of the operator, of fake tensors."""
         return self._results.run(call.func, call.args, call.kwargs)
 
     def go_on_as(self, func: OpOverload, call: OperatorCall) -> object:
@@ -124,7 +124,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return self.go_on(route, other)
 
     def finish(self, call: OperatorCall, out: object) -> object:
-        """Record what the operator has returned."""
+        """Record the results of the operator."""
         self.recorder.births.record(call, out)
         if self.recorder.collected.storages:
             self.recorder.collected.follow(call.args, out)
@@ -141,7 +141,7 @@ Attempt = Callable[[RecordingMode, OperatorCall], Any]
 
 @dataclass(frozen=True)
 class Interceptor:
-    """One kind of call. ``applies`` says of which operators (None: all); ``attempt`` answers a call, or
+    """One kind of call. ``applies`` selects the operators (None: all); ``attempt`` answers a call, or
     :data:`NOT_HANDLED`. ``is_noted``: the call is an operator of the trace before the attempt is made."""
 
     name: str
@@ -209,7 +209,7 @@ def _functional_collective(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _record_use(mode: RecordingMode, call: OperatorCall, tensors: object) -> None:
-    """What older versions tell the allocator of the tensors of a collective."""
+    """Record for the allocator the uses of a collective's tensors that older versions of PyTorch record."""
     recorder = mode.recorder
     if collectives.records_use(call.func, call.args, recorder.card.torch_version, os.environ):
         for tensor in tensors_in(tensors):
@@ -311,13 +311,14 @@ def _coalesced(mode: RecordingMode, call: OperatorCall) -> object:
     return out
 
 
-def _rewritten_view(mode: RecordingMode, call: OperatorCall) -> object:
+def _gradient_of_written_view(mode: RecordingMode, call: OperatorCall) -> object:
+    """Put the gradient of a view that was written to into a buffer of its base's size, as a card does."""
     recorder, gradient = mode.recorder, call.args[0]
-    extent = recorder.rewritten_views.extent() if call.in_backward and recorder.rewritten_views.marked else None
+    extent = recorder.written_views.extent() if call.in_backward and recorder.written_views.marked else None
     ref = None if extent is None else recorder.storages.of(gradient)
     if extent is None or ref is None or recorder.attribution.is_of_node(ref):
         return NOT_HANDLED
-    if recorder.rewritten_views.holds_alone(call.func, gradient):
+    if recorder.written_views.holds_alone(call.func, gradient):
         recorder.storages.renew(gradient, extent * gradient.element_size())
     else:
         with mode:
@@ -390,7 +391,7 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _read_back(recorder: Recorder, is_item: bool, tensor: torch.Tensor) -> object:
-    """What reading a tensor's unknown data gives."""
+    """The value that reading a tensor's unknown data gives."""
     recorder.refuse_in_graph_capture("a tensor's value is read back", tensor)
     value = recorder.values.number(tensor) if is_item else None
     if value is not None:
@@ -469,7 +470,7 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _rows(selected: object) -> int:
-    """How many an operator has selected: the length of its first result."""
+    """The number of elements that an operator has selected: the length of its first result."""
     first: torch.Tensor = selected[0] if isinstance(selected, (tuple, list)) else selected
     return int(first.shape[0])
 
@@ -556,7 +557,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "views written to",
         "their gradients go through a buffer, but not where the view is called again",
         lambda facts: facts.is_view,
-        _rewritten_view,
+        _gradient_of_written_view,
     ),
     Interceptor(
         "fan-in",

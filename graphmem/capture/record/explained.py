@@ -1,4 +1,4 @@
-"""What is known of an operator, in words: for :mod:`graphmem.explain`."""
+"""The facts known of an operator, in words: for :mod:`graphmem.explain`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 def explained(name: str) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Of each overload that ``name`` means: its name, its schema, and what is known of it as (subject, words).
+    """Of each overload that ``name`` means: its name, its schema, and its known facts as (subject, words).
 
     Raises :class:`UsageError` for a name that the installed PyTorch does not know, with those that are like it.
     """
@@ -64,7 +64,7 @@ def _registered() -> dict[tuple[str, str], list[str]]:
 
 
 def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
-    """(subject, what is known), for people."""
+    """Known facts as (subject, words), for people."""
     for subject, words_of in _SUBJECTS:
         words = words_of(facts)
         if words is not None:
@@ -75,7 +75,7 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
 
 
 def _is_answered(facts: OperatorFacts) -> bool:
-    """Whether no kernel of it is ever recorded: other operators are, or it is answered."""
+    """True if no kernel of it is ever recorded: other operators are, or it is answered."""
     is_made = facts.decomposition is not None or facts.is_composite or facts.decomposes
     return is_made or facts.selects or facts.is_step or facts.is_collective or facts.is_decision
 

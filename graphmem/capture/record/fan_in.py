@@ -20,7 +20,7 @@ from graphmem.capture.values.callers import called_by_engine
 
 
 class FanIn:
-    """Tells by reference counts whether nobody else holds the first gradient.
+    """Finds by reference counts whether nobody else holds the first gradient.
 
     The counts of that case, seen from a dispatch mode, are the same for every fan-in of one build of PyTorch.
     """
@@ -39,7 +39,7 @@ class FanIn:
         self.calibrating = False
 
     def adds_in_place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether eager mode would have written this engine addition into its first argument.
+        """True if eager mode would have written this engine addition into its first argument.
 
         References are counted: whoever calls this must hold as many as when the counts were learnt.
         """
@@ -51,7 +51,7 @@ class FanIn:
         if old.layout is not torch.strided or new.layout is not torch.strided:
             return False
         # Not a function of its own: the references that a Python call holds depend on whether it is inlined,
-        # which it no longer is once torch.compile has set a frame evaluator. The same in ``rewritten_views``.
+        # which it no longer is once torch.compile has set a frame evaluator. The same in ``written_views``.
         in_storage = storage_use_count(old.untyped_storage()._cdata)
         counts = (old._use_count(), in_storage, sys.getrefcount(old))
         if self.calibrating:

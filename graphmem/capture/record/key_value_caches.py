@@ -1,9 +1,9 @@
-"""Caches of keys and values, as transformers keeps them (``cache_utils.Cache``): their tensors are told from others.
+"""Caches of keys and values, as transformers keeps them (``cache_utils.Cache``): and the labels of their tensors.
 
-A cache is known when a model is called with it. What is in it is looked at where such a call begins and ends: between
-two calls it holds what the next token reads (transformers 5.23, cache_utils.py: ``DynamicLayer``, ``StaticLayer``,
-``QuantizedLayer``, ``LinearAttentionLayer``). One that lies on the host brings a layer at a time to the card, in the
-middle of a call (``Cache.prefetch``); those copies are named there.
+A cache is known when a model is called with it. Its contents are looked at where such a call begins and ends: between
+two calls it holds the tensors that the next token reads (transformers 5.23, cache_utils.py: ``DynamicLayer``,
+``StaticLayer``, ``QuantizedLayer``, ``LinearAttentionLayer``). One that lies on the host brings a layer at a time to
+the card, in the middle of a call (``Cache.prefetch``); those copies are named there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeyValueCaches:
         self.label()
 
     def label(self) -> None:
-        """Name what is in them now."""
+        """Name the tensors that are in them now."""
         for cache in list(self._known):
             for number, layer in enumerate(cache.layers):
                 self._label(number, layer)

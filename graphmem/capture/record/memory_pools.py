@@ -1,4 +1,4 @@
-"""Private memory pools of a step: which pool an allocation goes to, and what the allocator hears of it.
+"""Private memory pools of a step: which pool an allocation goes to, and its events for the allocator.
 
 PyTorch routes a request to a pool by a filter: ``torch.cuda.use_mem_pool`` takes those of the calling thread, whatever
 the stream (the backward pass runs on another thread, so its allocations stay outside); the capture of a CUDA graph
@@ -39,7 +39,7 @@ class Route:
     any_thread: bool = False
 
     def takes(self, stream: int) -> bool:
-        """Whether an allocation on ``stream``, now, goes this way."""
+        """True if an allocation on ``stream``, now, goes this way."""
         if self.streams is not None:
             return stream in self.streams
         return self.any_thread or not _on_engine_thread()
@@ -51,7 +51,7 @@ _multithreaded: Any = private(
 
 
 def _on_engine_thread() -> bool:
-    """Whether the autograd engine's device thread would run this."""
+    """True if the autograd engine's device thread would run this."""
     return current_graph_task_id() != -1 and bool(_multithreaded())
 
 
@@ -81,7 +81,7 @@ class MemoryPools:
         return 0
 
     def holders(self, pool: PoolId) -> int:
-        """How often the pool is held."""
+        """The number of holders of the pool."""
         return self._holders.get(pool, 0)
 
     # --- what the allocator hears ---------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class MemoryPools:
         self._event(EventKind.CREATE_POOL, pool)
 
     def begin(self, pool: PoolId, label: str, *, streams: set[int] | None, any_thread: bool = False) -> None:
-        """``beginAllocateToPool``: hold the pool once more, and send there what a :class:`Route` of these takes."""
+        """``beginAllocateToPool``: hold the pool once more, and send there all that a :class:`Route` of these takes."""
         if any(other.pool == pool for other in self._routes):
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self._hold(pool, label)

@@ -1,4 +1,4 @@
-"""Follows ``nn.Module`` calls and optimizers during a capture: module paths, stages, and what tensors are for."""
+"""Follows ``nn.Module`` calls and optimizers during a capture: module paths, stages, and the purposes of tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graphmem.trace import Category
 
 
 class ModuleWatch:
-    """Names modules and parameters, and tells the recorder where the step is."""
+    """Names modules and parameters, and keeps the recorder's place in the step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -34,7 +34,8 @@ class ModuleWatch:
         self._caches = KeyValueCaches(recorder.storages)
 
     def adopt(self, model: nn.Module) -> None:
-        """Learn the names of a model's modules, parameters and buffers."""
+        """Learn the names of a model's modules, once, and label the storages of its parameters, their gradients and its
+        buffers by name; again after a lazy model's first forward pass."""
         if not any(known() is model for known in self._adopted):
             self._adopted.append(weakref.ref(model))
             for full_name, module in model.named_modules():
@@ -62,6 +63,8 @@ class ModuleWatch:
         self._alive[key] = weakref.ref(module, forget)
 
     def enter(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+        """A module is called: the recorder gets its name, made up where it has none. An outermost one is adopted and
+        may begin a forward pass."""
         recorder = self._recorder
         if not self._stack:
             if id(module) not in self._names:
@@ -76,10 +79,12 @@ class ModuleWatch:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a module is running now."""
+        """True if a module is running now."""
         return bool(self._stack)
 
     def leave(self) -> None:
+        """A module has returned: the recorder goes back to the one around it. When the outermost returns, caches of
+        keys and values are labelled, and lazy parameters, which have shapes by then."""
         was_entered = bool(self._stack)
         if was_entered:
             self._stack.pop()
@@ -113,6 +118,8 @@ class ModuleWatch:
                 recorder.storages.label_input(tensor)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step begins: note the optimizer, label the gradients of all models, and enter the stage ``optimizer``,
+        unless a backward pass is running, which steps by hooks."""
         recorder = self._recorder
         recorder.phases.in_optimizer_step = True
         recorder.note_optimizer(type(optimizer).__name__)
@@ -126,6 +133,7 @@ class ModuleWatch:
             recorder.phases.enter("optimizer")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The step is over: label the tensors of the optimizer's state by their keys, as ``exp_avg``."""
         self._recorder.phases.in_optimizer_step = False
         for state in optimizer.state.values():
             if isinstance(state, dict):
@@ -135,14 +143,14 @@ class ModuleWatch:
 
 
 def _is_evaluated(module: nn.Module) -> bool:
-    """Whether a model that is trained runs without gradients. Frozen ones do so within a training step too."""
+    """True if a model that is trained runs without gradients. Frozen ones do so within a training step too."""
     if torch.is_grad_enabled() or module.training:
         return False
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _as_written(name: str) -> str:
-    """The user's name for what ``torch.compile`` has wrapped."""
+    """The user's name for a module that ``torch.compile`` has wrapped."""
     return name.replace("_orig_mod.", "")
 
 

@@ -1,4 +1,4 @@
-"""Where in a run what is recorded belongs: iterations, their stages, and what runs beside them."""
+"""The place in a run of each recorded operator: iterations, their stages, and work beside them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Phases:
         self.say: Callable[[str], None] = lambda _: None  # told whenever a stage begins
 
     def begin_iteration(self, stage: str = "forward") -> None:
-        """What follows belongs to the next iteration, starting with its forward pass."""
+        """Begin the next iteration, with its forward pass."""
         self.iteration += 1
         self.enter(stage)
 
@@ -43,7 +43,7 @@ class Phases:
             begun()
 
     def enter(self, stage: str) -> None:
-        """Name the stage (``forward``, ``backward``, ``optimizer``; ``prefill``, ``decode``) of what follows."""
+        """Begin a stage: ``forward``, ``backward``, ``optimizer``; ``prefill``, ``decode``."""
         self.stage, self._aside = stage, ""
         self._storages.born_as = Category.ACTIVATION if stage in _FORWARD else Category.TEMPORARY
         self.current = self._storages.builder.phase(self.iteration, stage)
@@ -52,7 +52,7 @@ class Phases:
 
     @contextlib.contextmanager
     def stage_of(self, name: str) -> Iterator[None]:
-        """What runs in this context is a stage of its own (``save``, ``load``), beside those of an iteration."""
+        """A context that is a stage of its own (``save``, ``load``), beside those of an iteration."""
         before = self._aside
         self.step_aside(name)
         try:
@@ -70,7 +70,7 @@ class Phases:
             self.passes_aside.append(len(self._storages.builder.rows))
 
     def step_aside(self, name: str) -> None:
-        """What follows is no part of a training step: ``evaluate``, ``generate``, ``save``, ``load``."""
+        """Leave the training step, for ``evaluate``, ``generate``, ``save`` or ``load``."""
         if not self.names_stages or self._aside == name:
             return
         self._aside = name
@@ -82,11 +82,11 @@ class Phases:
 
     @property
     def is_aside(self) -> bool:
-        """Whether what runs is no part of a training step."""
+        """True outside of any training step."""
         return bool(self._aside)
 
     def begin_backward(self) -> None:
-        """A backward pass begins. Steps without any module have not said that their iteration began."""
+        """A backward pass begins. Without any module, no call has begun the iteration yet."""
         self.backward_passes += 1
         if self.stage == "build" or (self.stage == "optimizer" and not self.in_optimizer_step):
             self.begin_iteration()

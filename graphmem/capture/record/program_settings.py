@@ -1,7 +1,7 @@
 """Settings of PyTorch's allocator that a program makes itself, in its environment.
 
 The allocator reads ``PYTORCH_CUDA_ALLOC_CONF`` while CUDA is initialised, at the latest for the first tensor on the
-card: what a program sets before that counts, after ``import torch`` too, and later no more (seen on the stub driver,
+card: settings made before that count, after ``import torch`` too, and later no more (seen on the stub driver,
 2.13).
 """
 

@@ -1,7 +1,7 @@
-"""The book of a run: its phases, its operators, and what each allocates.
+"""The book of a run: its phases, its operators, and their allocations.
 
 PyTorch itself executes the step on fake tensors (autograd, Python references, views, in-place operators, hooks,
-recomputation), so lifetimes are exact. What a CUDA build would do otherwise than the fake run is laid over it: by the
+recomputation), so lifetimes are exact. Differences of a CUDA build from the fake run are laid over it: by the
 interceptors of :mod:`graphmem.capture.record.dispatch`, by hidden kernel buffers and workspaces (``births``), and by
 the engine's in-place gradient fan-in.
 """
@@ -29,8 +29,8 @@ from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.phases import Phases
-from graphmem.capture.record.rewritten_views import RewrittenViews
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.record.written_views import WrittenViews
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.messages import Post
@@ -42,7 +42,7 @@ from graphmem.trace import EventKind, TraceBuilder
 
 
 class Recorder:
-    """Fills a :class:`TraceBuilder` with what :class:`graphmem.capture.record.dispatch.RecordingMode` shows it.
+    """Fills a :class:`TraceBuilder` with the operators from :class:`graphmem.capture.record.dispatch.RecordingMode`.
 
     ``composites`` are CUDA's versions of composite operators, needed where inference mode keeps the dispatcher from
     applying them (:mod:`graphmem.capture.operators.composites`).
@@ -69,7 +69,7 @@ class Recorder:
         self.assumed_values = assumed_values or AssumedValues()
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
-        self.rewritten_views = RewrittenViews()
+        self.written_views = WrittenViews()
         self.collected = Collected(self.storages)
         self.values = values or KnownValues()
         self.unmodelled: Counter[Diagnostic] = Counter()
@@ -105,12 +105,12 @@ class Recorder:
 
     @property
     def operator_count(self) -> int:
-        """How many operators have been recorded."""
+        """The number of operators recorded so far."""
         return len(self.builder.operators)
 
     def begin_backward(self) -> None:
         """A backward pass begins; those of a calibration are none of the step."""
-        if not (self.fan_in.calibrating or self.rewritten_views.calibrating):
+        if not (self.fan_in.calibrating or self.written_views.calibrating):
             self.phases.begin_backward()
 
     def current_source(self) -> str:
@@ -132,7 +132,7 @@ class Recorder:
         return self.storages.memory
 
     def answer_from(self, memory: DeviceMemory) -> None:
-        """Let ``memory`` answer for what is recorded from the beginning on."""
+        """Let ``memory`` answer for all operators recorded from the beginning on."""
         memory.follow(self.builder)
         self.storages.memory = memory
 
@@ -158,7 +158,7 @@ class Recorder:
             raise CaptureError(f"{self.current_source()}: {what} while a CUDA graph is captured, which CUDA refuses")
 
     def stop(self) -> None:
-        """Stop listening: what dies from now on was alive at the end of the run."""
+        """Stop listening: a storage that dies from now on was alive at the end of the run."""
         self.storages.forget()
         self.storages.memory = None
         self.builder = TraceBuilder("after the end")
@@ -199,7 +199,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs in this context is no part of the step, and leaves no tensor behind."""
+        """A context whose operators are no part of the step, and that leaves no tensor behind."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -212,13 +212,13 @@ class Recorder:
         graph, self.births.graph = self.births.graph, None
         self.storages.operator = self.builder.operator("(calibration)")
         self.fan_in.calibrate()
-        self.rewritten_views.calibrate()
+        self.written_views.calibrate()
         self.builder, self.births.graph = builder, graph
         self.storages.operator = 0
 
 
 def _layout_remark(call: OperatorCall) -> Diagnostic | None:
-    """What there is to say of an operator that is proven, but not of inputs that lie as these do."""
+    """The remark on an operator that is proven, but not for inputs that lie as these do."""
     for tensor in tensors_in((call.args, tuple(call.kwargs.values()))):
         if tensor.layout is torch.strided and on_device(tensor) and layout_of(tensor) in call.facts.unproven_layouts:
             return Code.LAYOUT_NOT_CHECKED.about(operator=call.facts.name)
@@ -226,6 +226,6 @@ def _layout_remark(call: OperatorCall) -> Diagnostic | None:
 
 
 def _names_device(kwargs: dict[str, Any]) -> bool:
-    """Whether something is made on the device, of no tensors."""
+    """True if something is made on the device, of no tensors."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == "cuda"

@@ -1,4 +1,4 @@
-"""Threads that a program starts work under the capture's modes, as the engine's do: what they allocate is recorded.
+"""Threads that a program starts work under the capture's modes, as the engine's do: their allocations are recorded.
 
 PyTorch keeps modes for each thread. transformers loads weights in a pool of threads (``core_model_loading.py``, 5.x),
 and they go to the card there. One operator at a time is recorded then: a thread may be stopped anywhere in Python, and
@@ -59,7 +59,7 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
 
 
 def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What a thread runs under that this one starts: its modes, where the capture's recorder is among them."""
+    """The modes of this thread for a thread it starts, where the capture's recorder is among them."""
     modes = dispatch_modes()
     recording = next((mode for mode in modes if isinstance(mode, RecordingMode)), None)
     if recording is None:

@@ -1,4 +1,4 @@
-"""The storages of a run: their births and deaths as events of the trace, and what each is for."""
+"""The storages of a run: their births and deaths as events of the trace, and their purposes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Refusal:
 class Storages:
     """Every storage that is alive, by the address of its implementation.
 
-    ``operator`` is the one that events belong to now, ``born_as`` what a storage is for whose purpose nothing tells.
+    ``operator`` is the one that events belong to now, ``born_as`` the category of a storage of unknown purpose.
     """
 
     def __init__(self, builder: TraceBuilder) -> None:
@@ -159,7 +159,7 @@ class Storages:
             self.error = None
 
     def unborn(self, first_row: int, kept: Iterable[int]) -> None:
-        """An operator failed: what it was given since ``first_row`` goes back, but for what is ``kept``."""
+        """Give back the storages of a failed operator since ``first_row``, but for those ``kept``."""
         rows = self.builder.rows[first_row:]
         gone = {row[1] for row in rows if row[0] == EventKind.FREE}.union(kept)
         lost = [row[1] for row in rows if row[0] == EventKind.ALLOC and row[1] not in gone]
@@ -212,7 +212,7 @@ class Storages:
             self.builder.rows.append((1, ref.index, self.operator, 0))
 
     def forget(self) -> None:
-        """Watch no storage any longer: what dies from now on was alive at the end of the run."""
+        """Watch no storage any longer: a storage that dies from now on was alive at the end of the run."""
         for ref in self.live.values():
             ref.key = -1
         self.live = {}
@@ -220,8 +220,8 @@ class Storages:
     # --- what storages are for ----------------------------------------------------------------------------------------
 
     def label(self, tensor: object, category: Category, label: str = "") -> None:
-        """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients); of a
-        DTensor, that of its local part."""
+        """Label a live tensor's storage (parameters, buffers, inputs, optimizer state, gradients); of a DTensor, that
+        of its local part."""
         tensor = getattr(tensor, "_local_tensor", tensor)
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return

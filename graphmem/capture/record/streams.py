@@ -1,4 +1,4 @@
-"""CUDA streams of the pretended device: which one is current, and what that means for memory.
+"""CUDA streams of the pretended device: which one is current, and its effect on memory.
 
 The caching allocator keeps a list of free blocks per stream, so a block that a side stream gave back serves that stream
 alone, and one that ``record_stream`` named is reusable only when the other stream's work has been seen to be done
@@ -70,7 +70,7 @@ class Streams:
 
     @contextlib.contextmanager
     def in_thread(self) -> Iterator[None]:
-        """Around what a thread does that the step has started: it begins on the default stream."""
+        """A context for a thread that the step has started: it begins on the default stream."""
         self._of_thread[get_ident()] = 0
         try:
             yield
@@ -108,7 +108,7 @@ class Streams:
                 self._of_leaf[id(leaf)] = _Made(self.current)
 
     def _in_node(self) -> bool:
-        """Whether a node of the backward pass runs now. One that begins takes the stream of its forward operator."""
+        """True if a node of the backward pass runs now. One that begins takes the stream of its forward operator."""
         node = current_autograd_node() if current_graph_task_id() != -1 else None
         if node is None:
             return False

@@ -1,4 +1,4 @@
-"""What a step cannot do on shapes alone, said in words: PyTorch's own errors speak of its insides."""
+"""Messages for the actions of a step that fail on shapes alone: PyTorch's own errors describe its internals."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Inside an operator it waits for the operator's end. PyTorch takes a dispatch mode off its stack there and puts it back
 in a C++ destructor (``StashTorchDispatchModeGuard``, torch/csrc/utils/torch_dispatch_mode.h), which ends the program
-when an exception has left another mode in its place. What is raised while an object dies, Python drops: it waits where
-that can be seen, and is sent again where Python says that it was dropped (``sys.unraisablehook``). Nor is a parameter
-of the caller's left half borrowed (``Borrowed._lend``).
+when an exception has left another mode in its place. An error raised while an object dies is dropped by Python: it
+waits where that can be seen, and is sent again where Python says that it was dropped (``sys.unraisablehook``). Nor is a
+parameter of the caller's left half borrowed (``Borrowed._lend``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """What is sent before the end takes effect at the end, unless it was let in."""
+        """A context that delays signals to its end, unless they were let in."""
         handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
         if not callable(handler):
             yield
@@ -73,7 +73,7 @@ class Interrupts:
             self._holding = True
 
     def check(self) -> None:
-        """Let in what has been sent so far, where nothing is half done."""
+        """Raise the signals sent so far, where nothing is half done."""
         self._deliver()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

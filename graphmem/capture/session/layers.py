@@ -1,7 +1,7 @@
-"""The layers of a capture: what lies over PyTorch while a step runs, from the first that is put on to the last.
+"""The layers of a capture: replacements over PyTorch while a step runs, in the order of their installation.
 
-Each is a context that undoes itself, whatever happens inside. The order is one that works: a later layer finds what
-the earlier ones have replaced. A name that two layers replace is said in the later one's ``again``. The table in
+Each is a context that undoes itself, whatever happens inside. The order is one that works: a later layer finds the
+replacements of earlier ones. A name that two layers replace is in the later one's ``again``. The table in
 docs/ARCHITECTURE.md is made from :data:`LAYERS`:
 
     python -m graphmem.capture.session.layers docs/ARCHITECTURE.md
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """What layers are given, and what they make for those after them and for the session."""
+    """The input of layers, and the objects they make for those after them and for the session."""
 
     shown_card: ShownCard
     recorder: Recorder
@@ -63,12 +63,12 @@ _Install = Callable[[Context], AbstractContextManager[Any]]
 class Layer:
     """One layer. ``where``: its file below ``capture/``. ``replaces``: patterns (``*``) of the names that it replaces,
     operators of a dispatch key as ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer
-    has replaced already, on purpose. ``lost``: what is lost where PyTorch lacks a name that the layer needs; empty
-    where nothing can be answered then.
+    has replaced already, on purpose. ``lost``: the loss where PyTorch lacks a name that the layer needs; empty where
+    nothing can be answered then.
 
     A layer with ``doors`` (paths of functions of torch) or ``libraries`` (modules) is installed when one of those is
-    called or imported first (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks`` tells of
-    a call whether it needs the layer.
+    called or imported first (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks``: does a
+    call need the layer.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Layer:
 
 
 def _is_loaded(library: str) -> bool:
-    """Whether the library, or a part of it, was imported before."""
+    """True if the library, or a part of it, was imported before."""
     return library in sys.modules or any(name.startswith(f"{library}.") for name in list(sys.modules))
 
 
@@ -329,7 +329,7 @@ def _modules(context: Context) -> Iterator[None]:
 
 
 def _remark_of(context: Context) -> Callable[[Diagnostic], None]:
-    """Tells the reader what was assumed."""
+    """A function that shows the reader an assumption."""
     return lambda found: context.recorder.assumed.update([found])
 
 
@@ -387,7 +387,7 @@ def _compiled_code(context: Context) -> Iterator[None]:
 
 
 def _has_compiled(_: Context) -> bool:
-    """Whether something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
+    """True if something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
     seen: Any = private("torch._dynamo.convert_frame.input_codes", "the compiler is followed from the beginning", None)
     return seen is None or bool(seen.seen) or "graphmem.capture.compile.regions" in sys.modules
 

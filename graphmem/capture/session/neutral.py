@@ -39,8 +39,8 @@ _function_modes_on: Any = private("torch._C._len_torch_function_stack", _LOST, l
 
 @contextlib.contextmanager
 def neutral_state() -> Iterator[None]:
-    """For the duration. Raises :class:`CaptureError` where PyTorch follows the caller's own code: it would take what an
-    analysis does for that code."""
+    """For the duration. Raises :class:`CaptureError` where PyTorch follows the caller's own code: it would take an
+    analysis's work for that code."""
     _refuse_tracing()
     with (
         _without_transforms(),

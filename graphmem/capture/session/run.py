@@ -43,8 +43,8 @@ INFERENCE_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run: ``iterations`` of ``step`` on the model that ``build(sizes)`` gives (None: as many as settle it), or
-    all that ``build`` runs itself, returning None, or a ``program`` in its place."""
+    """The subject of a run: ``iterations`` of ``step`` on the model that ``build(sizes)`` gives (None: as many as
+    settle it), or all that ``build`` runs itself, returning None, or a ``program`` in its place."""
 
     build: Callable[[Sizes], Built | None]
     sizes: Sizes
@@ -71,9 +71,9 @@ def capture_subject(
 ) -> Run:
     """Run the subject on fake tensors; options as of :func:`graphmem.capture.session.session.capture`.
 
-    ``memory`` answers what the step's own code asks of the card's memory, and refuses what exceeds it while ``build``
-    or the program runs; nothing in the step that follows would catch the error. ``say`` is told the iteration and the
-    operators so far whenever a stage begins.
+    ``memory`` answers the step's questions about the card's memory, and refuses requests beyond it while ``build`` or
+    the program runs; nothing in the step that follows would catch the error. ``say`` is called with the iteration and
+    the operators so far whenever a stage begins.
 
     Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
     """
@@ -101,7 +101,7 @@ def capture_subject(
 
 
 class _Followed:
-    """A subject while it is run, and what it leaves behind beside the trace."""
+    """A subject while it is run, and its results beside the trace."""
 
     def __init__(
         self, subject: Subject, mode: RunMode, memory: DeviceMemory | None, say: Callable[[str], None]
@@ -164,7 +164,7 @@ class _Followed:
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
 
     def completed(self, run: Run) -> Run:
-        """The run with what is known of its subject."""
+        """The run with the known facts of its subject."""
         if self._iterations is None or not isinstance(self._subject.step, Training):
             iterations = [] if self._iterations is None else [f"{self._iterations} iterations"]
             return replace(run, notes=(*self._notes, *iterations, *run.notes), **self._facts)
@@ -195,14 +195,14 @@ def _weights(model: nn.Module) -> tuple[str, ...]:
 
 
 def _lacks_iterations(session: Session, ending: Ending) -> bool:
-    """Whether what a loop that was left early would have collected on the host went to the device, or the program
-    failed, perhaps for want of it."""
+    """True if the collection on the host of a loop that was left early went to the device, or the program failed,
+    perhaps for want of it."""
     left_alike = session.leaving is not None and bool(session.leaving.repeated)
     return session.recorder.collected.reached_device or (left_alike and ending.failed)
 
 
 def _run(program: Program, session: Session) -> Ending:
-    """Run a whole program; what it raises is how it ended."""
+    """Run a whole program; an error it raises is its ending."""
     from graphmem.capture.program.main_module import run_program
 
     assert session.leaving is not None

@@ -54,7 +54,7 @@ UnsupportedOperatorException: Any = private("torch._subclasses.fake_tensor.Unsup
 
 
 class Session:
-    """What a step sees while it is captured: the recorder, and how tensors get to the device."""
+    """The services of a captured step: the recorder, and the way of tensors to the device."""
 
     def __init__(self, recorder: Recorder, watch: modules.ModuleWatch, leaving: Leaving | None = None) -> None:
         self.recorder = recorder
@@ -63,20 +63,20 @@ class Session:
 
     @property
     def operator_count(self) -> int:
-        """How many operators have been recorded."""
+        """The number of operators recorded so far."""
         return self.recorder.operator_count
 
     def begin_iteration(self) -> None:
-        """What follows belongs to the next iteration, starting with its forward pass."""
+        """Begin the next iteration, with its forward pass."""
         self.recorder.phases.begin_iteration()
 
     def begin_generation(self) -> None:
-        """The next iteration generates: what follows is its ``prefill``."""
+        """Begin the next iteration, which generates, with its ``prefill``."""
         self.recorder.phases.begin_iteration("prefill")
         self.recorder.phases.begin_generation()
 
     def enter(self, stage: str) -> None:
-        """What follows is another stage of the iteration."""
+        """Begin another stage of the iteration."""
         self.recorder.phases.enter(stage)
 
     def label_model(self, model: torch.nn.Module) -> None:
@@ -125,12 +125,12 @@ def capture(
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select where it is not
-    known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
-    ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
-    one to ask for the plans of convolutions, which are predicted without one. ``asked`` is filled with what the step's
-    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
-    what it asks of its memory, and refuses what exceeds it. Where the step dropped what another loop holds, the run of
-    that one is the run's ``other_loop``.
+    known; None for all. ``assume``: the values that lines read; ``budget`` how much of host tensors is real.
+    ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the one to
+    ask for the plans of convolutions, which are predicted without one. ``asked`` is filled with the facts of the card
+    that the step's own code read. After ``leave_after`` optimizer steps the loops of the step are over. ``memory``
+    answers its questions about memory, and refuses requests beyond it. Where the step dropped objects that another loop
+    holds, the run of that one is the run's ``other_loop``.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -201,7 +201,7 @@ def capture(
 
 
 def _on_node() -> int | None:
-    """Processes of a machine as the environment of a launcher tells; None where there is none."""
+    """Processes of a machine by the environment of a launcher; None where there is none."""
     cards, _ = cards_of(None, os.environ)
     return cards if cards > 1 else None
 
@@ -211,7 +211,7 @@ _TOLD_OF_MEMORY = frozenset({"allocator", "free_bytes"})
 
 
 def _of_holding_loop(recorder: Recorder, shown_card: ShownCard, trace: Trace) -> Trace | None:
-    """The trace of the loop that holds, where nothing that the run was told could have been otherwise in it."""
+    """The trace of the loop that holds, where no answer to the run could have differed in it."""
     if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
         return None
     return None if shown_card.asked & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
@@ -232,7 +232,7 @@ def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:
 
 
 def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:
-    """What a capture had to assume -> how often."""
+    """The assumptions of a capture -> how often each was made."""
     selection = recorder.selection
     assumed = dict(recorder.assumed + recorder.attribution.assumed)
     logged, values = recorder.assumed_values.logged, recorder.values
@@ -297,14 +297,14 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
 
 
 def speaks_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is PyTorch's of memory, or was raised because of one."""
+    """True if an error is PyTorch's of memory, or was raised because of one."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def raised_by_program(error: Exception) -> str | None:
-    """Where and what a whole program raised, in one line; None for what the analysis itself could not do."""
+    """Place and message of an error of a whole program, in one line; None for an error of the analysis."""
     ours = (GraphmemError, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
     if isinstance(error, ours) or explained(error) is not None or torch_names.explained(error) is not None:
         return None

@@ -9,7 +9,7 @@ kinds of switches
 - those of the process that C++ reads everywhere, the default dtype, the choice of deterministic algorithms, and
   Python's limit of recursion, are seen by every thread, and put back at the end if the step has set them.
 
-What libraries add to ``nn.Module`` while they build a model (transformers: ``smart_apply``) goes with the capture.
+Additions of libraries to ``nn.Module`` while they build a model (transformers: ``smart_apply``) goes with the capture.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _Watch = Callable[[Patches, _Noted], None]
 
 
 class _SeenByAll:
-    """A switch of the process that C++ reads. Another thread may set it meanwhile: what the step did not set stays."""
+    """A switch of the process that C++ reads. Another thread may set it meanwhile: other values stay."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], watch: _Watch) -> None:
         self._value, self._write, self._watch = read(), write, watch
@@ -143,7 +143,7 @@ class _SeenByAll:
 
 
 def _of_process() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], _Watch]]:
-    """(read, write, what replaces the function that sets it)."""
+    """(read, write, the replacement of its setter)."""
 
     def limit(patches: Patches, noted: _Noted) -> None:  # Inductor raises it
         patches.set(sys, "setrecursionlimit", noted(sys.setrecursionlimit))
@@ -163,7 +163,7 @@ def _wrapped(path: str, patches: Patches, noted: _Noted) -> None:
 
 
 def _keep_apart(patches: Patches) -> None:
-    """The switches of :data:`_READ` begin as they are, and what the step sets is seen by the step alone."""
+    """The switches of :data:`_READ` begin as they are, and the step's changes are seen by the step alone."""
     functions: dict[str, Any] = {}  # by the name of a switch of cuDNN
     for getter, setter in zip(_READ, _SET, strict=True):
         read = private(getter, _LOST, None)
@@ -188,7 +188,7 @@ def _keep_apart(patches: Patches) -> None:
 
 def _patch_random_numbers(patches: Patches) -> None:
     """A generator of the capture's own, which begins as PyTorch's does in a new process: seeding disturbs no other
-    thread, and what is drawn on the host does not depend on what was drawn before."""
+    thread, and numbers drawn on the host do not depend on earlier ones."""
     host = generators.new_generator()
 
     def manual_seed(seed: SupportsInt) -> object:

@@ -1,4 +1,4 @@
-"""What a model is made of, before any step of it: built as for a capture, and looked at."""
+"""The make-up of a model before any step of it: built as for a capture, and looked at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MORE_NAMES = {
 def model_shape(
     build: Callable[[Any], Any], sizes: object, *, name: str, device: Device, torch_version: tuple[int, int]
 ) -> ModelShape:
-    """The shape of what ``build`` builds. Raises :class:`SourceError` for a step that runs itself, and
+    """The shape of the model that ``build`` builds. Raises :class:`SourceError` for a step that runs itself, and
     :class:`CaptureError`."""
     found: list[ModelShape] = []
 

@@ -102,7 +102,7 @@ def workspace_bytes(network: Network, capability: tuple[int, int], *, training: 
     """Work space: a cuBLAS workspace for every layer and direction, a copy of the weight matrices, and what the
     forward or the backward pass takes, whichever is more."""
     sizes = _Sizes(network, _is_persistent(network, capability))
-    passes = max(_forward(sizes), _backward(sizes, capability) if training else 0)
+    passes = max(_forward_part(sizes), _backward_part(sizes, capability) if training else 0)
     lengths = 0 if network.lengths else _aligned(2 * 4 * network.batch)
     return _cublas(network, capability) + _aligned(_weights(network) * network.itemsize) + passes + lengths + _HEADER
 
@@ -128,7 +128,8 @@ def _weights(network: Network) -> int:
     return network.directions * (gates * network.hidden * inputs + network.layers * network.hidden * network.projected)
 
 
-def _forward(sizes: _Sizes) -> int:
+def _forward_part(sizes: _Sizes) -> int:
+    """Bytes that the forward pass takes, as gates, states and padding."""
     network = sizes.network
     gates, two = GATES[network.mode], network.directions == 2
     if sizes.persistent:
@@ -146,7 +147,8 @@ def _forward(sizes: _Sizes) -> int:
     return taken + sizes.padded()
 
 
-def _backward(sizes: _Sizes, capability: tuple[int, int]) -> int:
+def _backward_part(sizes: _Sizes, capability: tuple[int, int]) -> int:
+    """Bytes that the backward pass takes, in the same memory as the forward pass."""
     network = sizes.network
     taken = sizes.states(1) + 2 * sizes.padded()
     if network.directions == 2:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphmem.base.textbook import STATES
+from graphmem.base.textbook import OPTIMIZER_STATES
 from graphmem.planning.layouts.axes import Job, Layout
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -103,7 +103,7 @@ class States:
         """Of a layout."""
         weight = weight_bytes(job, layout)
         parameters, trainable = parameters_of(job, layout)
-        kept = STATES.get(job.step.optimizer_class, 0) * trainable
+        kept = OPTIMIZER_STATES.get(job.step.optimizer_class, 0) * trainable
         if layout.wrapper == "fsdp":
             return _of_fsdp(job, layout, parameters, trainable, kept, weight)
         if layout.wrapper == "zero":

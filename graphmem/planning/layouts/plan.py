@@ -171,7 +171,7 @@ def plan(
         found.captured,
         tried,
         files_of(job, best.layout, best.alloc_conf) if best is not None else (),
-        (describe(cluster.card.name, chosen), *_assumed(best, job)),
+        (describe(cluster.card.name, chosen), *_assumed(best)),
         tuple(_notes(job, frameworks)),
     )
 
@@ -214,7 +214,7 @@ def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, optio
             raise UsageError(f"unknown framework {name!r}; accepted: {', '.join(FRAMEWORKS)}")
 
 
-def _assumed(best: Candidate | None, job: Job) -> list[str]:
+def _assumed(best: Candidate | None) -> list[str]:
     """The assumptions that the figures rest on."""
     lines = [] if best is None or best.estimate is None else list(best.estimate.assumptions)
     return [

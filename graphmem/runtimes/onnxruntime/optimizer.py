@@ -250,7 +250,7 @@ def hoist(graph: onnx.GraphProto, scope: str = "") -> None:
             inside.CopyFrom(body)
             prefix = scope + scope_of(next(filter(None, node.output), node.name).removeprefix(scope), attribute)
             _rename(inside, prefix)
-            nodes += _given(node, inside, graph)
+            nodes += _take_inputs_out(node, inside, graph)
             hoist(inside, prefix)
             nodes += inside.node
             graph.initializer.extend(inside.initializer)
@@ -284,8 +284,9 @@ def _rename_read(graph: onnx.GraphProto, made: Container[str], prefix: str) -> N
         node.input[:] = [prefix + name if name in made and name not in own else name for name in node.input]
 
 
-def _given(node: onnx.NodeProto, inside: onnx.GraphProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that make what the runs of a ``Scan`` are given; the other inputs of ``inside`` keep their types."""
+def _take_inputs_out(node: onnx.NodeProto, inside: onnx.GraphProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Remove the inputs of the body ``inside``, for a ``Scan`` all of them, their types going to ``graph``; for other
+    nodes only those that are constants. The nodes, to be run before, that make what a ``Scan`` gives its runs."""
     constants = {tensor.name for tensor in inside.initializer}
     inputs = [value for value in inside.input if value.name not in constants]
     del inside.input[:]

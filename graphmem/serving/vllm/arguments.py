@@ -1,6 +1,6 @@
-"""The engine's further options, by its own names, as text: what each does to memory, or that it does nothing.
+"""The engine's further options, by its own names, as text: the effect of each on memory, or that it has none.
 
-Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config``. What is not here is refused by name.
+Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config``. An option not listed here is refused by name.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the further options come to. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and
-    ``processor`` are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
+    """The further options, read. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and ``processor``
+    are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
 
     model_runner: str | None = None
     model_impl: str = "auto"
@@ -94,7 +94,7 @@ class Arguments:
 
 @dataclass
 class _Read:
-    """What was given so far."""
+    """The options read so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     compilation: dict[str, Any] = field(default_factory=dict)

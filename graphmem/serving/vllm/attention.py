@@ -1,4 +1,4 @@
-"""What attention takes besides its output, by the kernels that the engine chooses for a card."""
+"""The memory that attention takes besides its output, by the kernels that the engine chooses for a card."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class AttentionBackend(Protocol):
 
     @property
     def keeps_schedule(self) -> bool:
-        """Whether what is computed before a step stays until the next one's is there."""
+        """True if the values computed before a step stay until the next one's are there."""
 
     def scheduled(self, requests: int) -> list[int]:
-        """Sizes of what is computed before a step of so many requests."""
+        """Sizes of the values computed before a step of so many requests."""
 
     def call(self, run: Run, tokens: int) -> None:
         """One call while graphs are captured."""
@@ -92,6 +92,6 @@ def backend_for(device: Device, shape: Shape, tp: int, *, whole: bool = True) ->
 
 
 def quantises_queries(device: Device, cache_dtype: str) -> bool:
-    """Whether attention over a KV cache in eight bits takes queries in eight bits too (``query_quant``,
+    """True if attention over a KV cache in eight bits takes queries in eight bits too (``query_quant``,
     layers/attention/attention.py): FlashAttention 3, whose starts were recorded."""
     return cache_dtype.startswith("fp8") and device.limits.vllm_attention == FlashAttention3.name

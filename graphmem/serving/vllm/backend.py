@@ -1,8 +1,8 @@
 """Models that no family of this package follows: by a capture of transformers' code.
 
-For architectures that the engine has no code of, or where ``--model-impl transformers`` asks for it, that code is what
-the engine runs itself (``TransformersForCausalLM``), with its own layers inside, and the capture is of the same. For
-others the engine has code of its own, which is like it in what decides: the same projections in one product, the same
+For architectures that the engine has no code of, or where ``--model-impl transformers`` asks for it, that code is run
+by the engine itself (``TransformersForCausalLM``), with its own layers inside, and the capture is of the same. For
+others the engine has code of its own, which is alike where it matters: the same projections in one product, the same
 norms; it adds in place, and lets the embeddings go when the first layer has them.
 """
 
@@ -37,7 +37,7 @@ _REMEMBERED = 32
 
 
 def is_captured(question: Question) -> bool:
-    """Whether the model is followed by a capture. Raises :class:`UsageError` for what the engine does not have."""
+    """True if a capture of the model is used. Raises :class:`UsageError` for options that the engine lacks."""
     asked = arguments.read(question.arguments).model_impl
     kind = question.model.config.get("model_type")
     if asked == "vllm" and kind in BY_TRANSFORMERS:
@@ -118,7 +118,7 @@ def _handed_on(backend: Backend) -> Backend:
 
 
 def _turns(one: Happening) -> bool:
-    """Whether it is of cosines and sines of the tokens' positions."""
+    """True if it is of cosines and sines of the tokens' positions."""
     return one.kind == "new" and one.name.rsplit(".", 1)[-1].startswith("rotary_emb")
 
 
@@ -130,7 +130,7 @@ def _part(model: ServedModel, rope: Mapping[str, object]) -> float:
 
 
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
-    """What a reader is told of the capture."""
+    """Notes on the capture for the reader."""
     backend = shape.backend
     if backend is None:
         return ()

@@ -1,13 +1,14 @@
-"""What torch.compile takes from the card when it has not met the model before.
+"""The memory that torch.compile takes when it meets a model first.
 
 Inductor times its kernels while it compiles (``triton.autotune_at_compile_time``): it makes example arguments for each,
 by the names that the piece's code has for them, keeps one from the first kernel that takes it to the last (torch 2.13,
 _inductor/codegen/wrapper.py, ``kernel_autotune_example_args``), and writes a buffer of the size of the second-level
 cache before every run (``InductorBenchmarker``). The kernels that turn queries and keys are timed apart first and then
-as one (combo kernels), after which the cache is emptied. What a kernel writes in place is copied for every run.
+as one (combo kernels), after which the cache is emptied. A tensor that a kernel writes in place is copied for every
+run.
 
-The kernels of a piece are those that the recorded starts of Llama (one rank) and Qwen 3 (two) show: the norm of what is
-looked up or was reduced, the gate, the sum and norm after the feed-forward layer, and the rotation.
+The kernels of a piece are those that the recorded starts of Llama (one rank) and Qwen 3 (two) show: the norm of values
+that are looked up or were reduced, the gate, the sum and norm after the feed-forward layer, and the rotation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _EIGHT_BITS = " in eight bits"
 @dataclass(frozen=True)
 class Kernel:
     """A kernel by its arguments: names and bytes. ``timed``: it has several configurations and was not met before;
-    ``copied``: bytes of what it writes in place."""
+    ``copied``: bytes it writes in place."""
 
     arguments: tuple[tuple[str, int], ...]
     timed: bool = True
@@ -156,8 +157,8 @@ def _looked_up(run: Run, shape: Shape) -> Kernel:
 
 
 def _input(shape: Shape, name: str, size: int) -> tuple[str, int]:
-    """What a kernel writes for a product, of so many bytes in 16 bits: where the engine itself quantises, and the card
-    multiplies eight bits, the kernel quantises it too (a recorded start of Qwen 3)."""
+    """The tensor that a kernel writes for a product, of so many bytes in 16 bits: where the engine itself quantises,
+    and the card multiplies eight bits, the kernel quantises it too (a recorded start of Qwen 3)."""
     method = shape.linear.method if isinstance(shape.linear, Excluding) else None
     if isinstance(method, Float8) and method.online and method.native:
         return name + _EIGHT_BITS, size // shape.itemsize

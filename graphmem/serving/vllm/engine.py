@@ -1,8 +1,8 @@
 """vLLM's answer: the start of one rank on our allocator, then the engine's own arithmetic.
 
-Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py`` and ``utils/mem_utils.py``:
-``available = ceil(total * utilization) - consumed - headroom - graphs``, where consumed is what free memory lost from
-the start until after the profile run, and headroom what the run's peak had above what stays.
+Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py`` and ``utils/mem_utils.py``: ``available = ceil(total *
+utilization) - consumed - headroom - graphs``, where consumed is the loss of free memory from the start until after the
+profile run, and headroom the run's peak above the bytes that stay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REMEMBERED = 128
 
 @dataclass(frozen=True)
 class Start:
-    """What the start of one rank comes to. Sizes are bytes."""
+    """The memory of one rank at its start. Sizes are bytes."""
 
     weights: int
     adapters: int
@@ -104,7 +104,7 @@ class VLLM:
         return [replace(shape, stage=stage) for stage in stages(shape.layers, count)]
 
     def draft(self, settings: Settings, target: Shape) -> Draft | None:
-        """What drafts tokens, None where nothing does. Raises :class:`graphmem.errors.GraphmemError`."""
+        """The source of draft tokens, None without one. Raises :class:`graphmem.errors.GraphmemError`."""
         asked = settings.more.speculation
         if asked is None:
             return None
@@ -129,7 +129,7 @@ class VLLM:
         return _start(settings_key(settings), shape, layout, question.device, question.alloc_conf, draft)
 
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
-        """The model's sizes, how its weights are quantised, and what that assumes."""
+        """The model's sizes, the method of its quantisation, and its assumptions."""
         method, name, told = method_for(question, settings.itemsize)
         if backend.is_captured(question):
             return backend.shape(question, settings, method), name, told
@@ -168,7 +168,7 @@ class VLLM:
 
 
 def _check_experts(settings: Settings, shape: Shape) -> None:
-    """Raises :class:`UsageError` for what experts do that is not known."""
+    """Raises :class:`UsageError` for uses of experts that are not followed."""
     more = settings.more
     if more.speculation and shape.state is not None and shape.kind not in deltanet.KINDS:
         raise UsageError(
@@ -243,7 +243,7 @@ def _start(
     settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, draft: Draft | None
 ) -> Start:
     """The start on the allocator of a card with so much free: blocks that are not split make it run into the limit and
-    give its cache back. What does not fit then is played without a limit, and is the arithmetic's to say."""
+    give its cache back. A start that does not fit is played without a limit, and the arithmetic decides."""
     torch = versions.torch_of(settings.version)
     conf = parse_alloc_conf(alloc_conf, torch)
     cublas = _cublas_bytes(device, settings)
@@ -391,8 +391,8 @@ def _parts(question: Question, settings: Settings, shape: Shape, start: Start, u
 
 
 def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, ...]:
-    """What the card holds besides: there before the engine looks, so it is checked and not charged. Replicas that
-    exchange tokens have a group of their own, and one with all ranks that share experts (distributed/parallel_state.py,
+    """The memory in use on the card before the engine looks, so it is checked and not charged. Replicas that exchange
+    tokens have a group of their own, and one with all ranks that share experts (distributed/parallel_state.py,
     ``initialize_model_parallel``)."""
     replicas = settings.more.data if shape.experts is not None else 1
     groups = [settings.tensor_parallel * settings.more.pipeline]
@@ -401,7 +401,7 @@ def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, 
 
 
 def _free_bytes(device: Device, settings: Settings, shape: Shape) -> int:
-    """What the card has free before the engine starts."""
+    """The free bytes of the card before the engine starts."""
     if settings.more.outside is not None:
         return max(0, device.capacity_bytes - settings.more.outside)
     return max(0, device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings, shape)))
@@ -410,7 +410,7 @@ def _free_bytes(device: Device, settings: Settings, shape: Shape) -> int:
 def _refusal(
     question: Question, settings: Settings, shape: Shape, layout: Layout, start: Start, cache: KVCache
 ) -> str | None:
-    """What the engine says where it does not start, and what would do."""
+    """The error of an engine that does not start, and the settings that would start it."""
     device = question.device
     free = _free_bytes(device, settings, shape)
     requested = ceil(device.capacity_bytes * settings.utilization)
@@ -450,7 +450,7 @@ def _refusal(
 
 
 def _would_fit(start: Start, free: int, tp: int) -> str:
-    """How many cards would do, by the weights, which are shared out."""
+    """The number of cards that would do, by the weights, which are shared out."""
     more = next((count for count in (2, 4, 8) if start.loading / count < free), None)
     return f"; --tp {more * tp} would do" if more else "; no eight times as many cards would do"
 

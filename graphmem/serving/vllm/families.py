@@ -94,7 +94,7 @@ def family(run: Run, shape: Shape) -> Family:
 
 
 def style_of(model: ServedModel, shape: Shape) -> Style:
-    """How a decoder differs from Llama. Raises :class:`UsageError` for a model that is no such decoder."""
+    """The differences of a decoder from Llama. Raises :class:`UsageError` for a model that is no such decoder."""
     if shape.kind not in _STYLES or shape.experts is not None or shape.latent is not None:
         raise UsageError(f"{model.name}: a draft of model_type {shape.kind} is not followed; accepted: dense decoders")
     return _STYLES[shape.kind]
@@ -127,7 +127,7 @@ def checked_kind(model: ServedModel) -> str:
 
 
 def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
-    """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for what is missing."""
+    """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for a missing value."""
     config, kind = model.config, checked_kind(model)
     if kind in _OWN:
         return _OWN[kind][0](model, itemsize, method)
@@ -217,7 +217,7 @@ def _granite(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
 
 
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
-    """What a reader is told of how far this family is followed."""
+    """Notes for the reader on the parts of this family that are followed."""
     told = []
     if not eager and (shape.kind == "opt" or shape.latent is not None or shape.state is not None):
         told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
@@ -301,7 +301,7 @@ def _pattern(model: ServedModel, kind: str) -> int:
 
 
 def _ropes(model: ServedModel, kind: str, layers: int) -> tuple[object, ...]:
-    """What tells the rotary tables of layers apart: Gemma 3 has one for its windows."""
+    """Keys that are equal for layers with the same rotary table: Gemma 3 has one for its windows."""
     if kind != "gemma3_text":
         return (None,)
     pattern = _pattern(model, kind)

@@ -2,11 +2,12 @@
 
 Followed from vllm 0.32.0, ``v1/worker/gpu/cudagraph_utils.py`` (``profile_cudagraph_memory``) and
 ``v1/worker/gpu/model_runner.py`` (``capture_model``): a KV cache of a block for each sequence, every piecewise graph,
-the two largest whole ones; what the card's free memory lost meanwhile, with what two whole graphs took replaced by
-``first + (count - 1) * max(second, 1 MiB)``.
+the two largest whole ones; the card's loss of free memory, that of two whole graphs replaced by ``first + (count - 1) *
+max(second, 1 MiB)``.
 
-Each of those two is measured from before ``torch.cuda.graph`` empties the allocator's cache, which still holds what the
-warm-up before it used: the samples are negative, and taking them away adds the warm-up's cache to the estimate.
+Each of those two is measured from before ``torch.cuda.graph`` empties the allocator's cache, which still holds the
+memory of the warm-up before it: the samples are negative, and taking them away adds the warm-up's cache to the
+estimate.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def estimate(marks: Marks, reserved: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Kinds:
-    """Which graphs are captured (``cudagraph_mode``), and of what: ``drafted`` tokens of a request beside its own, so
-    many ``cases`` of every size (with adapters and without), and what puts dummy adapters into their slots."""
+    """Which graphs are captured (``cudagraph_mode``), and for which batches: ``drafted`` tokens of a request beside its
+    own, so many ``cases`` of every size (with adapters and without), and the filler of adapter slots with dummies."""
 
     mode: str = "FULL_AND_PIECEWISE"
     drafted: int = 0
@@ -74,7 +75,7 @@ class Kinds:
 
     @property
     def pieces(self) -> bool:
-        """Whether batches of any kind are captured piece by piece."""
+        """True if batches of any kind are captured piece by piece."""
         return self.mode in ("PIECEWISE", "FULL_AND_PIECEWISE")
 
     def whole(self, sizes: Sequence[int], requests: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""How the engine cuts what is left into blocks: kinds of layers, groups, tokens, and how many requests fit.
+"""The blocks that the engine cuts the remaining memory into: kinds of layers, groups, tokens, and requests that fit.
 
 Followed from vllm 0.32.0, ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``.
 """
@@ -61,7 +61,7 @@ class Layout:
         return max(group.block_bytes for group in self.groups)
 
     def request_blocks(self, length: int) -> int:
-        """Blocks of one request of so many tokens. A layer with a window keeps those before it and what is being
+        """Blocks of one request of so many tokens. A layer with a window keeps those before it and those being
         computed, and one block more, since it need not begin with one."""
         return sum(self._group_blocks(group.spec, length) for group in self.groups)
 

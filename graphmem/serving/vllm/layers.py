@@ -1,4 +1,4 @@
-"""The engine's layers: what each keeps as weights, and what it returns.
+"""The engine's layers: the weights of each, and its output.
 
 Followed from vllm 0.32.0, ``model_executor/layers`` and the torch operators they call; the file is named at each. Sizes
 are bytes of one rank: ``tp`` ranks share heads, columns and rows.
@@ -29,10 +29,10 @@ def cdiv(number: int, divisor: int) -> int:
 
 
 class CacheScales(Enum):
-    """What a checkpoint may say of a quantised KV cache, by the method of its weights (``get_quant_method`` of layers
-    of attention): ``NONE`` nothing; ``COPIED`` scales that are copied and let go (``BaseKVCacheMethod``,
-    quantization/kv_cache.py: fp8 checkpoints and ModelOpt's); ``KEPT`` scales that replace the layer's own, and zero
-    points that are let go (``CompressedTensorsKVCacheMethod``)."""
+    """The scales that a checkpoint may have for a quantised KV cache, by the method of its weights
+    (``get_quant_method`` of layers of attention): ``NONE`` nothing; ``COPIED`` scales that are copied and let go
+    (``BaseKVCacheMethod``, quantization/kv_cache.py: fp8 checkpoints and ModelOpt's); ``KEPT`` scales that replace the
+    layer's own, and zero points that are let go (``CompressedTensorsKVCacheMethod``)."""
 
     NONE = "none"
     COPIED = "copied"
@@ -40,11 +40,11 @@ class CacheScales(Enum):
 
 
 class LinearMethod(Protocol):
-    """How the weight of a linear layer lies in memory, and what multiplying with it takes."""
+    """The memory layout of a linear layer's weight, and the memory that multiplying with it takes."""
 
     @property
     def cache_scales(self) -> CacheScales:
-        """What comes with it for layers of attention."""
+        """The scales that come with it for layers of attention."""
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """The parameters of a layer with these sizes on this rank, as they are after loading. ``outputs`` are the
@@ -146,7 +146,7 @@ class Embedding:
         self.head_slots: TableSlots | None = None
 
     def adapt(self, adapters: Adapters, *, head: bool) -> TableSlots:
-        """Room for adapters, of what is looked up or (``head``) of logits."""
+        """Room for adapters, of embeddings or (``head``) of logits."""
         rows, width = (self.width, self.vocab) if head else (self.vocab, self.width)
         made = TableSlots(self.run, adapters, f"{self.name}.adapters", rows, width, self.itemsize)
         if head:

@@ -103,12 +103,12 @@ class TableSlots:
         return found
 
     def add(self, rows: int) -> None:
-        """What adding to logits takes (``add_lora_logits``)."""
+        """Take the memory of an addition to logits (``add_lora_logits``)."""
         self.run.temporary(rows * self.adapters.rank * 4)
 
 
 def wrapper(run: Run, adapters: Adapters) -> None:
-    """``PunicaWrapperGPU``: indices of tokens and of requests, and what two sets of kernels are told."""
+    """``PunicaWrapperGPU``: indices of tokens and of requests, and the metadata of two sets of kernels."""
     tokens, requests = run.batch_limits.tokens, run.batch_limits.requests
     sizes = [tokens * 8] * 4 + [requests * 8] * 3
     for _ in range(2):

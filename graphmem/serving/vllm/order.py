@@ -1,4 +1,4 @@
-"""The engine's start from first to last: what one rank allocates, as a Trace, and where the engine looks at it.
+"""The engine's start from first to last: the allocations of one rank, as a Trace, and where the engine looks at it.
 
 Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py``: ``init_device``, ``load_model``, ``determine_available_memory``,
 ``initialize_from_config``.
@@ -49,7 +49,7 @@ def start(
     cublas_bytes: int,
     draft: Draft | None = None,
 ) -> tuple[TraceBuilder, Marks]:
-    """The start of one rank up to where the engine knows what is left, as a trace that is not built yet."""
+    """The start of one rank up to where the engine knows the memory left, as a trace that is not built yet."""
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
@@ -125,8 +125,8 @@ def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:
 
 
 def _encoded(run: Run, tower: Tower, settings: Settings) -> list[Tensor]:
-    """What stays of the encoder's profile run until the language model's is done: the embeddings, and with the first
-    runner what they were made of (``batched_dummy_mm_inputs``, v1/worker/gpu_model_runner.py)."""
+    """The tensors of the encoder's profile run that stay until the language model's is done: the embeddings, and with
+    the first runner their inputs (``batched_dummy_mm_inputs``, v1/worker/gpu_model_runner.py)."""
     inputs = tower.inputs()
     embeddings = tower.encode()
     if settings.runner == "V1":
@@ -152,7 +152,7 @@ def _limited(run: Run, applies: bool) -> Iterator[None]:
 
 
 class _Compiled(Family):
-    """A model whose forward is what torch.compile makes of it."""
+    """A model whose forward pass is that of torch.compile."""
 
     def __init__(self, model: Family, run: Run, shape: Shape, settings: Settings) -> None:
         self._model, self.run, self._shape, self._cold = model, run, shape, settings.cold

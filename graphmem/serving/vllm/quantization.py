@@ -1,8 +1,8 @@
-"""Quantised weights as they lie in the engine's memory: packed values, scales, zeros, what repacking takes, and what a
-product takes.
+"""Quantised weights as they lie in the engine's memory: packed values, scales, zeros, and the memory of repacking and
+of a product.
 
 Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compressed_tensors, fp8, online) and
-``kernels/linear``. Heads and embeddings stay as they are, and so does what the configuration excludes.
+``kernels/linear``. Heads and embeddings stay as they are, and so do modules that the configuration excludes.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ _SPELLINGS = {
 
 
 def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | None, tuple[str, ...]]:
-    """(how linear layers keep their weights, the method's name or None, what that assumes).
+    """(how linear layers keep their weights, the method's name or None, its assumptions).
 
     Raises :class:`UsageError` for a method that is not followed, that the engine refuses on the card or in that
     version, and for one that contradicts the configuration.
@@ -340,7 +340,7 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
 
 
 def _cache_scales(name: str, own: Mapping[str, Any]) -> CacheScales:
-    """What the method has for layers of attention; nothing where the engine itself quantises (online/base.py)."""
+    """The method's scales for layers of attention; none where the engine itself quantises (online/base.py)."""
     if not own:
         return CacheScales.NONE
     return {

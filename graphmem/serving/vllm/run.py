@@ -1,7 +1,7 @@
-"""What a rank of the engine allocates, written down as a Trace while its code is followed.
+"""The allocations of a rank of the engine, recorded as a Trace while its code is followed.
 
-The modules of this package are the engine's own, in its order: making one asks for its weights, calling one for what it
-returns. A tensor lives until it is freed here, where the engine's Python lets go of it: a frame that still holds a name
+The modules of this package are the engine's own, in its order: making one asks for its weights, calling one for its
+output. A tensor lives until it is freed here, where the engine's Python lets go of it: a frame that still holds a name
 holds the memory.
 """
 
@@ -37,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """How experts are shared out: whole ones over ``ranks`` (``--enable-expert-parallel``), or slices of each over
+    """The distribution of experts: whole ones over ``ranks`` (``--enable-expert-parallel``), or slices of each over
     ``slices``. ``redundant``: copies of busy ones among all; ``balanced``: their load is watched. ``data``: replicas
     whose batches are gathered before the experts; ``sliced``: each tensor parallel rank takes its slice of the tokens
     there (``use_sequence_parallel_moe``, config/parallel.py)."""
@@ -59,8 +59,8 @@ class Tensor:
 
 
 class Run:
-    """One rank while it loads a model and runs it. ``tp`` ranks share it, ``alloc_conf`` is what
-    ``PYTORCH_CUDA_ALLOC_CONF`` says."""
+    """One rank while it loads a model and runs it. ``tp`` ranks share it, ``alloc_conf`` is the text of
+    ``PYTORCH_CUDA_ALLOC_CONF``."""
 
     def __init__(self, source: str, device: Device, cublas_bytes: int, batch: Batch, tp: int, alloc_conf: str) -> None:
         self.builder = TraceBuilder(source)
@@ -97,7 +97,7 @@ class Run:
 
     @contextmanager
     def phase(self, name: str, category: Category) -> Iterator[None]:
-        """A stage of the engine's start, and what its allocations are for."""
+        """A stage of the engine's start, and the purpose of its allocations."""
         before = self._phase, self._operator, self.category
         self._phase = self.builder.phase(0, name)
         self._operator = self.builder.operator(name, "", self._phase)
@@ -120,7 +120,7 @@ class Run:
 
     @contextmanager
     def placed(self, stream: int, pool: int = 0) -> Iterator[None]:
-        """What is allocated on this stream, and in this private pool."""
+        """A context whose allocations are on this stream, and in this private pool."""
         before = self._stream, self._pool
         self._stream, self._pool = stream, pool
         yield
@@ -128,7 +128,7 @@ class Run:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What is allocated on the auxiliary stream (``aux_stream``, utils/torch_utils.py)."""
+        """A context whose allocations are on the auxiliary stream (``aux_stream``, utils/torch_utils.py)."""
         with self.placed(AUXILIARY_STREAM, self._pool):
             yield
 
@@ -154,14 +154,14 @@ class Run:
         return result
 
     def cublas_workspace(self) -> None:
-        """What cuBLAS works in on this stream."""
+        """Take the workspace of cuBLAS on this stream."""
         if self._stream not in self._cublas_streams:
             self._cublas_streams.add(self._stream)
             self.new(self._cublas_bytes, "cuBLAS workspace", Category.WORKSPACE)
 
     def scratch(self, size: int) -> None:
-        """``WorkspaceManager.get_simultaneous``: the engine's own scratch grows to this size, and stays. What it was is
-        let go first, and the allocator's cache emptied."""
+        """``WorkspaceManager.get_simultaneous``: the engine's own scratch grows to this size, and stays. The former one
+        is let go first, and the allocator's cache emptied."""
         if self._scratch is not None and self._scratch.bytes >= size:
             return
         if self._scratch is not None:
@@ -182,7 +182,7 @@ class Run:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """What this rank has and does whole, as if there were no others."""
+        """A context for the layers that this rank has and does whole, as if there were no others."""
         ranks, self.tp = self.tp, 1
         yield
         self.tp = ranks

@@ -1,4 +1,4 @@
-"""The engine's two model runners: the buffers they keep, and what they run to find their peak.
+"""The engine's two model runners: the buffers they keep, and the runs that find their peak.
 
 Followed from vllm 0.32.0: V2 is ``v1/worker/gpu`` (``model_runner``, ``states``, ``input_batch``, ``sample``,
 ``structured_outputs``), V1 is ``v1/worker/gpu_model_runner.py`` with ``gpu_input_batch.py`` and ``block_table.py``.
@@ -30,7 +30,7 @@ _TABLE_ALIGNMENT = 128
 
 
 class ModelRunner(ABC):
-    """What a runner adds to the model."""
+    """The memory that a runner adds to the model's."""
 
     name: str
 
@@ -236,7 +236,7 @@ class V1(ModelRunner):
         return copy
 
     def _recover(self, rows: int) -> None:
-        """Tokens in place of rejected ones: probabilities, noise, and what is left of the target's."""
+        """Tokens in place of rejected ones: probabilities, noise, and the rest of the target's."""
         run, wide = self.run, rows * self.shape.vocab * 4
         small = [run.new(size) for size in (rows, rows * 8, rows * 8)]
         probabilities = run.new(wide, "probabilities")

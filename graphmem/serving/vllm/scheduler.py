@@ -86,7 +86,7 @@ class FreeBlocks:
         return entry[1] if entry else 0
 
     def take_back(self, request: int, blocks: int) -> None:
-        """The request takes so many of its own; what is left of them nobody looks for."""
+        """The request takes so many of its own; nobody looks for the rest."""
         entry = self._kept.pop(request, None)
         if entry is not None:
             self.count -= blocks
@@ -138,7 +138,7 @@ class Scheduler:
         return len(self._waiting)
 
     def fits(self, request: Request) -> bool:
-        """Whether the request could ever run alone."""
+        """True if the request could ever run alone."""
         last = min(request.prompt + request.output, self._longest)
         return 0 < request.prompt < self._longest and self._admission(last) <= self.blocks
 
@@ -173,7 +173,7 @@ class Scheduler:
         return batch
 
     def _choose(self, batch: Batch, state: _State, tokens: int) -> None:
-        """What is in the batch counts as computed from now on (``_update_after_schedule``)."""
+        """Add tokens of a request to the batch; they count as computed from now on (``_update_after_schedule``)."""
         batch.total -= tokens
         state.computed += tokens
         state.in_flight += tokens

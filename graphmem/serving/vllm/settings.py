@@ -98,7 +98,7 @@ class Settings:
 
 
 def resolve(question: Question) -> Settings:
-    """The options with their defaults. Raises :class:`UsageError` with the engine's reason and what would do."""
+    """The options with their defaults. Raises :class:`UsageError` with the engine's reason and a remedy."""
     version = versions.checked(question.version)
     config = question.model.config
     more = arguments.read(question.arguments)
@@ -155,7 +155,7 @@ def resolve(question: Question) -> Settings:
 
 
 def _check_followed(more: Arguments, runner: str) -> None:
-    """What is read and not followed yet."""
+    """Refuse the settings that are read and not followed yet."""
     asked = {
         "speculative_config with model_runner v1": (
             more.speculation and runner == "V1" and more.speculation.method not in _FIRST_RUNNER_ONLY

@@ -1,4 +1,4 @@
-"""Speculative decoding: what drafts tokens, its weights and its part of the profile run.
+"""Speculative decoding: the model or method that drafts tokens, its weights and its part of the profile run.
 
 Followed from vllm 0.32.0, ``v1/worker/gpu/spec_decode`` (``speculator``, ``ngram``, ``standalone_ar``,
 ``target_dependent_ar``) and ``model_executor/models/llama_eagle{,3}.py``. A draft drafts while the engine profiles too:
@@ -39,8 +39,8 @@ class MedusaShape:
 
 @dataclass(frozen=True)
 class Draft:
-    """What drafts: its method, tokens, and the draft model's sizes. ``own_head``: its checkpoint has a head and
-    embeddings are the target's; else both are. ``heads``: Medusa's sizes."""
+    """The source of drafts: its method, tokens, and the draft model's sizes. ``own_head``: its checkpoint has a head
+    and embeddings are the target's; else both are. ``heads``: Medusa's sizes."""
 
     method: str
     tokens: int
@@ -91,7 +91,7 @@ class Speculator(ABC):
         """Drafts for a batch of so many tokens."""
 
     def _model_buffers(self) -> None:
-        """``DraftModelSpeculator.__init__``: input buffers of its own, and what it samples with."""
+        """``DraftModelSpeculator.__init__``: input buffers of its own, and its buffers of sampling."""
         tokens, requests, drafted = self.batch.tokens, self.batch.requests, self.draft.tokens
         self.hold(tokens * 4, tokens * 8, tokens, (requests + 1) * 4, requests * 4, requests * 4)
         self.hold(requests * _LONG, requests * 4, requests * _LONG, requests * drafted * _LONG, requests * drafted * 4)
@@ -169,7 +169,7 @@ class Eagle(Dependent):
 
     @property
     def third(self) -> bool:
-        """Whether it is EAGLE-3."""
+        """True if it is EAGLE-3."""
         return self.draft.method == "eagle3"
 
     def taps(self, layers: int) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ class Eagle(Dependent):
 
 
 def speculator_for(run: Run, batch: Batch, draft: Draft) -> Speculator:
-    """What drafts by this method."""
+    """The speculator of this method."""
     from graphmem.serving.vllm.medusa import Medusa
     from graphmem.serving.vllm.prediction import predictor_for
 

@@ -1,4 +1,4 @@
-"""What differs between versions of vLLM: one register.
+"""The register of differences between versions of vLLM.
 
 Read: 0.9.2, 0.11.2, 0.21.0 and 0.32.0 (the released wheels). Where a change lies between two of them it is taken to
 come with the later one. 0.32 is held by recordings; the others by their source, and by figures of public logs.
@@ -23,7 +23,7 @@ class Change:
     what: str
 
     def holds(self, version: Version) -> bool:
-        """Whether that version has it."""
+        """True if that version has it."""
         return version >= self.since
 
 

@@ -99,6 +99,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]
         return self._parameters[name] if name in self._parameters else self._buffers[name]
 
     def _argument_of_output(self, name: str) -> Argument:
+        """An output of the graph, kept as a parameter or buffer where no node makes it."""
         if name in self.graph.initializers or _is_known(self.graph, name):
             self._keep(name)
         return Argument(name)
@@ -108,6 +109,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc]
         return tuple(self._argument(operator, position, name) for position, name in enumerate(node.inputs))
 
     def _argument(self, operator: Operator, position: int, name: str) -> Argument:
+        """An input of a node: a known value or a number where the operator takes it as such, else a tensor by its name,
+        which is kept as a parameter or buffer where the graph stores it."""
         values = self.graph.values
         if not name:
             return Argument()

@@ -36,7 +36,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Shape and strides of a tensor, what layouts are decided by, and ``offset``: bytes of the storage before it."""
+    """Shape and strides of a tensor, which decide layouts, and ``offset``: bytes of the storage before it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -67,7 +67,7 @@ class View:
         return View(self.shape, contiguous_strides(self.shape, order), self.dtype)
 
     def suggests_dense(self) -> bool:
-        """Whether it is dense in the memory format that it suggests itself."""
+        """True if it is dense in the memory format that it suggests itself."""
         return self.is_dense(self.suggests_channels_last())
 
     def suggests_channels_last(self) -> bool:

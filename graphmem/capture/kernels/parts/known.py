@@ -1,7 +1,7 @@
 """Operators without a rule: those proven to take only their outputs, and those known to take more.
 
-Such an operator counts as one that allocates its outputs and nothing else. ``outputs_only.json`` beside this file says
-of which that is proven, and by what; it is generated from recordings (``tests/recorded/op_db/outputs_only.py``).
+Such an operator counts as one that allocates its outputs and nothing else. ``outputs_only.json`` beside this file lists
+the proven ones, with their proof; it is generated from recordings (``tests/recorded/op_db/outputs_only.py``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _BOUNDED = "aten._fft_"
 
 
 def is_bounded(name: str) -> bool:
-    """Whether the memory of an operator that is estimated is known to bounds."""
+    """True if the memory of an operator that is estimated is known to bounds."""
     return name.startswith(_BOUNDED)
 
 
@@ -74,7 +74,7 @@ def unmodelled(name: str, modelled: bool = False) -> str | None:
 
 
 def proven(name: str) -> bool:
-    """Whether recordings prove that the operator allocates its outputs and nothing else, of contiguous inputs."""
+    """True if recordings prove that the operator allocates its outputs and nothing else, of contiguous inputs."""
     return _WITH_GENERATOR.get(name, name) in _evidence()["proven"]
 
 
@@ -83,12 +83,12 @@ LAYOUTS = frozenset(("channels_last", "permuted", "sliced"))
 
 
 def proven_layouts(name: str) -> frozenset[str]:
-    """In which of :data:`LAYOUTS` the same is proven: a kernel may copy what is not contiguous."""
+    """In which of :data:`LAYOUTS` the same is proven: a kernel may copy inputs that are not contiguous."""
     return frozenset(_evidence().get("layouts", {}).get(name, ()))
 
 
 def layout_of(tensor: torch.Tensor) -> str:
-    """How a strided tensor lies in memory: ``contiguous``, ``channels_last``, ``permuted`` (dense otherwise) or
+    """The memory layout of a strided tensor: ``contiguous``, ``channels_last``, ``permuted`` (dense otherwise) or
     ``sliced`` (with gaps, or elements that stand for several)."""
     if tensor.is_contiguous():
         return "contiguous"
@@ -106,6 +106,6 @@ def _evidence() -> dict[str, Any]:
 
 
 def is_exact(name: str, args: Sequence[Any]) -> bool:
-    """Whether nothing of this call is unknown, though something of others of its name is."""
+    """True if nothing of this call is unknown, though something of others of its name is."""
     rule = _EXACT.get(name)
     return rule is not None and rule(args)

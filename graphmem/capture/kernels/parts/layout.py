@@ -28,7 +28,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def has_flat_view(tensor: torch.Tensor) -> bool:
-    """Whether one dimension of all values can be a view of the tensor."""
+    """True if one dimension of all values can be a view of the tensor."""
     expected = None
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if size == 1:
@@ -90,8 +90,8 @@ def last_order(dims: int, last: int) -> tuple[int, ...]:
 
 
 def lies_in_order(shape: Sequence[int], strides: Sequence[int], order: Sequence[int] | None = None) -> bool:
-    """Whether the strides are those of a dense tensor whose dimensions, slowest first, are ``order``. Dimensions of
-    one element do not count."""
+    """True if the strides are those of a dense tensor whose dimensions, slowest first, are ``order``. Dimensions of one
+    element do not count."""
     dense = contiguous_strides(shape, order)
     return all(size == 1 or stride == wanted for size, stride, wanted in zip(shape, strides, dense, strict=True))
 
@@ -118,7 +118,7 @@ def iteration_order(shape: Sequence[int], strides: Sequence[Sequence[int]], redu
 def _comes_after(
     shape: Sequence[int], strides: Sequence[Sequence[int]], reduced: int, one: int, other: int
 ) -> bool | None:
-    """Whether the dimension ``one`` is walked after the ``other``; None where the operands leave it open."""
+    """True if the dimension ``one`` is walked after the ``other``; None where the operands leave it open."""
     for number, operand in enumerate(strides):
         first, second = operand[one], operand[other]
         if number < reduced and (first == 0) != (second == 0):

@@ -192,7 +192,7 @@ def _launch(iteration: _Iteration, kernel: Kernel, sm_count: int, threads_per_sm
 
 
 def _block_shape(iteration: _Iteration, kernel: Kernel, outputs: int, inputs: int) -> tuple[bool, int, int, int]:
-    """Whether the fastest dimension is reduced, the upper bounds of the block's two sides, and outputs per thread."""
+    """The block's shape: is the fastest dimension reduced, upper bounds of its two sides, and outputs per thread."""
     if not iteration.shape:
         # A scalar: its one value counts as a contiguous reduction of one element.
         return True, 1, 1, 1
@@ -205,7 +205,7 @@ def _block_shape(iteration: _Iteration, kernel: Kernel, outputs: int, inputs: in
 
 
 def _output_vector(iteration: _Iteration, kernel: Kernel) -> int:
-    """How many neighbouring outputs one thread takes: 4, 2 or 1, so that every load is aligned."""
+    """The number of neighbouring outputs of one thread: 4, 2 or 1, so that every load is aligned."""
     output_dim = iteration.reduce_dims()
     must_divide = [iteration.input_offset // kernel.value_bytes, iteration.shape[output_dim]]
     for dim, stride in enumerate(iteration.input_stride):

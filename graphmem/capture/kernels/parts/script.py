@@ -1,4 +1,4 @@
-"""The script of a CUDA operator: what it allocates and frees while it runs, in order.
+"""The script of a CUDA operator: its allocations and frees while it runs, in order.
 
 A fake operator shows only its outputs. The CUDA kernel behind it may take buffers and give them back before it
 returns, and may lay its outputs out otherwise than the fake one. A *rule* looks at the :class:`Call`, its arguments by
@@ -102,8 +102,8 @@ class Arguments:
 
 
 class Call(Arguments):
-    """One call of an operator: its arguments, its outputs, and the card. ``outputs``: the output tensors; what is no
-    tensor, such as a gradient that was not asked for, is left out of the list and of the counting."""
+    """One call of an operator: its arguments, its outputs, and the card. ``outputs``: the output tensors; anything that
+    is no tensor, such as a gradient that was not asked for, is left out of the list and of the counting."""
 
     __slots__ = ("card", "outputs")
 
@@ -265,8 +265,8 @@ class Script:
     ) -> list[int]:
         """Another operator runs inside this one: the steps of its rule are written here.
 
-        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births``: what each of
-        them is here: the number of an output of this operator, the label of a buffer that the caller gives back (their
+        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births``: the place of
+        each here: the number of an output of this operator, the label of a buffer that the caller gives back (their
         tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
         """
         if len(outputs) != len(births):

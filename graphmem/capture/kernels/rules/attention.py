@@ -1,7 +1,7 @@
 """Buffers of the fused attention kernels: flash, memory-efficient and cuDNN, forward and backward.
 
 Sources: ``ATen/native/transformers/cuda/flash_attn/flash_api.cpp``, ``attention.cu``, ``attention_backward.cu`` and the
-installed ``mem_eff_attention/kernel_backward.h`` and ``kernels/cutlassB.h`` of PyTorch 2.13. What cuDNN takes is
+installed ``mem_eff_attention/kernel_backward.h`` and ``kernels/cutlassB.h`` of PyTorch 2.13. The memory of cuDNN is
 observed (cuDNN 9.20), since its source is closed. The math path is made of ordinary operators.
 """
 
@@ -68,7 +68,7 @@ def _rounded_head(head_dim: int) -> int:
 
 @lru_cache(maxsize=1024)
 def flash_splits(row_blocks: int, keys: int, head_dim: int, sm_count: int) -> int:
-    """How many blocks share the keys of one output: num_splits_heuristic. ``row_blocks``: batch x heads x row tiles."""
+    """Blocks that share the keys of one output: num_splits_heuristic. ``row_blocks``: batch x heads x row tiles."""
     key_block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
     key_blocks = -(-keys // key_block)
     slots = 2 * sm_count  # two blocks of 128 threads fit on an SM

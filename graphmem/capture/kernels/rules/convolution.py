@@ -34,7 +34,7 @@ from graphmem.labels import CUDNN, CUDNN_ESTIMATE, TIMING, TIMING_ESTIMATE
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """One convolution: what _convolution works on after it has turned one dimension into two."""
+    """One convolution, as ``_convolution`` sees it after it has turned one dimension into two."""
 
     input: View
     weight: View

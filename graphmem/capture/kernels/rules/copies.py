@@ -1,7 +1,7 @@
 """Copies between host and device that one ``cudaMemcpyAsync`` cannot do need a packed tensor on the way.
 
 Source: ``copy_requires_temporaries`` and ``copy_kernel_cuda`` (ATen/native/cuda/Copy.cu, PyTorch 2.4 to 2.13). Only
-what lies on the device is written down here.
+memory of the device is recorded here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _from_device(script: Script, source: torch.Tensor, destination: torch.Tensor
 
 
 def _one_block(source: torch.Tensor, destination: torch.Tensor) -> bool:
-    """Whether both tensors walk memory without gaps in the same order (``TensorIterator::is_contiguous``)."""
+    """True if both tensors walk memory without gaps in the same order (``TensorIterator::is_contiguous``)."""
     if source.shape != destination.shape:
         return bool(source.numel() == 1 and destination.numel() == 1)
     expected = 1

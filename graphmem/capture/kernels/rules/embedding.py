@@ -12,7 +12,7 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
-from graphmem.capture.kernels.parts.new_memory import fill_resized
+from graphmem.capture.kernels.parts.new_memory import scratch_of_deterministic_fill
 from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
@@ -30,7 +30,7 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
     ordered = script.take(size, "sorted indices")
     origins = script.take(size, "origins of sorted indices")
     order = script.take(size, "range of indices")
-    fill_resized(script, index_bytes)
+    scratch_of_deterministic_fill(script, index_bytes)
     script.scratch(cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card), "radix sort").give(order)
     return ordered, origins
 
@@ -41,7 +41,7 @@ def embedding_rule(call: Call) -> Script | None:
     are copied."""
     script, indices = Script(), call.indices
     copies = [] if has_flat_view(indices) else [script.take(bytes_of(indices), "contiguous indices")]
-    return fill_resized(script.output(0), call.weight.element_size()).give(*copies)
+    return scratch_of_deterministic_fill(script.output(0), call.weight.element_size()).give(*copies)
 
 
 @recorded_rule("aten.embedding_dense_backward.default")

@@ -13,7 +13,7 @@ import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
-from graphmem.capture.kernels.parts.new_memory import fill_resized
+from graphmem.capture.kernels.parts.new_memory import scratch_of_deterministic_fill
 from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
 from graphmem.capture.torch_internals import current_graph_task_id
@@ -177,7 +177,7 @@ def _take_values(
 
 
 def _are_apart(indices: _Indices) -> bool:
-    """Whether dimensions that are not indexed lie between those that are (``hasContiguousSubspace`` is false)."""
+    """True if dimensions that are not indexed lie between those that are (``hasContiguousSubspace`` is false)."""
     used = [dim for dim, index in enumerate(indices) if index is not None]
     return used[-1] - used[0] >= len(used)
 
@@ -195,4 +195,4 @@ def _slice_elements(tensor: torch.Tensor, indices: _Indices) -> int:
 @recorded_rule("aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.index_select.default")
 def resized_rule(call: Call) -> Script:
     """Made empty, then resized."""
-    return fill_resized(Script().output(0), call.dtype.itemsize)
+    return scratch_of_deterministic_fill(Script().output(0), call.dtype.itemsize)

@@ -36,7 +36,7 @@ def _addresses(script: Script, matrices: int, arrays: int) -> None:
 
 
 def _factor(script: Script, matrices: torch.Tensor) -> None:
-    """``lu_factor``. What cuSOLVER takes for single, large and rectangular ones is not known."""
+    """``lu_factor``. cuSOLVER's memory for single, large and rectangular ones is not known."""
     rows, columns = matrices.shape[-2:]
     batch = _batch(matrices)
     if rows == columns and batch > 1 and rows < _LOOPED_FROM and matrices.numel():

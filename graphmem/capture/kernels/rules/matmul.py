@@ -18,7 +18,7 @@ from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    """Whether cuBLAS reads this matrix, or batch of matrices, where it is."""
+    """True if cuBLAS reads this matrix, or batch of matrices, where it is."""
     if tensor.dim() == 2 and is_dense(tensor):
         return True
     rows, columns = tensor.shape[-2:]
@@ -39,7 +39,7 @@ def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
 
 
 def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int, int]) -> bool:
-    """Whether ``bmm`` of these does not call cuBLAS, but a kernel that reads any layout and takes no workspace."""
+    """True if ``bmm`` of these does not call cuBLAS, but a kernel that reads any layout and takes no workspace."""
     first, second = matrices
     return (
         versions.OUTER_PRODUCTS_BY_TRITON.holds(torch_version)

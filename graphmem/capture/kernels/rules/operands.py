@@ -50,7 +50,7 @@ def contiguous_operands_rule(call: Call) -> Script:
 
 @recorded_rule(*_EITHER_FORMAT)
 def either_format_rule(call: Call) -> Script:
-    """There is a kernel for each of two formats; what is neither is made contiguous."""
+    """There is a kernel for each of two formats; an input of neither is made contiguous."""
     name = _EITHER_FORMAT[call.operator]
     tensor = call.get(name)
     view = View.of(tensor)

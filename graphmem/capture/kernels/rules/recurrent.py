@@ -1,7 +1,7 @@
 """Buffers of recurrent kernels: the fused cells, and cuDNN's networks.
 
 The fused cells follow ``aten/src/ATen/native/cuda/RNN.cu``, cuDNN's networks ``aten/src/ATen/native/cudnn/RNN.cpp``;
-what cuDNN asks for is in :mod:`graphmem.cudnn.predicted.recurrent`, or asked of the user's library.
+the memory that cuDNN asks for is in :mod:`graphmem.cudnn.predicted.recurrent`, or asked of the user's library.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _ONE_BLOCK, _BLOCK_THREADS, _SUBSCRIPTION = 4096, 256, 5
 
 
 def _counts_bytes(items: int, card: Card) -> int:
-    """Storage of the sum that counts what is not zero: one partial sum a block."""
+    """Storage of the sum that counts elements other than zero: one partial sum a block."""
     if items <= _ONE_BLOCK:
         return 1
     return cub.storage(card.sm_count * (card.max_threads_per_sm // _BLOCK_THREADS) * _SUBSCRIPTION * 4)
@@ -45,8 +45,8 @@ def nonzero_rule(call: Call) -> Script | None:
 
 @recorded_rule("aten.nonzero_static.default")
 def nonzero_static_rule(call: Call) -> Script | None:
-    """How many each block finds, and how many were found before it: 512 threads with 16 items at a time, in as many
-    rounds as leave a block a multiprocessor (``nonzero_static_cuda_out_impl``, Nonzero.cu)."""
+    """Counts of each block's findings, and of those before it: 512 threads with 16 items at a time, in as many rounds
+    as leave a block a multiprocessor (``nonzero_static_cuda_out_impl``, Nonzero.cu)."""
     items = int(call.self.numel())
     if items == 0 or call.size == 0:
         return None

@@ -51,7 +51,7 @@ _FAMILIES = {
 class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """The states of a class of ``bitsandbytes.optim`` by its name: ``AdamW8bit``, ``PagedLion32bit``.
 
-    Options that change no byte are accepted and not used. Raises :class:`ValueError` for what the class refuses.
+    Options that change no byte are accepted and not used. Raises :class:`ValueError` for refused options.
     """
 
     def __init__(self, name: str, params: Iterable[Any], min_8bit_size: int = _MINIMUM_8BIT, **options: object) -> None:
@@ -134,7 +134,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _check_options(base: str, options: dict[str, Any]) -> None:
-    """What the constructors refuse, in their words (``optim/sgd.py``, ``rmsprop.py``, ``adagrad.py``)."""
+    """Refuse the options that the constructors refuse (``optim/sgd.py``, ``rmsprop.py``, ``adagrad.py``)."""
     if base == "SGD" and options.get("momentum", 0) == 0:
         raise ValueError("SGD without momentum is not supported! (give --optimizer-arg momentum=0.9)")
     if base == "RMSprop" and options.get("alpha", 0.99) == 0:

@@ -42,7 +42,7 @@ def own_optimizer(training: Training) -> type[torch.optim.Optimizer] | None:
 
 
 def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
-    """Whether ``step`` cannot be called without an argument."""
+    """True if ``step`` cannot be called without an argument."""
     parameters = list(inspect.signature(kind.step).parameters.values())[1:]
     fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any(one.kind in fixed and one.default is inspect.Parameter.empty for one in parameters)

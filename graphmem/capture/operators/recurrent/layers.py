@@ -26,7 +26,7 @@ class Options(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """How one layer runs: data, hidden state and weights (two each for both directions), cell -> data, final states."""
+    """Runs one layer: data, hidden state and weights (two each for both directions), cell -> data, final states."""
 
     one_way: Callable[[Tensor, Hidden, Weights, Cell], tuple[Tensor, Hidden]]
     both_ways: Callable[[Tensor, Sequence[Hidden], Sequence[Weights], Cell], tuple[Tensor, list[Hidden]]]

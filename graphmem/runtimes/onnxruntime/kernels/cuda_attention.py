@@ -17,7 +17,8 @@ from graphmem.graph.model import ELEMENT_BITS
 from graphmem.runtimes.onnxruntime.kernels.context import FLOAT_BYTES, INT_BYTES, OUTPUTS, Context, Rules, Steps
 from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries
 
-#: Rules of the CUDA provider by operator; None: what this node's kernel takes is not known.
+#: Rules of the CUDA provider by operator. None as a rule's result: what the kernel takes for this node is not known;
+#: the node is counted with its outputs alone and named among those that are not modelled.
 RULES: Rules[Callable[[Context, Libraries], Steps | None]] = Rules()
 #: Alignment of scratch (``kMemoryAlignment``, ``attention_impl.cu``).
 _ALIGNMENT = 256

@@ -3,6 +3,7 @@ kernels take when they are made.
 
 Each rule names its source below ``onnxruntime/core/providers/cuda`` or ``contrib_ops/cuda`` and was compared with
 recorded sessions of 1.31.1 (``tests/golden/onnxruntime/cuda``). Attention is in :mod:`.cuda_attention`.
+A rule gives None for a node whose kernel takes an amount that is not known.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from graphmem.sources.configurations import read
 @dataclass(frozen=True)
 class _Family:
     """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``varied``:
-    the processor's file says how large items may be; ``tied``: what transformers' configuration says of its embeddings
-    where nothing is said; ``processor``: values of the processor that are followed."""
+    the processor's file limits the size of items; ``tied``: the default of transformers' configuration for its
+    embeddings; ``processor``: values of the processor that are followed."""
 
     module: ModuleType
     modalities: tuple[str, ...]
@@ -126,7 +126,7 @@ def _flat(model: ServedModel) -> dict[str, Any]:
 
 
 def _text_only(question: Question) -> bool:
-    """Whether nothing but text may come, by the options alone."""
+    """True if nothing but text may come, by the options alone."""
     more = arguments.read(question.arguments)
     return more.text_only or json.loads(more.items_per_prompt).get("image") == 0
 
@@ -178,7 +178,7 @@ def shown(shape: Shape, settings: Settings) -> dict[str, Any]:
 
 
 def peak_of(shape: Shape, settings: Settings) -> str:
-    """What the profile run is of, in words."""
+    """The content of the profile run, in words."""
     step = f"{settings.batch.tokens} tokens, and logits of the sampled rows"
     if shape.encoder is None or settings.more.skip_mm_profiling:
         return step
@@ -186,7 +186,7 @@ def peak_of(shape: Shape, settings: Settings) -> str:
 
 
 def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ...]:
-    """What a reader is told of the encoder."""
+    """Notes on the encoder for the reader."""
     if shape.encoder is None or model.around is None:
         return ()
     items = shape.encoder.items
@@ -202,7 +202,7 @@ def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ..
 
 
 def _outer(around: ServedModel, model: ServedModel) -> ServedModel:
-    """The whole model's configuration, with what its language model has."""
+    """The whole model's configuration, with the values of its language model."""
     width = {"hidden_size": model.config.get("hidden_size")}
     return ServedModel(around.name, {**model.config, **around.config, **width}, path=around.path)
 
@@ -219,8 +219,8 @@ def _vision(around: ServedModel, family: _Family) -> ServedModel:
 
 
 def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, Any]:
-    """How images are prepared: the file beside the configuration, and what ``mm_processor_kwargs`` says instead. Values
-    of the call that are not told apart by modality are for both."""
+    """The settings of the images' preparation: the file beside the configuration, changed by ``mm_processor_kwargs``.
+    Its values that name no modality are for both."""
     path = around.path.parent / PREPROCESSOR if around.path is not None else None
     values: Any = read(path, "a readable JSON file") if path is not None and path.is_file() else {}
     if not isinstance(values, dict):
@@ -268,7 +268,7 @@ def _check(around: ServedModel, question: Question, settings: Settings) -> None:
 
 
 def _spared(method: Mapping[str, Any]) -> bool:
-    """Whether modules of the encoder are named among those that are not quantised."""
+    """True if modules of the encoder are named among those that are not quantised."""
     named = [method.get(key) for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules")]
     modules = [str(one) for found in named if isinstance(found, list) for one in found]
     return any(part in one for one in modules for part in ("visual", "vision", "mm_projector"))

@@ -1,4 +1,4 @@
-"""How many items the engine encodes at once while it profiles, and of which modality.
+"""The items that the engine encodes at once while it profiles: their number and modality.
 
 Followed from vllm 0.32.0, ``multimodal/encoder_budget.py`` (``MultiModalBudget``) and
 ``v1/core/encoder_cache_manager.py`` (``compute_mm_encoder_budget``). ``max_num_encoder_input_tokens`` and
@@ -21,7 +21,7 @@ LIMIT = 999
 
 @dataclass(frozen=True)
 class Items:
-    """What is encoded in the profile run: so many items of a modality, of so many tokens each; ``cache``: tokens that
+    """The items encoded in the profile run: their number and modality, and the tokens of each; ``cache``: tokens that
     the encoder cache may hold; ``limits``: items of every modality that a prompt may have."""
 
     modality: str
@@ -59,7 +59,7 @@ def _limit(modality: str, value: Any) -> int:
 
 
 def profiled(tokens: Mapping[str, int], limits: Mapping[str, int], batch: Batch) -> Items | None:
-    """What is encoded where an item of each modality has at most so many ``tokens``; None where none is allowed."""
+    """The items to encode where one of each modality has at most so many ``tokens``; None where none is allowed."""
     tokens = {name: count for name, count in tokens.items() if limits[name]}
     if not tokens:
         return None

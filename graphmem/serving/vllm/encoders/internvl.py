@@ -72,7 +72,7 @@ def tokens_of(
 def encoder(
     model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
 ) -> InternVL:
-    """What the configuration describes. A video is profiled without the image beside which its tokens were counted."""
+    """The configuration's encoder. A video is profiled without the image beside which its tokens were counted."""
     tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))
     patch = _first(vision, "patch_size")
     config = vision.config
@@ -145,7 +145,7 @@ class _Attention:
 
 
 class _Block(Block):
-    """``InternS1VisionLayer``: what attention and the feed-forward layer return is scaled."""
+    """``InternS1VisionLayer``: the outputs of attention and the feed-forward layer are scaled."""
 
     def __init__(self, run: Run, name: str, shape: InternVL) -> None:
         self.run, self.widths = run, shape.widths

@@ -59,10 +59,10 @@ _CHANNELS = 3
 
 @dataclass(frozen=True)
 class Images:
-    """An encoder of images and what puts its states into the language model's width. ``side``: patches of an image's
-    side; ``merge``: patches side by side that become one embedding; ``text_hidden``: the language model's width;
-    ``biased``: its projector has biases; ``quick``: its activation is QuickGELU; ``grid``: crops (down,
-    across) that an image has besides the whole; ``selects``: the class token is left out."""
+    """An encoder of images and the projector of its states to the language model's width. ``side``: patches of an
+    image's side; ``merge``: patches side by side that become one embedding; ``text_hidden``: the language model's
+    width; ``biased``: its projector has biases; ``quick``: its activation is QuickGELU; ``grid``: crops (down, across)
+    that an image has besides the whole; ``selects``: the class token is left out."""
 
     model: str
     kind: str
@@ -133,7 +133,7 @@ def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
 def encoder(
     model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
 ) -> Images:
-    """What the configuration describes."""
+    """The encoder that the configuration describes."""
     side, merge = _side(model, vision, processor)
     layers, kind = count(vision, "num_hidden_layers"), str(vision.config.get("model_type"))
     widths = Widths(
@@ -219,7 +219,7 @@ class _Images(Tower):
 
 
 class _Clip(_Vision):
-    """``CLIPVisionModel``: what is added is a new tensor; a class token goes first."""
+    """``CLIPVisionModel``: a sum is a new tensor; a class token goes first."""
 
     def __init__(self, run: Run, shape: Images) -> None:
         self.run, self.shape = run, shape
@@ -345,7 +345,7 @@ class _Pixtral(_Vision):
         return hidden
 
     def _patches(self) -> list[Tensor]:
-        """(normed patches, what else is held of them)."""
+        """(normed patches, further tensors held of them)."""
         run, size = self.run, self.rows * self.shape.widths.hidden * self.shape.widths.itemsize
         pixels = self.rows * _CHANNELS * self.shape.patch**2
         run.enter("vision_tower.patch_conv")
@@ -403,7 +403,7 @@ class _PixtralAttention(Attention):
 
 
 class _PixtralBlock(Block):
-    """``PixtralHFTransformerBlock``, which holds what attention returned until the feed-forward layer has."""
+    """``PixtralHFTransformerBlock``, which holds attention's output until the feed-forward layer has."""
 
     def __init__(self, run: Run, name: str, widths: Widths) -> None:
         self.run, self.widths = run, widths

@@ -55,8 +55,8 @@ class Widths:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What attends to itself: ``count`` sequences of ``rows`` in all, the longest of ``longest``; ``known``: their
-    lengths are on the card."""
+    """Sequences that each attend to themselves: ``count`` of them, of ``rows`` in all, the longest of ``longest``;
+    ``known``: their lengths are on the card."""
 
     rows: int
     count: int
@@ -97,7 +97,7 @@ class RMSNorm:
         return self._native(rows, wide)
 
     def added(self, rows: int) -> list[Tensor]:
-        """(normed, with what was added): new tensors, or none where the kernel writes in place."""
+        """(normed, sum): new tensors, or none where the kernel writes in place."""
         run = self.run
         run.enter(self.name)
         if not run.native:
@@ -268,7 +268,7 @@ class Block(ABC):
 
     @abstractmethod
     def __call__(self, sequences: Sequences) -> Tensor:
-        """The hidden states after it, as a new tensor; what went in is the caller's."""
+        """The hidden states after it, as a new tensor; the input is the caller's."""
 
 
 class SummedBlock(Block):
@@ -297,7 +297,7 @@ class SummedBlock(Block):
 
 
 def through(run: Run, blocks: list[Block], hidden: Tensor, sequences: Sequences, *, keeps_first: bool) -> Tensor:
-    """Hidden states after all layers. ``keeps_first``: what went into the first is held by somebody else."""
+    """Hidden states after all layers. ``keeps_first``: the first one's input is held by somebody else."""
     first = hidden
     for block in blocks:
         after = block(sequences)

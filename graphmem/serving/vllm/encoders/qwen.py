@@ -107,7 +107,7 @@ def tokens_of(
 def encoder(
     model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
 ) -> Qwen:
-    """What the configuration describes."""
+    """The encoder that the configuration describes."""
     kind = str(model.config["model_type"])
     images, videos = _grids(model, vision, processor, length)
     old = kind == "qwen2_vl"
@@ -209,7 +209,7 @@ class _Merger:
 
 
 class _Block(SummedBlock):
-    """Qwen2-VL's and Qwen3-VL's: what is added is a new tensor."""
+    """Qwen2-VL's and Qwen3-VL's: a sum is a new tensor."""
 
     def __init__(self, run: Run, name: str, widths: Widths, named: tuple[str, str], *, quick: bool = False) -> None:
         self.run, self.widths = run, widths
@@ -264,7 +264,7 @@ class _GatedBlock(Block):
 
 
 class _Tower(Tower):
-    """What the three have in common."""
+    """The common part of the three encoders."""
 
     def __init__(self, run: Run, shape: Qwen) -> None:
         self.run, self.shape = run, shape

@@ -1,4 +1,4 @@
-"""What a model family is to the engine, and the shape that its configuration describes."""
+"""A model family as the engine uses it, and the shape that its configuration describes."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Family(ABC):
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same as torch.compile makes it: in pieces, attention between them, of all layers or of the first. As
-        without a compiler where what Inductor makes of the family is not followed."""
+        without a compiler where Inductor's code of the family is not followed."""
         with piece():
             return self.forward(tokens)
 
     def receive(self, tokens: int) -> None:
-        """Room for what the stage of the pipeline before this one sends. Raises :class:`UsageError` where the family
-        is not followed in a pipeline."""
+        """Room for the tensors that the pipeline's stage before this one sends. Raises :class:`UsageError` where the
+        family is not followed in a pipeline."""
         raise UsageError("--pipeline-parallel-size is followed for decoders like Llama's only")
 
     def give(self, embeddings: Tensor) -> None:
@@ -69,11 +69,11 @@ class Family(ABC):
             raise UsageError("EAGLE-3 is followed for decoders like Llama's only")
 
     def taken(self) -> list[Tensor]:
-        """What was kept in the last step; whoever asks lets it go."""
+        """The tensors kept in the last step; the caller lets them go."""
         return []
 
     def send(self, hidden: Tensor) -> None:
-        """What was given to the next stage is let go."""
+        """Let go of the tensors that were sent to the next stage."""
         self.run.free(hidden)
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ExpertShape:
     shared_gate: bool = False
 
     def in_layer(self, index: int) -> bool:
-        """Whether the layer has experts."""
+        """True if the layer has experts."""
         return index >= self.first and (index + 1) % self.every == 0 and index not in self.dense_layers
 
 
@@ -116,8 +116,8 @@ class LatentShape:
 
 @dataclass(frozen=True, kw_only=True)
 class StateShape(ABC):
-    """Layers of states, each of a fixed size for a request. ``conv_bytes`` and ``state_bytes``: of an element of what
-    is kept of the convolution and of the state."""
+    """Layers of states, each of a fixed size for a request. ``conv_bytes`` and ``state_bytes``: of an element kept of
+    the convolution and of the state."""
 
     conv_bytes: int = 2
     state_bytes: int = 2
@@ -132,12 +132,12 @@ class StateShape(ABC):
     @property
     @abstractmethod
     def page_bytes(self) -> int:
-        """What is kept of one request (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py)."""
+        """The bytes kept for one request (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py)."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline: its layers, and whether it has what comes before the first and after the last."""
+    """A stage of a pipeline: its layers, and whether it has the modules before the first and after the last."""
 
     layers: range
     first: bool = True
@@ -145,7 +145,7 @@ class Stage:
 
 
 def stages(layers: int, count: int) -> tuple[Stage, ...]:
-    """How layers are shared out (``get_pp_indices``, distributed/utils.py): alike, what is left over to the stages
+    """The layers of each stage (``get_pp_indices``, distributed/utils.py): equal shares, the remainder to the stages
     before the last, from the back."""
     sizes = [layers // count] * count
     for back in range(2, layers % count + 2):
@@ -162,7 +162,7 @@ class Tower(ABC):
 
     @abstractmethod
     def inputs(self) -> Tensor:
-        """What the engine profiles with is put on the card."""
+        """The inputs that the engine profiles with, put on the card."""
 
     @abstractmethod
     def encode(self) -> list[Tensor]:
@@ -171,7 +171,7 @@ class Tower(ABC):
 
 class Encoder(Protocol):
     """The encoder that a configuration describes. ``deep``: its layers whose states go to the language model's first
-    layers as well; ``items``: what the engine profiles with."""
+    layers as well; ``items``: the input of the engine's profile run."""
 
     @property
     def deep(self) -> tuple[int, ...]: ...
@@ -186,7 +186,7 @@ class Encoder(Protocol):
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a model as the engine reads them. ``windows``: of each layer, the tokens it attends to, None for
-    all. ``attends``: the layers of attention among those of states. ``encoder``: what comes before the model where it
+    all. ``attends``: the layers of attention among those of states. ``encoder``: the encoder before the model where it
     takes images, and gives it embeddings instead of ids. ``position_rows``: positions of one token, where it has more
     than one (M-RoPE). ``backend``: a capture of transformers' model where that is followed; ``soft_cap``: its logits
     are capped."""
@@ -230,5 +230,5 @@ class Shape:
         return self.stage or Stage(range(self.layers))
 
     def rope_of(self, layer: int) -> object:
-        """What tells the rotary tables of layers apart."""
+        """A key that is equal for layers with the same rotary table."""
         return self.ropes[layer % len(self.ropes)]

@@ -76,8 +76,8 @@ class Captured(Family):
         return self._output(alive)
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """The same in pieces, attention between them; what torch.compile makes of one is not followed. Of all layers,
-        as :attr:`followed_layers` says."""
+        """The same in pieces, attention between them; torch.compile's code of one is not followed. Of all layers, by
+        :attr:`followed_layers`."""
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]
@@ -96,7 +96,7 @@ class Captured(Family):
     def _replay(
         self, happenings: tuple[Happening, ...], tokens: int, alive: dict[int, Tensor], kind: Category | None = None
     ) -> None:
-        """What happened, for so many tokens, to what is alive."""
+        """Replay the recorded events, for so many tokens, on the tensors that are alive."""
         run = self.run
         for one in happenings:
             if one.kind == "free":
@@ -119,8 +119,8 @@ class Captured(Family):
         return norm.plain(tokens, one.token_bytes // (norm.width * norm.itemsize))
 
     def _product(self, linear: Linear, tokens: int) -> Tensor:
-        """What a linear layer returns; one that ``splits`` copies its part of what it is given, one that ``gathers``
-        has all ranks' results and puts them side by side (``all_gather``)."""
+        """The output of a linear layer; one that ``splits`` copies its part of the input, one that ``gathers`` has all
+        ranks' results and puts them side by side (``all_gather``)."""
         run, layer = self.run, self._layers[linear.name]
         part = [run.new(tokens * layer.inputs * self.shape.itemsize)] if layer.splits else []
         result = linear(tokens)

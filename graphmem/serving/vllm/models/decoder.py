@@ -83,7 +83,7 @@ class Norm:
 
 
 class Mixing(Protocol):
-    """What a layer does before its feed-forward layer: attention, or a state."""
+    """The part of a layer before its feed-forward layer: attention, or a state."""
 
     @property
     def scales(self) -> AttentionScales | None:
@@ -158,7 +158,7 @@ class Attention:
 
 
 class Layer:
-    """One decoder layer. ``mixing`` makes what it does before the feed-forward layer."""
+    """One decoder layer. ``mixing`` makes its part before the feed-forward layer."""
 
     def __init__(
         self, run: Run, name: str, shape: Shape, style: Style, mixing: Callable[[str, int], Mixing], index: int
@@ -185,7 +185,7 @@ class Layer:
         self.mlp.finish()
 
     def __call__(self, tokens: int, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(hidden, residual) after the layer. What was given is still the caller's, and what it made is not."""
+        """(hidden, residual) after the layer. The input is still the caller's, and tensors it made are not."""
         run, given = self.run, (hidden, residual)
 
         def drop(tensor: Tensor, *kept: Tensor) -> None:
@@ -241,7 +241,7 @@ class Decoder(Family):
         self._sent: Tensor | None = None
 
     def mixing(self, name: str, index: int) -> Mixing:
-        """What the layer does before its feed-forward layer."""
+        """The part of the layer before its feed-forward layer."""
         run, shape = self.run, self.shape
         if shape.latent is not None:
             return LatentAttention(run, f"{name}.self_attn", shape, shape.latent, run.ropes)
@@ -253,7 +253,7 @@ class Decoder(Family):
         return cls(run, replace(shape, stage=Stage(range(shape.layers), first=False, last=False)), style)
 
     def through(self, tokens: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(hidden, residual) after the layers; what was given is let go, or is the residual."""
+        """(hidden, residual) after the layers; the input is let go, or is the residual."""
         run = self.run
         residual: Tensor | None = None
         for layer in self.layers:
@@ -365,9 +365,9 @@ class Decoder(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The pieces that torch.compile makes between calls of attention, with the buffers that Inductor's plan leaves.
 
-        Norms are fused with what is added to them. A dead buffer is taken again for one of its size, unless that would
-        raise the piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py):
-        rotated queries take the normed input's, the attention's output what the feed-forward layer returned.
+        Norms are fused with their sums. A dead buffer is taken again for one of its size, unless that would raise the
+        piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py): rotated queries
+        take the normed input's, the attention's output the feed-forward layer's.
         """
         if self.shape.latent is not None or self.shape.state is not None:
             with piece():
@@ -423,8 +423,8 @@ class Decoder(Family):
         return attention
 
     def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(what attention's projection leaves, what the feed-forward layer returns, further buffers), all alive: the
-        sum before experts and its norm, which the kernel after them writes anew."""
+        """(attention's projected output, the feed-forward layer's, further buffers), all alive: the sum before experts
+        and its norm, which the kernel after them writes anew."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         assert isinstance(layer.attention, Attention)
         projected = layer.attention.o_proj.product(tokens)
@@ -456,7 +456,7 @@ class Decoder(Family):
         attend: Attend,
         piece: Piece,
     ) -> tuple[Tensor, Tensor]:
-        """What is between the attention of two layers."""
+        """The piece between the attention of two layers."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
             first, output, written = self._fed(layers[0], tokens)

@@ -91,7 +91,7 @@ class Experts:
         return output
 
     def _beside(self, tokens: int) -> Tensor | None:
-        """What every token is sent to, where batches are small: before the rest, on a stream of its own
+        """The output of the shared experts, where batches are small: before the rest, on a stream of its own
         (``SharedExperts.maybe_forward_async``, fused_moe/runner/shared_experts.py)."""
         if self.shared is None or tokens > _BESIDE_TOKENS:
             return None
@@ -116,7 +116,7 @@ class Experts:
         run.free(*reversed(gathered))
 
     def _softmax_scratch(self, tokens: int) -> list[int]:
-        """What choosing among so many experts takes in fp32 where they are no power of two up to 256
+        """The memory in fp32 of choosing among so many experts where they are no power of two up to 256
         (``topk_softmax``, csrc/moe/topk_softmax_kernels.cu)."""
         count = self.experts.count
         return [] if count <= _MOST_FUSED and count & (count - 1) == 0 else [tokens * count * 4]
@@ -149,8 +149,8 @@ def balance(run: Run, shape: Shape) -> None:
 
 
 def rearrange(run: Run, shape: Shape) -> None:
-    """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room for
-    what experts of a layer are gathered into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
+    """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room to
+    gather the experts of a layer into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
     experts = shape.experts
     if experts is None or not run.experts.balanced:
         return

@@ -1,4 +1,4 @@
-"""How families of decoders differ, and their gated feed-forward layer (vllm 0.32.0, ``model_executor/models``)."""
+"""Differences of decoder families, and their gated feed-forward layer (vllm 0.32.0, ``model_executor/models``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from graphmem.serving.vllm.run import Run, Tensor
 
 @dataclass(frozen=True)
 class Style:
-    """How a family differs from Llama.
+    """The differences of a family from Llama.
 
     ``norm``: ``rms`` adds the residual in place, ``gemma`` computes in fp32 and returns new tensors. ``holds_gate_up``:
     the feed-forward layer keeps a name for it until it returns. ``head_norms``: queries and keys are normed per head.
-    ``post_norms``: what attention and feed-forward return is normed too. ``scales_embedding``: it is multiplied.
+    ``post_norms``: the outputs of attention and feed-forward are normed too. ``scales_embedding``: it is multiplied.
     ``makes_tied_head``: with tied embeddings the head is made first, and dropped. ``first_norm``: the first layer has
     one before attention (EAGLE's has none). ``adapts_tables``: adapters may change embeddings and the head (the class
     lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).

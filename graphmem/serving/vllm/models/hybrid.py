@@ -81,7 +81,7 @@ class Layer:
 
 
 class GraniteHybrid(Family):
-    """The whole model. What Inductor makes of its sums is not followed."""
+    """The whole model. Inductor's code of its sums is not followed."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape

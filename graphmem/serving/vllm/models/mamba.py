@@ -51,7 +51,7 @@ class ScanShape(StateShape):
 
     @property
     def page_bytes(self) -> int:
-        """What is kept of one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
+        """The bytes kept for one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
         return (self.kernel - 1) * self.convolved * self.conv_bytes + self.state_elements * self.state_bytes
 
 
@@ -98,7 +98,7 @@ class Mixer:
 
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
-        while what they were given is there."""
+        while their inputs are there."""
         if self._warm:
             return
         self._warm = True

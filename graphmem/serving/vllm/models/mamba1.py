@@ -18,8 +18,8 @@ from graphmem.serving.vllm.run import Run, Tensor
 
 @dataclass(frozen=True)
 class SelectiveShape(StateShape):
-    """``inner``: channels; ``size``: of the state of one; ``kernel``: of the convolution; ``rank``: of what time steps
-    are projected from. ``normed``: that, and both projections of the state, are."""
+    """``inner``: channels; ``size``: of the state of one; ``kernel``: of the convolution; ``rank``: of the values that
+    time steps are projected from. ``normed``: that, and both projections of the state, are."""
 
     inner: int
     size: int
@@ -39,7 +39,7 @@ class SelectiveShape(StateShape):
 
 class SelectiveMixer:
     """``MambaMixer``, whose layers are never quantised. While the engine profiles it neither convolves nor scans: it
-    projects, copies one half and projects again. Its caller made the output, and what is projected is let go."""
+    projects, copies one half and projects again. Its caller made the output, and the projections are let go."""
 
     def __init__(self, run: Run, name: str, shape: Shape, state: SelectiveShape) -> None:
         self.run, self.name, self.hidden, self.size = run, name, shape.hidden, shape.itemsize
@@ -160,7 +160,7 @@ def _every(model: ServedModel, period: str, usual: int, offset: str, first: int,
 
 
 def _rank(model: ServedModel, name: str) -> int:
-    """Where it is "auto" or nothing is said, a sixteenth of the hidden size."""
+    """Where it is "auto" or missing, a sixteenth of the hidden size."""
     if model.config.get(name, "auto") == "auto":
         return cdiv(count(model, "hidden_size"), 16)
     return count(model, name)

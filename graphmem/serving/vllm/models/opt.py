@@ -65,7 +65,7 @@ class Layer:
 
 
 class OPT(Family):
-    """The whole model. What Inductor makes of LayerNorm and biases is not followed."""
+    """The whole model. Inductor's code of LayerNorm and biases is not followed."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape

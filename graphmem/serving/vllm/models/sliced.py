@@ -38,7 +38,7 @@ class SlicedDecoder(Decoder):
         return self._whole(tokens, hidden, residual)
 
     def _through(self, layer: Layer, tokens: int, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(hidden, residual), both of a slice, after a layer with experts. What was given is still the caller's."""
+        """(hidden, residual), both of a slice, after a layer with experts. The input is still the caller's."""
         run, row = self.run, self.shape.hidden * self.shape.itemsize
         part = cdiv(tokens, run.tp) * row
         given = residual is not None and hidden.bytes != tokens * row

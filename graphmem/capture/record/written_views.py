@@ -36,7 +36,7 @@ _MADE: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 _MARK = "graphmem: base that was written to"
 
 
-class RewrittenViews:
+class WrittenViews:
     """``marked``: there are nodes whose gradients take a buffer."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class RewrittenViews:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether views were written to that nothing has used since."""
+        """True if views were written to that nothing has used since."""
         return bool(self._written)
 
     def _mark(self, node: Node, base: torch.Tensor | None) -> None:
@@ -91,7 +91,7 @@ class RewrittenViews:
         return None if node is None else node.metadata.get(_MARK)
 
     def holds_alone(self, func: OpOverload, gradient: torch.Tensor) -> bool:
-        """Whether only the node that calls ``func`` holds the gradient, which then ends with it. References are
+        """True if only the node that calls ``func`` holds the gradient, which then ends with it. References are
         counted: whoever calls this must hold as many as when the counts were learnt."""
         in_storage = storage_use_count(gradient.untyped_storage()._cdata)
         counts = (gradient._use_count(), in_storage, sys.getrefcount(gradient))  # in place, as fan_in says
