@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from traceback import walk_tb
 from typing import Any, Generic, TypeVar, cast
 
 from graphmem.errors import UsageError, one_line
@@ -104,6 +105,19 @@ def _is_there(room: str | None) -> bool:
 
 def _module(name: str) -> str:
     return name.replace("-", "_")
+
+
+#: The groups of entry points by which other packages bring parts.
+GROUPS = ("commands", "runtimes", "serving", "reports")
+
+
+def package_at_fault(error: BaseException) -> str | None:
+    """The name of the other package that brings a part and whose code raised ``error``; None if none did."""
+    modules = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
+    for entry in (entry for group in GROUPS for entry in entry_points(group=f"graphmem.{group}")):
+        if entry.module.partition(".")[0] in modules - {"graphmem"}:
+            return _origin(entry)
+    return None
 
 
 @cache

@@ -109,9 +109,12 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
 
 def _unexpected(error: BaseException) -> str:
     """An error of nobody's making: an unknown PyTorch is named where it may be the cause, in place of a bug."""
-    from graphmem import torch_names
+    from graphmem import plugins, torch_names
 
     text, installed = f"{type(error).__name__}: {error}", versions.installed()
+    package = plugins.package_at_fault(error)
+    if package is not None:
+        return f"{text}: this comes from {package}, not from graphmem; {_DEBUGGED}"
     if torch_names.explained(error) is None and (installed is None or installed <= versions.NEWEST):
         return f"{text}: {_BUG}"
     return f"{torch_names.explained(error) or f'{versions.of_this_pytorch()}, which may be why: {text}'}; {_DEBUGGED}"

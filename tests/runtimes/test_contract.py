@@ -321,3 +321,16 @@ def test_a_plug_in_that_is_no_runtime_is_refused(installed: list[EntryPoint], va
         runtimes.runtime_named("broken")
     assert str(caught.value).isprintable()
     assert runtimes.runtime_named("ort").name == "onnxruntime"
+
+
+def test_an_error_of_another_package_is_named_as_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("pages", "pagesruntime.made:RUNTIME", "graphmem.runtimes")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if entry.group == group else [])
+    theirs: dict[str, Any] = {"__name__": "pagesruntime.made"}
+    exec("def run(): return 1 / 0", theirs)
+    with pytest.raises(ZeroDivisionError) as raised:
+        theirs["run"]()
+    assert plugins.package_at_fault(raised.value) == "the entry point pagesruntime.made:RUNTIME"
+    with pytest.raises(ZeroDivisionError) as ours:
+        _ = 1 / 0
+    assert plugins.package_at_fault(ours.value) is None

@@ -323,8 +323,9 @@ def rule(
     """Register a rule for operators by full name, for example ``aten.sum.dim_IntList``.
 
     ``proof``: where recordings hold its whole sequence; without one, reports call the operator not checked.
-    A name that the newest PyTorch does not know is refused, unless the rule is for versions ``torch_before`` some
-    (major, minor), or for the operators of an optional ``library``, such as torchvision. Other versions may lack some
+    A name that the newest PyTorch does not know (for rules of another package: the installed one) is refused, unless
+    the rule is for versions ``torch_before`` some (major, minor), or for the operators of an optional ``library``, such
+    as torchvision. Other versions may lack some
     operators, whose rules are then never asked. A second rule for an operator is refused. Raises ValueError.
     """
 
@@ -332,7 +333,8 @@ def rule(
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"{operator} has a rule already: {RULES[operator].__qualname__}")
-            _refuse_unknown(operator, torch_before, library)
+            is_own = function.__module__.startswith("graphmem.")
+            _refuse_unknown(operator, torch_before, library, is_own=is_own)
             RULES[operator] = function
             if proof:
                 PROOFS[operator] = proof
@@ -347,7 +349,7 @@ _Register = Callable[[Rule], Rule]
 _RUNNING = versions.version_of(torch.__version__)
 
 
-def _refuse_unknown(operator: str, torch_before: tuple[int, int] | None, library: str | None) -> None:
+def _refuse_unknown(operator: str, torch_before: tuple[int, int] | None, library: str | None, *, is_own: bool) -> None:
     if operator.count(".") != 2:
         raise ValueError(f"{operator}: a rule wants namespace.operator.overload, for example aten.topk.default")
     if torch_before is not None and torch_before > versions.NEWEST:
@@ -355,7 +357,7 @@ def _refuse_unknown(operator: str, torch_before: tuple[int, int] | None, library
             f"{operator}: torch_before={torch_before} says nothing, the newest version is {versions.NEWEST}"
         )
     sayable = torch_before is not None or library is not None
-    if _RUNNING == versions.NEWEST and not sayable and signature_of(operator) is None:
+    if (_RUNNING == versions.NEWEST or not is_own) and not sayable and signature_of(operator) is None:
         raise ValueError(f"{operator}: PyTorch {torch.__version__} knows no such operator")
 
 
