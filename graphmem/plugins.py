@@ -108,6 +108,8 @@ def _module(name: str) -> str:
 
 @cache
 def _plugin(word: str, protocol: str, entry: EntryPoint) -> object:
+    """The object that a package enters as a plug-in, loaded once. Raises :class:`UsageError` where it cannot be loaded
+    or is not of the protocol."""
     try:
         part = entry.load()
     except Exception as error:  # whatever the package raises
