@@ -122,6 +122,8 @@ def package_at_fault(error: BaseException) -> str | None:
 
 @cache
 def _plugin(word: str, protocol: str, entry: EntryPoint) -> object:
+    """The object that a package enters as a plug-in, loaded once. Raises :class:`UsageError` where it cannot be loaded
+    or is not of the protocol."""
     try:
         part = entry.load()
     except Exception as error:  # whatever the package raises

@@ -564,6 +564,7 @@ def from_json(text: str | bytes) -> Trace:
 
 
 def _decode(document: dict[str, Any]) -> Trace:
+    """The trace that a document of JSON holds. A damaged one raises what reading it comes to, as :class:`KeyError`."""
     columns = document["events"]
     arrays = {name: _column(columns[name]) for name in ("kind", "subject", "operator", "stream")}
     if len({len(array) for array in arrays.values()}) != 1:

@@ -77,6 +77,8 @@ def read(kind: type[Result], value: object) -> Result:
 
 
 def _read(hint: Any, value: Any) -> object:
+    """A value of JSON as the type ``hint``: dataclasses, lists, tuples and mappings are made anew, all the way down.
+    Raises :class:`ValueError` for one that does not fit."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _read_one_of(inner, value)

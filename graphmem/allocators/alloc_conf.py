@@ -98,6 +98,7 @@ class _Reader:
         }
 
     def read(self) -> AllocConf:
+        """Go through all settings of the text, which uses up the reader. Raises :class:`UsageError`."""
         # large_segment_size_mb is read first: the other sizes are compared with it (parseArgs).
         if "large_segment_size_mb" in self.tokens and self.accepts("large_segment_size_mb"):
             self.pass_over_tokens(only="large_segment_size_mb")
@@ -311,6 +312,7 @@ class _Reader:
         return UsageError(f"allocator settings {self.text!r}, key {self.key!r}: {reason.rstrip()}{accepted}")
 
     def unknown(self, name: str) -> UsageError:
+        """The error, to be raised, for a setting that this version of PyTorch does not have."""
         known = ", ".join(key for key in versions.ALLOCATOR_OPTIONS if self.accepts(key))
         version = ".".join(map(str, self.version))
         first = versions.ALLOCATOR_OPTIONS.get(name)

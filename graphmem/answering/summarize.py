@@ -165,6 +165,7 @@ def _pools(trace: Trace, replay: Replay, position: int) -> Iterator[PoolUse]:
 
 
 def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]:
+    """The peak of each phase that has events, at the event before it began too: what is held then counts."""
     if not len(trace):
         return []
     phase_of_operator = np.array([operator.phase for operator in trace.operators], dtype=np.int64)
@@ -188,6 +189,7 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
 
 
 def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
+    """The ``top`` largest storages on the device that live at an event of the trace, with who made them."""
     live = [i for i in trace.live_at(position) if trace.storages[i].place == Place.DEVICE]
     largest = sorted(live, key=lambda index: (-trace.storages[index].bytes, index))[:top]
     births = dict(_births(trace))
@@ -235,6 +237,8 @@ def _fit(
     probability: float | None,
     margin: float | None,
 ) -> Fit:
+    """Whether a run fits the card, and with how much to spare. ``limited``: the replay within the card's memory, where
+    there is one; if it succeeds only because the cache is flushed, its peak is the one that counts."""
     unlimited = replay.peak_reserved_bytes + card.context_bytes
     room = card.capacity_bytes - card.others_bytes
     fits, flushed = fits_card(replay, limited, card), limited is not None and unlimited > room

@@ -132,6 +132,7 @@ def values_of(kind: type, given: Given) -> dict[str, object]:
 
 
 def _value(field: Field[object], option: Option, given: Given) -> object:
+    """The value of a field from the options that were given; None where its option was not."""
     if option.make is not None:
         return option.make(given)
     if option.parts:

@@ -127,6 +127,7 @@ def working(*, shows_warnings: bool = False) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal, shown after some time; yields the function that sets its text."""
     if not sys.stderr.isatty():
         yield lambda stage: None
         return

@@ -254,6 +254,7 @@ class Cudnn:
         return self._exchange(question)
 
     def _start(self) -> dict[str, Any]:
+        """Start the process that loads cuDNN; its first answer. Raises :class:`CudnnUnavailable`."""
         self._starts += 1
         site = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))}
@@ -278,6 +279,8 @@ class Cudnn:
         return about
 
     def _exchange(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Send a line to the process and read its answer. One that is silent is killed; one that has ended is closed,
+        and the answer is an ``error``."""
         worker = self._worker
         assert worker is not None
         assert worker.stdin is not None

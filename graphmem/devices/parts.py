@@ -47,6 +47,7 @@ def part_named(name: str, card_named: Callable[[str], Device]) -> Device | None:
 
 
 def _instance(card: Device, profile: str) -> Device:
+    """A MIG instance of the card as a card of its own. Raises :class:`UsageError` for a profile that is not known."""
     profiles = MIG_PROFILES.get(card.name, {})
     if profile not in profiles:
         known = f"it has {', '.join(profiles)}" if profiles else f"known for {', '.join(MIG_PROFILES)}"

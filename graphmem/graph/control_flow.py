@@ -117,6 +117,7 @@ def _outputs(state: Propagation, skip: int = 0) -> tuple[Given, ...]:
 
 
 def _if(scope: _Scope) -> Followed:
+    """The branch that the condition takes; where it is not known, the one that holds more at once, with a note."""
     branches = ("then_branch", "else_branch")
     condition = scope.value(0)
     tried = {name: scope.try_body(name) for name in branches}
@@ -228,6 +229,8 @@ class _Iterations:
         self.notes: tuple[tuple[str, str], ...] = ()
 
     def follow(self, condition: Given, carried: Sequence[Given]) -> None:
+        """Run the body until it ends or does the same with every run, noting the runs; :attr:`carried` then has what
+        the last one gives. Raises :class:`ShapeError` for more runs than can be followed."""
         self.carried = list(carried)
         can_end = _can_end(self.facts)
         counted: int | None = None

@@ -174,6 +174,8 @@ def _message(reader: _Reader, end: int, kind: str, depth: int) -> bytes:
 
 
 def _field(reader: _Reader, end: int, kind: str, wire: int, raw_key: bytes, out: bytearray, depth: int) -> None:
+    """Copy one field of a message from ``reader`` to the end of ``out``, large payloads as a number that stands for
+    them. Raises :class:`MalformedError`."""
     if wire == _VARINT:
         _, raw = reader.varint(end)
         out += raw_key + raw

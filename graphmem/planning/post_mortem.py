@@ -239,6 +239,8 @@ class _Trial:
 
 
 def _attempts(trial: _Trial, settings: str, valleys: Sequence[int], say: Callable[[str], None]) -> list[Attempt]:
+    """Replay the run with each setting that it did not have, at its best value; with an emptied cache where iterations
+    end (``valleys``); and with all of them together."""
     found, best = [], []
     for name, values in _TRIED:
         if name in settings:

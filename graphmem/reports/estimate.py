@@ -328,6 +328,7 @@ def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
 
 
 def _formulas(formulas: Mapping[str, Any]) -> Section:
+    """The section that puts the textbook's formulas beside what was simulated, with the largest differences."""
     states, simulated = formulas["model_states"], formulas["simulated"]
     first = (
         f"{formulas['framework']} with {formulas['optimizer'] or 'Adam'}, model states {states['formula']}: "

@@ -145,6 +145,8 @@ class Overlay:
         return self._walk(at, True, text)
 
     def _walk(self, path: str, follow: bool, given: str) -> str:
+        """The path with its links and ``..`` resolved as the program sees them; ``follow``: the last part too. Raises
+        :class:`OSError` that names the path ``given``."""
         drive, rest = os.path.splitdrive(path)
         at, links = drive + os.sep, 0
         left = _parts(rest)

@@ -33,6 +33,8 @@ def renames_by_copies(real: Callable[[str], str]) -> Iterator[None]:
 
 
 def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:
+    """``os.rename`` that moves by copying where the sandbox alone makes it fail (``EXDEV``)."""
+
     @wraps(original)
     def rename(
         src: StrOrBytesPath, dst: StrOrBytesPath, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None

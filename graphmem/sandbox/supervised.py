@@ -84,6 +84,8 @@ def _temporary_folder() -> str:
 
 
 def _begin(parent: int, channel: socket.socket, folder: str, enter: Callable[[str], None]) -> None:
+    """In the supervised process, before the program: enter its folder, tell the supervisor whether that worked, and let
+    files be handed over for it to write. The process ends where it fails."""
     try:
         enter(folder)
         linux.call("prctl", linux.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

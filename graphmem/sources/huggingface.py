@@ -82,6 +82,8 @@ def offline() -> Iterator[None]:
 
 
 def _load(transformers: ModuleType, name: str) -> TorchModel:
+    """The model of a name on the hub or of a folder, to be built later. A torchvision that does not import is taken to
+    be absent. Raises :class:`SourceError`."""
     notes: tuple[str, ...] = ()
     path = _path(transformers, name)
     try:
@@ -444,6 +446,7 @@ def _quantized(
 
 
 def _inputs(model: PreTrainedModel, task: str, sizes: Sizes) -> tuple[dict[str, Tensor | bool], list[str]]:
+    """The inputs of one batch, by the kind of model, with targets for training; and notes on assumed sizes."""
     import torch
 
     batch = sizes.batch or 1

@@ -62,6 +62,8 @@ def main(request: str, result: str) -> None:
 
 
 def _step(asked: dict[str, Any]) -> dict[str, Any]:
+    """Build a Keras model and trace its step for a card that is not there; the answer, ready for JSON: the graph, the
+    variables and how it runs. Sets variables of the environment."""
     os.environ.update(KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES="")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import keras

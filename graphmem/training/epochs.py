@@ -107,6 +107,8 @@ class Epoch:
         return tuple(size for step in self.iterations(batch, seq_len, self.steps) for size in step.micro_batches)
 
     def _epoch(self, batch: int | None, lengths: Sequence[int | None]) -> Iterator[Iteration]:
+        """The iterations of one epoch: the lengths in turn, the last batch smaller where asked, and the evaluation
+        after the last step."""
         given = self.steps * self.micro_batches
         sizes = [BatchSize(batch, length) for length in itertools.islice(itertools.cycle(lengths), given)]
         if self.last_batch is not None:

@@ -76,6 +76,7 @@ class Named:
 
 
 def _table() -> dict[str, Named]:
+    """The optimizers by name, in lower case: of PyTorch, of transformers, Lion, and bitsandbytes' by bits."""
     table = {name: Named(TORCH, *row) for name, row in _OF_TORCH.items()}
     table["lion"] = Named(LION, "Lion", ("lr", "betas", "weight_decay", "decoupled_weight_decay"))
     table["transformersadafactor"] = Named(TRANSFORMERS, "Adafactor", _TRANSFORMERS_ADAFACTOR)

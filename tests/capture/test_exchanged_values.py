@@ -13,7 +13,7 @@ if not torch.distributed.is_available():
 import torch.distributed as dist  # noqa: E402
 
 from graphmem.capture.session.session import capture  # noqa: E402
-from graphmem.capture.values.exchanged import ALIKE  # noqa: E402
+from graphmem.capture.values.exchanged import OTHERS_HOLD_THE_SAME  # noqa: E402
 from graphmem.diagnostics import Code  # noqa: E402
 from graphmem.run import Run  # noqa: E402
 from graphmem.training.processes import Processes  # noqa: E402
@@ -65,7 +65,7 @@ def test_reductions_are_those_of_as_many_that_hold_the_same() -> None:
 
     seen, captured = told(step)
     assert seen == [[16, 24], [2, 3], [2, 3], [2, 3], [256, 6561]]
-    assert captured.notes.count(ALIKE) == 1
+    assert captured.notes.count(OTHERS_HOLD_THE_SAME) == 1
 
 
 def test_what_is_gathered_is_this_process_s_part_so_many_times() -> None:

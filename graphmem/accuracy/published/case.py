@@ -202,6 +202,8 @@ def _run(case: PublishedCase) -> PublishedCase:
 
 
 def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
+    """The peak of one published run at the level that was measured. A run that fits only once the cache
+    is flushed is replayed within the card's memory; one that does not fit is marked so."""
     device = _device(case)
     estimate = _estimate(_run(case), cudnn)
     storages = estimate.trace.storages if estimate.trace is not None else ()

@@ -51,6 +51,7 @@ def cited_scripts(folder: Path = PROGRAMS) -> list[PublishedCase | Skipped]:
 
 
 def _cases(run: Mapping[str, Any], programs: Path) -> Iterator[PublishedCase]:
+    """A case for each level that was measured of one run of the table, sizes converted to bytes."""
     measured = run["measured"]
     by_level = measured if isinstance(measured, dict) else {run["level"]: measured}
     for level, figure in by_level.items():

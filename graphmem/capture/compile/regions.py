@@ -291,6 +291,7 @@ def _check_version() -> None:
 
 
 def _failure(frame: Any, error: Exception) -> str:
+    """The message for a frame that ``torch.compile`` could not compile: its place and the first cause."""
     cause = error
     while isinstance(cause.__cause__, Exception):
         cause = cause.__cause__

@@ -116,6 +116,7 @@ def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]
 
 @contextlib.contextmanager
 def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
+    """Set the modes and autocast of another thread on this one. The modes are taken off at the end; autocast stays."""
     modes, function_modes, autocast = state
     for kind, enabled, dtype in autocast:
         torch.set_autocast_enabled(kind, enabled)

@@ -65,6 +65,7 @@ def _on_card_and_tied(model: torch.nn.Module, parameters: torch.device | None) -
 
 
 def _configuration(step: Training | Inference) -> Any:
+    """The ``DistributedConfig`` of transformers for the sizes and the plan of a step."""
     from transformers.distributed import DistributedConfig
 
     sharded = step.fsdp if isinstance(step, Training) else None

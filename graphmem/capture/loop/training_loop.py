@@ -120,6 +120,7 @@ class TrainingLoop:
             self._both.loss_assigned()
 
     def _gradients(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        """Load each micro-batch and run both passes on it; gradients are set to zero before the first where asked."""
         training = self.training
         for number, size in enumerate(micro_batches):
             if number == 0 and training.zero_grad_at == "before_forward":

@@ -34,7 +34,7 @@ from graphmem.capture.program.loop_state import (
     sized,
     tensors_over,
 )
-from graphmem.capture.program.tokens import ALIKE, Steady, Token, between, birth_of, grown, steady
+from graphmem.capture.program.tokens import ALIKE_TOKENS, Steady, Token, between, birth_of, grown, steady
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values.callers import called_to_sample
 from graphmem.errors import CannotShortenError
@@ -169,7 +169,7 @@ class Decoding:
         self._count = len(shapes)
         attended = [shape for shape in shapes if shape.is_attended]
         self._after = -attended[0].more if attended else 1 - shapes[0].more if shapes else 0
-        self._made_before = {self._length - ago: list(self._made[-1 - ago]) for ago in range(ALIKE)}
+        self._made_before = {self._length - ago: list(self._made[-1 - ago]) for ago in range(ALIKE_TOKENS)}
         self._found = {self._length: self._tokens[-1]}
         recorder = self._recorder
         real = self._real = recorder.builder
@@ -198,12 +198,12 @@ class Decoding:
         return None if None in shapes else [shape for shape in shapes if shape is not None]
 
     def _collects(self, steady: Steady) -> bool:
-        """Whether all that older tokens have left is in lists, whose items are of one size."""
+        """Sort the lists that grow; whether all that older tokens have left is in them, in items of one size."""
         number = len(self._tokens)
-        left = {index for index in self._alive() if number - ALIKE < self._of[index][0] < number - self._reach}
+        left = {index for index in self._alive() if number - ALIKE_TOKENS < self._of[index][0] < number - self._reach}
         if self._lists is None:
             return not left
-        if not self._lists.begin():
+        if not self._lists.sort_growing():
             return False
         held = self._lists.held(self._recorder.storages)
         places = {self._of[index][1] for index in left}
@@ -358,7 +358,7 @@ class Decoding:
                 self._write_token(token, sizes, numbers[of], made, length)
                 if length < self._last:
                     collected.append([self._born_again(item, made[length][place]) for item, place in items])
-                made.pop(length - ALIKE, None)
+                made.pop(length - ALIKE_TOKENS, None)
         real.operators.append(now)
         recorder.storages.operator = len(real.operators) - 1
         last = len(self._tokens) - 1

@@ -37,7 +37,7 @@ from graphmem.torch_names import private
 from graphmem.trace import EventKind, Place
 
 #: Iterations in a row that have to be alike.
-ALIKE = 3
+ALIKE_ITERATIONS = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
 MOST_TRIALS = 25
 #: Epochs that a library may begin on a loader that has no batches left.
@@ -109,7 +109,7 @@ class Loop:
         self._is_over = self.has_trained = False
         self._top = self._now()
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
-        self._on_host: deque[int] = deque(maxlen=ALIKE)  # bytes that the last iterations left there
+        self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
         self._always_goes_on = False
 
     def never_ends(self) -> None:
@@ -164,7 +164,7 @@ class Loop:
         return come_to_training(calls, self._leaving.calls)
 
     def _takes_other_memory(self) -> bool:
-        """Whether the last iteration needed more or less than the one before: a search tries another size."""
+        """Note the last iteration's peak; whether it differs from the one before: a search tries another size."""
         builder, before = self._leaving.recorder.builder, self._trial_peak
         self._trial_peak, self._trial_row = _peak(builder, self._trial_row), len(builder.rows)
         return self._trial_peak != before
@@ -174,7 +174,7 @@ class Loop:
         return all(kept > 0 for kept in self._on_host)
 
     def _repeats(self) -> bool:
-        """Whether the last iterations were forward passes without training, alike, and kept nothing."""
+        """Note the last iteration; whether the last ones were alike: forward passes that kept nothing."""
         before, self._top = self._top, self._now()
         if self._leaving.recorder.attribution.module_depth:
             return False
@@ -188,7 +188,7 @@ class Loop:
             self._bodies.clear()
         if body is not None:
             self._bodies.append(body)
-        return len(self._bodies) >= ALIKE
+        return len(self._bodies) >= ALIKE_ITERATIONS
 
 
 _SIGNS = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
@@ -205,8 +205,11 @@ def _peak(builder: Any, row: int) -> int:
 
 
 def _body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
-    """The events on the device since a row of the trace, in terms that do not name storages; None where something
-    is kept. What is older is told by its bytes. And the bytes that were kept on the host."""
+    """One iteration of a loop, to be compared with the next one: a loop whose iterations are equal is left.
+
+    The events on the device since a row of the trace, storages counted from ``first``, the first that the iteration
+    made, and older ones given by their bytes; None where something is kept. And the bytes that were kept on the host.
+    """
     body: list[Any] = []
     kept = on_host = 0
     sizes, places, streams = builder.storage_bytes, builder.places, builder.streams

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.program.tokens import ALIKE
+from graphmem.capture.program.tokens import ALIKE_TOKENS
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.torch_internals import FakeTensor
 
@@ -56,7 +56,7 @@ def growing_shape(tensors: list[torch.Tensor], growth: int, length: int) -> Grow
     """The shape of tensors over one storage that grows by ``growth`` bytes a token; None where it cannot be told."""
     for whole in _whole(tensors):
         bytes_ = whole.numel() * whole.element_size()
-        fitting = [dim for dim, size in enumerate(whole.shape) if size > ALIKE and bytes_ // size == growth]
+        fitting = [dim for dim, size in enumerate(whole.shape) if size > ALIKE_TOKENS and bytes_ // size == growth]
         if len(fitting) == 1 and not whole.requires_grad:
             dim = fitting[0]
             return GrowingShape(whole.dtype, _without(whole, dim), dim, whole.shape[dim] - length)
@@ -140,20 +140,21 @@ class Lists:
         self._of_tensors: list[tuple[list[Any], int]] = []  # with the length at which probing began
 
     def note(self, lists: Iterable[list[Any]]) -> None:
-        """A token is there."""
+        """Note the lengths of the lists after a token."""
         before, self._lengths = self._lengths, {}
         for found in lists:
             _, lengths = before.get(id(found), (found, []))
-            self._lengths[id(found)] = found, [*lengths[-ALIKE:], len(found)]
+            self._lengths[id(found)] = found, [*lengths[-ALIKE_TOKENS:], len(found)]
 
-    def begin(self) -> bool:
-        """Which lists grow; False where what they hold cannot be made longer."""
+    def sort_growing(self) -> bool:
+        """Sort the lists that grow into those of values and those of tensors. False where one of them grows by
+        other than one item a token, or holds what cannot be made longer."""
         self._of_values, self._of_tensors = [], []
         for found, lengths in self._lengths.values():
-            if len(lengths) <= ALIKE or lengths[0] == lengths[-1]:
+            if len(lengths) <= ALIKE_TOKENS or lengths[0] == lengths[-1]:
                 continue
             steps = {b - a for a, b in pairwise(lengths)}
-            last = found[-ALIKE:]
+            last = found[-ALIKE_TOKENS:]
             if steps != {1}:
                 return False
             if all(type(item) in _VALUES for item in last):
@@ -166,11 +167,11 @@ class Lists:
 
     def held(self, storages: Storages) -> set[int]:
         """The storages that their last items hold."""
-        refs = (storages.of(item) for found, _ in self._of_tensors for item in found[-ALIKE:])
+        refs = (storages.of(item) for found, _ in self._of_tensors for item in found[-ALIKE_TOKENS:])
         return {ref.index for ref in refs if ref is not None}
 
     def stretch(self, by: int) -> None:
-        """Lists of values are as long as they are ``by`` tokens later."""
+        """Make the lists of values as long as they are ``by`` tokens later, or earlier if it is negative."""
         for found in self._of_values:
             if by > 0:
                 found.extend(found[-1:] * by)
@@ -178,7 +179,7 @@ class Lists:
                 del found[by:]
 
     def drop_probes(self) -> None:
-        """Of what was appended since probing began only the last token's is kept."""
+        """Drop from the lists of tensors what was appended since probing began, but for the last token's."""
         for found, length in self._of_tensors:
             del found[length:-1]
 
@@ -187,6 +188,7 @@ class Lists:
         return [found[-1] for found, _ in self._of_tensors]
 
     def insert(self, tokens: list[list[Any]]) -> None:
-        """The items of the tokens that were not followed, each list in the order of :meth:`last_items`."""
+        """Insert before the last item those of the tokens that were not followed, each token's in the order of
+        :meth:`last_items`, in place of those that probing appended."""
         for number, (found, length) in enumerate(self._of_tensors):
             found[length:-1] = [items[number] for items in tokens]

@@ -44,6 +44,8 @@ def missing_weights(add_file: Callable[[str], None], remark: Callable[[Diagnosti
 def _patch(
     patches: Patches, module: ModuleType, add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]
 ) -> None:
+    """Let ``from_pretrained`` load a folder that has a configuration and no weights: a file in it is made up, for which
+    the model's own checkpoint is loaded."""
     missing: set[str] = set()
     resolve, load = module._get_resolved_checkpoint_files, module.PreTrainedModel._load_pretrained_model
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from graphmem.trace import Category, EventKind, Operator, Place, TraceBuilder
 
 #: Tokens in a row that have to be alike.
-ALIKE = 4
+ALIKE_TOKENS = 4
 #: A variable may hold what the token before the last one made, until it is assigned anew.
 FURTHEST = 2
 
@@ -80,8 +80,8 @@ class Steady:
 
 def steady(tokens: list[Token], length: int) -> Steady | None:
     """How the last tokens grow, of which the very last makes ``length``; None where they are not alike."""
-    last = tokens[-ALIKE:]
-    if len(tokens) <= ALIKE or not all(token.is_like(last[0]) for token in last) or not last[0].is_bounded:
+    last = tokens[-ALIKE_TOKENS:]
+    if len(tokens) <= ALIKE_TOKENS or not all(token.is_like(last[0]) for token in last) or not last[0].is_bounded:
         return None
     steps = [grown(a, b) for a, b in pairwise(last)]
     bends = [[y - x for x, y in zip(a, b, strict=True)] for a, b in pairwise(steps)]

@@ -59,7 +59,9 @@ def _name(call: ast.Call) -> str:
 
 
 def _reached(statements: Iterable[ast.AST], bound: set[str]) -> Iterator[ast.AST]:
-    """The nodes below, but for functions that are defined there and branches whose tests cannot change."""
+    """The nodes of the statements that may yet run while the loop does. Left out are the bodies of functions and
+    classes defined there, and both branches of an ``if`` whose test cannot change; the test itself is there.
+    ``bound``: names that the loop assigns."""
     found = list(statements)
     while found:
         node = found.pop()

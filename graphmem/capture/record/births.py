@@ -43,6 +43,8 @@ class Births:
             raise
 
     def _record(self, call: OperatorCall, out: object) -> None:
+        """Record the memory that a call takes: by the script of its rule where it has one, else each output as it is;
+        then the workspaces of cuBLAS."""
         if self.graph is not None:
             self._draw(self.graph, call, out)
         storages, facts = self._storages, call.facts
@@ -120,6 +122,7 @@ class Births:
         self._take(workspaces)
 
     def _take(self, use: WorkspaceUse) -> None:
+        """Record the workspaces of cuBLAS: those that stay, and a temporary one, freed again, for each product."""
         storages = self._storages
         for call in range(use.times):
             kept = use.kept if call == 0 else ()

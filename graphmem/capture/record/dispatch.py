@@ -94,9 +94,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         recorder.note(call)
         if torch.is_grad_enabled():
             if recorder.written_views.is_waiting:
-                recorder.written_views.used(args)
+                recorder.written_views.note_use(args)
             if route.facts.writes_first:
-                recorder.written_views.written(args[0], args)
+                recorder.written_views.note_write(args[0], args)
         return self.go_on(route, call)
 
     def go_on(self, route: Route, call: OperatorCall) -> object:
@@ -196,7 +196,7 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> object:
     if group.name in mode.recorder.groups.ranks:
         _record_use(mode, call, call.args)
     if exchanged.follow(mode.recorder.values, call.func, call.args, group, mode.recorder.post):
-        mode.recorder.note_once(exchanged.ALIKE)
+        mode.recorder.note_once(exchanged.OTHERS_HOLD_THE_SAME)
     return collectives.collective(call.func, call.args)
 
 

@@ -363,6 +363,7 @@ def _leaving(context: Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generation(context: Context) -> Iterator[None]:
+    """Shorten long generations: once one begins, its loop is patched, until the capture ends."""
     patches, recorder = Patches(), context.recorder
 
     def follow() -> None:

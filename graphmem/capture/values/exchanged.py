@@ -19,7 +19,7 @@ from graphmem.capture.values.messages import Post
 from graphmem.capture.values.tensors import tensors_in
 
 #: The remark where known values came out of a collective.
-ALIKE = "values that processes exchange: the others were taken to hold what this one does"
+OTHERS_HOLD_THE_SAME = "values that processes exchange: the others were taken to hold what this one does"
 #: What a reduction over ``ranks`` processes that hold the same makes of a number or a tensor. Of the others (exclusive
 #: or, sums of scaled values, any before PyTorch tells which one it is) it is known that zeros stay zeros.
 _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
@@ -56,7 +56,7 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group, po
     what this process does. What one process sends another goes through the ``post``, where there is one."""
     name = func.__name__.partition(".")[0].strip("_")
     written = list(_written(name, args, group))
-    read = [_read(values, one, group) for one in written]
+    read = [_incoming(values, one, group) for one in written]
     if post is not None and name in _SENT and len(group.members) == group.ranks:
         heard = _exchange(values, name, args, group, post)
         read = [(value, None) for value in heard] if written else read
@@ -103,8 +103,9 @@ def _shaped(known: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | 
         return known.reshape(tuple(tensor.shape))
 
 
-def _read(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tensor | None, Any]:
-    """The values of a tensor that is written, or the number that each element is; None for what is not known."""
+def _incoming(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tensor | None, Any]:
+    """What a collective will write into ``one.target``: values, or the number that each element is; None for what is
+    not known. Nothing is written yet."""
     if one.source is None or max(one.target.numel(), one.source.numel()) > INTEGER_LIMIT:
         return None, None
     combine = _REDUCTIONS.get(group.reduction)

@@ -236,6 +236,7 @@ class KnownValues:
             self._make(call, out)
 
     def _make(self, call: HostCall, out: object) -> None:
+        """An operator has made ``out``: compute its values, or put that off, where all that it reads is known."""
         outputs = list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(map(self._fits, fakes)):
@@ -310,6 +311,7 @@ class KnownValues:
             self.learn(mask, first)
 
     def _write(self, call: HostCall) -> None:
+        """An operator writes to tensors: compute their new values where what it reads is known, else forget them."""
         operator = call.operator
         tensors = [tensor for tensor in call.targets if not isinstance(tensor, FakeTensor) or self._fits(tensor)]
         if not tensors:

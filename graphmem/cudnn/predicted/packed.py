@@ -101,6 +101,7 @@ def read_header(data: bytes) -> tuple[dict[str, str], int]:
 
 
 def _unpack(data: bytes) -> Trees:
+    """The trees in the bytes of a file. Raises :class:`ValueError` where its length or its sum is another."""
     header, start = read_header(data)
     measured = _CONTENT.fullmatch(header.pop("content", ""))
     content = memoryview(data)[start:]

@@ -63,6 +63,8 @@ def bound(job: Job, layout: Layout) -> Bound:
 
 
 def _moments(job: Job, layout: Layout) -> Iterator[tuple[Part, ...]]:
+    """Moments of a step by what a process holds then at least: at the optimizer's step, where the loss is made, in
+    flight in a pipeline's first stage, and with the largest unit gathered."""
     states = States.of(job, layout)
     yield (
         Part("weights", states.weights),

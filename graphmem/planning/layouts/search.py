@@ -125,6 +125,7 @@ class Search:
         )
 
     def _confirm(self, candidate: Candidate) -> None:
+        """Capture a candidate and set its status, and that of the open ones of which it decides too."""
         number = f"{self.captured + 1} of at most {self.budget}"
         self.say(f"{number}: {candidate.layout.words()}")
         try:

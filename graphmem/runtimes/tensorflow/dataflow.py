@@ -241,6 +241,8 @@ class Executor:
             self._drop(old)
 
     def _compute(self, node: Node, given: Sequence[Value | None]) -> list[Value | None]:
+        """Run a kernel: its scratch and outputs are allocated in its order, the scratch is dropped. The buffers of its
+        outputs, None for those that are not on the card."""
         if not node.on_card:
             return [None for _ in node.outputs]
         tensors = self._tensors(node, given)

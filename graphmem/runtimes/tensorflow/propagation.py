@@ -150,6 +150,8 @@ class Propagator(Generic[V]):
         self, iteration: Iteration[V], name: str, outputs: Sequence[V | None], dead: bool, ready: list[Ready[V]],
         gone: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
+        """Hand the outputs of a node to those that read them, dead ones as such; nodes that lack nothing more are added
+        to ``ready``."""
         for node, position, output in self._edges[name]:
             is_dead = dead or output in gone
             value = outputs[output] if not is_dead and output < len(outputs) else None

@@ -125,6 +125,8 @@ def read(given: tuple[tuple[str, str], ...]) -> Arguments:
 
 
 def _resolved(values: Mapping[str, Any]) -> Arguments:
+    """The engine's arguments with its defaults, as it resolves them. Raises :class:`UsageError` for graphs of a model
+    that is not compiled."""
     compilation: Mapping[str, Any] = values.get("compilation_config", {})
     level = values.get("optimization_level", _USUAL_LEVEL)
     mode = compilation.get("cudagraph_mode", _LEVELS[level])

@@ -460,6 +460,7 @@ def _gib(size: int) -> str:
 
 
 def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
+    """The assumptions of an answer that a reader has to know, as sentences."""
     notes = []
     if not settings.eager and not settings.cold:
         notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")

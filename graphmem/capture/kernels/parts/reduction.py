@@ -139,6 +139,7 @@ def _iteration(
 
 
 def _coalesce(iteration: _Iteration) -> None:
+    """Join neighbouring dimensions that every operand steps through as one, in place."""
     if len(iteration.shape) <= 1:
         return
     shape, strides = [iteration.shape[0]], [[stride[0]] for stride in iteration.strides]
@@ -232,6 +233,8 @@ def _buffers(
     sm_count: int,
     threads_per_sm: int,
 ) -> Buffers:
+    """The buffers of a reduction over ``dims`` of a tensor: an accumulator where indices need 64 bits, and those of
+    each launch."""
     iteration = _iteration(shape, strides, offset, dims, keepdim, kernel)
     accumulator = 0
     if not kernel.accumulates_in_output and not iteration.uses_32bit_indexing():

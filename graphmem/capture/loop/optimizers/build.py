@@ -93,6 +93,7 @@ def _transformers_adafactor() -> Callable[..., torch.optim.Optimizer]:
 def _made(
     kind: Callable[..., torch.optim.Optimizer], parameters: Sequence[Any], options: dict[str, Any], training: Training
 ) -> torch.optim.Optimizer:
+    """Make the optimizer. Raises :class:`CaptureError` where it refuses its arguments."""
     try:
         return kind(parameters, **options)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:

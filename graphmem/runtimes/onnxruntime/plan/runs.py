@@ -60,6 +60,8 @@ class Runs:
         self._load(graph, self.builder.phase(0, f"{self.prefix}{LOAD}"), weights_of(graph), {})
 
     def _load(self, graph: Graph, phase: int, weights: Weights, around: dict[str, int]) -> None:
+        """Record the loading of a graph's initializers and their prepacking, which may free weights; then of its
+        subgraphs. ``around``: storages of the weights of the graphs around it."""
         graph = self.plan.with_copies(graph)
         operator = self.builder.operator("initializers", phase=phase)
         held = around | {
