@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -230,7 +230,7 @@ def test_the_writer_asks_a_stream_for_nothing_but_write(tmp_path: Path) -> None:
             return len(data)
 
     sink = Sink()
-    writer = ArchiveWriter(sink)
+    writer = ArchiveWriter(cast("BinaryIO", sink))
     writer.write_record("data/0", None, 1000)
     writer.write_record("text", "words", 5)
     known = writer.serialization_id()
@@ -239,7 +239,7 @@ def test_the_writer_asks_a_stream_for_nothing_but_write(tmp_path: Path) -> None:
     assert (reader.get_record("data/0"), reader.get_record("text")) == (bytes(1000), b"words")
     assert reader.serialization_id() == writer.serialization_id() != known
     with gzip.open(tmp_path / "a.gz", "wb") as packed:
-        writer = ArchiveWriter(packed)
+        writer = ArchiveWriter(cast("BinaryIO", packed))
         writer.write_record("data/0", None, 1 << 20)
         writer.write_end_of_file()
     with gzip.open(tmp_path / "a.gz") as packed:

@@ -422,7 +422,7 @@ POOLED = places.PYTORCH / "pool_snapshot.pickle.gz"
 
 def _pooled(names_pools: bool) -> Any:
     """A run with private pools (``python -m tests.recorded pool_snapshot``), as new or old versions write it."""
-    snapshot = load_plain_pickle(gzip.decompress(POOLED.read_bytes()))
+    snapshot: Any = load_plain_pickle(gzip.decompress(POOLED.read_bytes()))
     if not names_pools:
         for event in snapshot["device_traces"][0]:
             event.pop("pool_id", None)
