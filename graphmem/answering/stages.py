@@ -210,7 +210,7 @@ def replay_on(
     runs = runtime.run(trace, options, setting)
     known = tuple(remarks.diagnostics(question, run, taken))
     assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
-    details: Mapping[str, Any] = {**remarks.details(question, run), **runs.details}
+    details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
     if taken.findings is not None:
         diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))

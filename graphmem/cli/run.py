@@ -22,7 +22,7 @@ from graphmem.errors import UsageError
 from graphmem.sources.hints import refuse_keras
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
-from graphmem.training.program import OPTIMIZER_STEPS, Program
+from graphmem.training.program import EPOCH_SECONDS, OPTIMIZER_STEPS, Program
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
@@ -62,6 +62,12 @@ class Followed:
         None, "Run a module (package.module) instead of a file.", flags="-m --module", metavar="MODULE"
     )
     iterations: int = option(OPTIMIZER_STEPS, "Optimizer steps after which the program's loops end.", Whole())
+    epoch: str = option(
+        "auto",
+        f"Batches whose shapes are looked at behind those of the steps, the largest of which are analysed too: as many "
+        f"as are read in {EPOCH_SECONDS:.0f} seconds (auto), none (first), all, or the next N (sample N).",
+        metavar="auto|first|all|'sample N'",
+    )
     data_dependent: float | None = option(None, option_of(Training, "data_dependent"))
     assume: tuple[tuple[str, Assumed], ...] = option((), option_of(Training, "assume"))
     bounds: bool = option(False, BOUNDS)
@@ -148,7 +154,7 @@ def run_command(
     """
     check_output(output.output)
     launch = _launch(launcher)
-    program = _program(words, followed.module, launch)
+    program = replace(_program(words, followed.module, launch), epoch=followed.epoch)
     from graphmem.sandbox import Permissions, entered, folder_of
 
     permissions = Permissions(

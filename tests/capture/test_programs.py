@@ -379,7 +379,7 @@ answer = f(), C.k
         OVER: lambda items, where, **_: items,
         BEGIN: lambda where, **_: where,
         GOES_ON: lambda loop: True,
-        CALLS: lambda **_: None,
+        CALLS: lambda *_, **__: None,
     }
     exec(compiled(source, "train.py"), rewritten)
     assert rewritten["answer"] == plain["answer"]

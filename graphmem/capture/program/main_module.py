@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from graphmem.base.documents import read_content
-from graphmem.capture.program.leaving import Leaving, Left, Loops
+from graphmem.capture.program.asking import Loops
+from graphmem.capture.program.leaving import Leaving, Left
 from graphmem.capture.program.loops import compiled, rewritten_loops
 from graphmem.errors import SourceError, first_line
 from graphmem.training.program import Ending, Program
@@ -23,6 +24,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
 
     Raises :class:`SourceError` for a file that Python cannot read or compile.
     """
+    leaving.epochs.limit(program.epoch)
     folder = Path.cwd() if program.is_module else _script(program).resolve().parent
     with _environment(program), _restored(), rewritten_loops(Loops(leaving), folder):
         sys.path.insert(0, str(folder))

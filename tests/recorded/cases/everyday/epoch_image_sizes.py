@@ -41,7 +41,10 @@ class UNet(nn.Module):
     def __init__(self, width=32, classes=4):
         super().__init__()
         self.a, self.b, self.c = double(1, width), double(width, 2 * width), double(2 * width, 4 * width)
-        self.up_b, self.up_a = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.up_b, self.up_a = (
+            nn.ConvTranspose2d(4 * width, 2 * width, 2, 2),
+            nn.ConvTranspose2d(2 * width, width, 2, 2),
+        )
         self.d, self.e = double(4 * width, 2 * width), double(2 * width, width)
         self.out = nn.Conv2d(width, classes, 1)
 

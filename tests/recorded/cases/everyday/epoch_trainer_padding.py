@@ -14,7 +14,9 @@ class Reviews(Dataset):
         self.rows = []
         for _ in range(count):
             length = min(384, int(draw.lognormvariate(4.0, 0.8)) + 4)
-            self.rows.append({"input_ids": [draw.randrange(5, 6000) for _ in range(length)], "labels": draw.randrange(3)})
+            self.rows.append(
+                {"input_ids": [draw.randrange(5, 6000) for _ in range(length)], "labels": draw.randrange(3)}
+            )
 
     def __len__(self):
         return len(self.rows)

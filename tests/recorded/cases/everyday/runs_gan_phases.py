@@ -18,9 +18,7 @@ class Photos(Dataset):
 
 
 def conv(i, o, stride=1):
-    return nn.Sequential(
-        nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.LeakyReLU(0.2, inplace=True)
-    )
+    return nn.Sequential(nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.LeakyReLU(0.2, inplace=True))
 
 
 class Generator(nn.Module):
