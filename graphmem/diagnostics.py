@@ -181,6 +181,12 @@ class Code(Enum):
     RUNS_ALIKE = _harmless(
         "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
     )
+    SHORTENED = Meaning(
+        "note",
+        Effect.INTERVAL,
+        "several runs, or batches of many sizes, of which a few steps were followed: what the allocator has cached "
+        "from other sizes may be cut up further in later ones",
+    )
     EPOCH_ALIKE = _harmless("{read} batches of {place} were read, all of one shape; the others were not")
     EPOCH_READ = _harmless(
         "all {read} batches of {place} were read, of {shapes} shapes; the {analysed} that are larger than all before "

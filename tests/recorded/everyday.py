@@ -27,9 +27,10 @@ _STEPS = 200
 
 @dataclass(frozen=True)
 class EverydayProgram:
-    """A file."""
+    """A file, predicted in ``steps`` optimizer steps."""
 
     path: Path
+    steps: int = _STEPS
 
     @property
     def name(self) -> str:
@@ -74,7 +75,7 @@ class EverydayProgram:
         question = Question(
             Program(str(self.path)),
             device=CARD,
-            iterations=_STEPS,
+            iterations=self.steps,
             torch_version=".".join(map(str, torch_version)),
             cudnn=library or "never",
         )

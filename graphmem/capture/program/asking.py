@@ -74,7 +74,7 @@ class _LoaderLoop:
         if not loop.goes_on():
             if loop.has_trained and self._loader() is not None:
                 leaving.finish(self._loader(), self._rest.varies)
-            raise StopIteration
+            return self._rest.final_batch() if loop.has_trained and callers.ends_lightnings_epoch() else self._stop()
         try:
             batch = self._rest.next_batch() if loop.is_ending else self._following(iterator)
         except StopIteration:
@@ -82,6 +82,9 @@ class _LoaderLoop:
             raise
         self._rest.note(batch)
         return batch
+
+    def _stop(self) -> object:
+        raise StopIteration
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class Rest:
         self._seen: list[Shapes] = []
         self._most: dict[object, int] = {}
         self._held: deque[Any] = deque()
+        self._final: Any = None
         self._is_read = False
         self._patience = MOST_HELD
 
@@ -130,6 +131,13 @@ class Rest:
             raise StopIteration
         return self._held.popleft()
 
+    def final_batch(self) -> Any:
+        """The last batch of the epoch, once. Raises :class:`StopIteration` where it was not read."""
+        if self._final is None:
+            raise StopIteration
+        final, self._final = self._final, None
+        return final
+
     # --- reading ---
 
     def _measure(self, batch: object) -> bool:
@@ -154,6 +162,7 @@ class Rest:
             is_larger = self._measure(batch)
             if not self._seen[-1]:
                 break
+            self._final = batch
             if is_larger or self._seen[-1] not in known:
                 held.add(batch, is_larger)
         self._epochs.stop()

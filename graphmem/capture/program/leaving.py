@@ -73,6 +73,7 @@ class Leaving:
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
         self.optimizers = 0  # how many there have been
         self._finished: weakref.WeakKeyDictionary[Any, _Finished] = weakref.WeakKeyDictionary()  # loaders that trained
+        self._runs_begun = 0  # after the first one
         self._run_start = 0  # in the log
         self._ended = 0  # in the log, when a loop ended last
         self._reopened = 0  # how often by a new optimizer
@@ -80,6 +81,13 @@ class Leaving:
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._loops: list[weakref.ref[Loop]] = []
+
+    def findings(self) -> dict[Diagnostic, int]:
+        """What the reader must know of steps, runs and batches that were not followed."""
+        found = self.remarks | self.epochs.remarks
+        if self.is_ending and (self._runs_begun or self.epochs.varied):
+            found[Code.SHORTENED.about()] = 1
+        return found
 
     # --- optimizers ---
 
@@ -144,6 +152,7 @@ class Leaving:
 
     def begin_run(self) -> None:
         """Every optimizer makes its steps once more, and loaders have batches again."""
+        self._runs_begun += 1
         self._run_start = len(self.log)
         self._finished.clear()
 
@@ -312,9 +321,12 @@ class Loop:
         stepped = set(self._leaving.log[self._step :])
         if self.runs is None or not stepped or self.is_fed:
             return False
-        if all(number >= self._optimizers for number in stepped):
+        if self._made_its_optimizers():
             return True
         return self.runs.varies and (self.runs.are_settings or not self.steps_itself)
+
+    def _made_its_optimizers(self) -> bool:
+        return all(number >= self._optimizers for number in self._leaving.log[self._step :])
 
     def _goes_to_next_run(self) -> bool:
         leaving, runs, (row, *_) = self._leaving, self.runs, self._top
@@ -322,7 +334,7 @@ class Loop:
         self.is_list = True
         builder = leaving.recorder.builder
         leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
-        goes_on = runs.go_on(iterations.peak(builder, row))
+        goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
         if runs.skipped:
             code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
             leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1

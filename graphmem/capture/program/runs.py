@@ -93,13 +93,14 @@ class Runs:
 
     # --- which are followed ---
 
-    def go_on(self, peak: int) -> bool:
-        """An item has been a run with this peak; whether another one may follow."""
+    def go_on(self, peak: int, is_new: bool) -> bool:
+        """An item has been a run with this peak, with optimizers that it made if it ``is_new``; whether another one may
+        follow."""
         self._peaks.append(peak)
         is_alike = len(self._peaks) >= ALIKE_RUNS and len(set(self._peaks[-ALIKE_RUNS:])) == 1
         rest = self._known_rest() if self._ahead is None else None
         if rest is not None:
-            self._choose(rest)
+            self._choose(rest, is_new)
         if self._ahead is not None:
             if is_alike and self._is_counter and self.skipped:
                 self._ahead, self.differ = self._ahead[-1:], False
@@ -118,13 +119,9 @@ class Runs:
             return None
         return list(items)[1:]
 
-    def _choose(self, rest: list[Any]) -> None:
-        if any(self._key(self._item)) or any(any(self._key(item)) for item in rest):
-            chosen = self._of_other_keys(rest)
-        else:
-            chosen = rest
-            if not self._is_counter:
-                chosen = _distinct(rest)
+    def _choose(self, rest: list[Any], is_new: bool) -> None:
+        of_counter = rest if is_new else self._of_other_keys(rest)
+        chosen = of_counter if self._is_counter else _distinct(rest)
         self._ahead = chosen if len(chosen) < MOST_RUNS else _spread(chosen, MOST_RUNS - 1)
         self.differ = len(self._ahead) < len(chosen)
         self.skipped = len(rest) - len(self._ahead) if self.differ else 0

@@ -176,7 +176,7 @@ def capture(
         refusals = tuple(recorder.storages.refusals)
         found: dict[str, Any] = {}
         if context.leaving is not None:
-            assumed |= context.leaving.remarks | context.leaving.epochs.remarks
+            assumed |= context.leaving.findings()
             found = {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
             from graphmem.capture.program.held import label_held
 
