@@ -37,7 +37,7 @@ def derived(loop: ast.For) -> list[ast.expr]:
     """Functions of an item, one for each value."""
     names = _bound([loop.target])
     others = _bound(loop.body) - names
-    found = {ast.unparse(part): part for part in _values(loop.body, names) if not others & _read(part)}
+    found = {ast.unparse(part): part for part in _values(loop.body, names, others)}
     return [_of_item(loop.target, part) for part in found.values()] if len(found) <= _MOST_KEYS else []
 
 
@@ -58,18 +58,18 @@ def _read(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _values(nodes: Iterable[ast.AST], names: set[str]) -> Iterator[ast.expr]:
-    """The largest expressions that read one of ``names`` and can be evaluated ahead."""
+def _values(nodes: Iterable[ast.AST], names: set[str], others: set[str]) -> Iterator[ast.expr]:
+    """The largest expressions that read one of ``names``, none of ``others``, and can be evaluated ahead."""
     for node in nodes:
         if isinstance(node, (ast.JoinedStr, ast.FunctionDef, ast.ClassDef, ast.Lambda)) or _is_told(node):
             continue
         if isinstance(node, ast.If) and all(map(_is_told, (*node.body, *node.orelse))):
             continue
-        if isinstance(node, ast.expr) and _is_pure(node):
+        if isinstance(node, ast.expr) and _is_pure(node) and not others & _read(node):
             if names & _read(node) and not _only_counts(node):
                 yield node
             continue
-        yield from _values(ast.iter_child_nodes(node), names)
+        yield from _values(ast.iter_child_nodes(node), names, others)
 
 
 def _is_told(node: ast.AST) -> bool:

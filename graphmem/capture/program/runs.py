@@ -9,6 +9,7 @@ is evaluated for all of them ahead (``keys``, from :func:`graphmem.capture.progr
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 MOST_RUNS = 25
 #: Runs in a row whose peaks are equal, after which a list without an end that is known, or of counters, is left.
 ALIKE_RUNS = 5
+#: As many items of one key are rare.
+_RARE = 3
 _PLAIN = (int, float, str, bool, type(None))
 _COMBINATIONS = (itertools.product, itertools.permutations, itertools.combinations)
 _LONGEST_LABEL = 60
@@ -78,7 +81,8 @@ class Runs:
             return True
         if not isinstance(self._items, (list, tuple)):
             return isinstance(self._item, int) and not isinstance(self._items, _COMBINATIONS)
-        return len(self._items) > 2 and list(self._items) == list(range(len(self._items)))
+        count = len(self._items)
+        return count > 2 and isinstance(self._item, int) and all(map(operator.is_, self._items, range(count)))
 
     def _key(self, item: Any) -> tuple[object, ...]:
         return tuple(_value(key, item) for key in self._keys)
@@ -127,12 +131,13 @@ class Runs:
         self.skipped = len(rest) - len(self._ahead) if self.differ else 0
 
     def _of_other_keys(self, rest: list[Any]) -> list[Any]:
-        """The first item of every key, and the one after it where the key is that of a single item: what is done there
-        once may show in the next."""
+        """The first item of every key, the others of rare ones, and the item after one whose key no other has: what is
+        done there once may show in the next."""
         keys = [self._key(item) for item in (self._item, *rest)]
         counts, seen, chosen = Counter(map(repr, keys)), {repr(keys[0])}, list[int]()
         for place, key in enumerate(map(repr, keys[1:])):
-            if key not in seen or (place and counts[repr(keys[place])] == 1 and place - 1 in chosen):
+            is_after_single = place - 1 in chosen and counts[repr(keys[place])] == 1
+            if key not in seen or 1 < counts[key] <= _RARE < len(rest) or is_after_single:
                 chosen.append(place)
             seen.add(key)
         return [rest[place] for place in chosen]
