@@ -16,7 +16,7 @@ all gradients until the step returns; nothing is written over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from random import Random
 
 from graphmem.runtimes.tensorflow import kernels
@@ -46,14 +46,18 @@ class Executor:
         self._tried: set[Hashable] = set()
         self._nodes = {node.name: node for node in step.nodes}
         self._memory = Memory(lambda tensor, name: self._take(tensor, Category.ACTIVATION, name), self._free)
-        self._propagator: Propagator[Value] = Propagator(step.nodes, self._memory.hold, self._memory.drop, order)
-        self._arguments = [*step.resources, *step.data]
-        if order is not None:
-            order.shuffle(self._arguments)
+        self._propagator: Propagator[Value] = Propagator(
+            step.nodes, self._roots(), self._memory.hold, self._memory.drop, order
+        )
         self._variables: list[Value | None] = []
         self._constants: dict[str, Buffer] = {}
         self._phase = self._operator = 0
         self.uncounted: set[str] = set()
+
+    def _roots(self) -> list[str]:
+        """Arguments, nodes that wait for nothing, and what is received, as TensorFlow numbers them."""
+        waiting = [node.name for node in self._step.nodes if not node.inputs and not node.after]
+        return sorted((*self._step.data, *self._step.resources, *waiting), key=self._is_received)
 
     # --- buffers ------------------------------------------------------------------------------------------------------
 
@@ -130,26 +134,48 @@ class Executor:
         """One step, from the batch to what is fetched."""
         self._phase = self._builder.phase(iteration, "train step" if self._step.training else "run")
         self._begin("batch")
-        batch = {name: self._take(tensor, Category.INPUT, name) for name, tensor in self._step.data.items()}
+        batch = {
+            name: self._take(tensor, Category.INPUT, name)
+            for name, tensor in self._step.data.items() if not self._is_received(name)
+        }  # fmt: skip
         if iteration == 1:
             self._make_constants()
-        ready = deque(self._propagator.begin())
-        for name in self._arguments:
-            ready.extend(self._propagator.give(name, batch.get(name)))
-        for name, tensor in self._step.data.items():  # integers of 32 bits are copied for their readers alone
-            if tensor.dtype == "int32":
-                self._drop(batch.pop(name))
         self._kept: list[Value | None] = []
         self._fetched = {*self._step.fetched, *(self._gradients() if self._step.eager else ())}
+        ready = self._begin_graph(batch)
         if self._step.eager:  # as Python comes to them
             for node in self._step.nodes:
                 self._process(self._propagator.now(node.name))
             ready.clear()
-        while ready:
-            ready.extend(self._process(ready.popleft()))
+        self._work_off(ready)
         self._begin("end of step")
         for value in (*self._kept, *batch.values()):
             self._drop(value)
+
+    def _work_off(self, ready: deque[Ready[Value]]) -> None:
+        while ready:
+            ready.extend(self._process(ready.popleft()))
+
+    def _begin_graph(self, batch: Mapping[str, Value | None]) -> deque[Ready[Value]]:
+        """Run what waits for nothing; the nodes that are ready then. What comes from the host goes on in another
+        thread (``IntraProcessRecvAsync``, rendezvous_mgr.cc), as far as it comes."""
+        ready: deque[Ready[Value]] = deque()
+        for name, node in self._propagator.begin():
+            if node is not None:
+                ready.extend(() if self._step.eager else self._process(node))
+            elif not self._is_received(name):
+                ready.extend(self._propagator.give(name, batch.get(name)))
+            else:
+                self._begin("_Recv", name)
+                received = self._take(self._step.data[name], Category.INPUT, name)
+                others = deque(self._propagator.give(name, received))
+                self._drop(received)
+                self._work_off(others)
+        return ready
+
+    def _is_received(self, name: str) -> bool:
+        """Whether an argument is sent to the card within the step: integers of 32 bits stay on the host before."""
+        return name in self._step.data and self._step.data[name].dtype == "int32"
 
     def _gradients(self) -> set[tuple[str, int]]:
         """What ``train_step`` holds in a list until it returns: tensors of the tape that others read."""
