@@ -15,6 +15,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from graphmem.runtimes.tensorflow.edges import Addresses
+from graphmem.runtimes.tensorflow.partition import ARGUMENT
 from graphmem.runtimes.tensorflow.step import Node
 
 V = TypeVar("V")
@@ -77,8 +78,8 @@ class Propagator(Generic[V]):
     and with them the order of those that leave one node; without it they follow each other as in the graph."""
 
     def __init__(
-        self, nodes: Sequence[Node], roots: Sequence[str], hold: Callable[[V], object],
-        drop: Callable[[V], object], order: Random | None = None,
+        self, nodes: Sequence[Node], hold: Callable[[V], object], drop: Callable[[V], object],
+        order: Random | None = None,
     ) -> None:  # fmt: skip
         self._nodes = {node.name: node for node in nodes}
         self._hold, self._drop = hold, drop
@@ -86,7 +87,7 @@ class Propagator(Generic[V]):
         self._after: dict[str, list[Node]] = defaultdict(list)
         self._enters = {node.name for node in nodes if node.op == "Enter"}
         self._entries = Counter(_frame_of(node) for node in nodes if node.op == "Enter")
-        self._roots = roots
+        self._roots = sorted((node for node in nodes if not node.inputs and not node.after), key=_is_on_host)
         self._connect(nodes, order)
         self._root = self._begin(Frame[V](None, "", 0, 1))
 
@@ -109,23 +110,11 @@ class Propagator(Generic[V]):
         if addresses is not None:
             self._roots = addresses.ordered([*enumerate(self._roots, number)], reserved=False)
 
-    def readers(self, name: str, output: int) -> int:
-        """How many edges leave an output."""
-        return sum(position == output for _, _, position in self._edges[name])
-
-    def begin(self) -> list[tuple[str, Ready[V] | None]]:
-        """A new run of the graph: its arguments, and the nodes that wait for nothing, in the order in which they
-        run."""
+    def begin(self) -> list[Ready[V]]:
+        """A new run of the graph: the nodes that wait for nothing, in the order in which they run."""
         self._root = self._begin(Frame[V](None, "", 0, 1))
-        found = [(name, self._nodes.get(name)) for name in self._roots]
-        self._root.unfinished += sum(node is not None for _, node in found)
-        return [(name, None if node is None else Ready(node, self._root, {}, dead=False)) for name, node in found]
-
-    def give(self, name: str, value: V | None) -> list[Ready[V]]:
-        """An argument of the graph; the nodes that are ready then."""
-        ready: list[Ready[V]] = []
-        self._deliver(self._root, name, [value], False, ready)
-        return ready
+        self._root.unfinished += len(self._roots)
+        return [Ready(node, self._root, {}, dead=False) for node in self._roots]
 
     def now(self, name: str) -> Ready[V]:
         """A node with the inputs that it has, whether it is ready or not."""
@@ -265,6 +254,11 @@ class Propagator(Generic[V]):
         for name in frame.dead_exits:
             self._deliver(frame.parent, name, (), True, ready)
         self._settle(frame.parent.frame, ready)
+
+
+def _is_on_host(node: Node) -> bool:
+    """What comes from the host is received, which is numbered after arguments and constants."""
+    return node.op == ARGUMENT and not node.on_card
 
 
 def _frame_of(node: Node) -> str:
