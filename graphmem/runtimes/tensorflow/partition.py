@@ -48,7 +48,9 @@ def _with_received(nodes: Mapping[str, Node]) -> Iterator[Node]:
             inputs[position] = f"{name}/{RECEIVED}{output}", 0
             if (name, output) not in received:
                 received.add((name, output))
-                yield Node(RECEIVED, inputs[position][0], True, ((name, output),), (), (nodes[name].outputs[output],), {})
+                yield Node(
+                    RECEIVED, inputs[position][0], True, ((name, output),), (), (nodes[name].outputs[output],), {}
+                )
         yield replace(node, inputs=tuple(inputs))
 
 
