@@ -45,8 +45,8 @@ MORE_PERCENT_WITH_XLA = (-38.5, -6.6, -1.1, 8.7, 21.3, 24.8, 25.3, 48.5, 105.6)
 #: Names, sources and spreads of the causes of doubt: a step operator by operator, and one that XLA compiles.
 _ORDERS = "TensorFlow's order of kernels"
 _DRAWN = (
-    "kernels run in another order in every process, and chunks are larger than requests: of drawn processes nine in ten "
-    "stay at or under this peak"
+    "kernels run in another order in every process, and chunks are larger than requests: of drawn processes, nine in "
+    "ten stay at or under this peak"
 )
 _OPERATOR_BY_OPERATOR = (
     "TensorFlow's kernels",

@@ -182,7 +182,7 @@ def off_percent(name: str) -> float:
     return 100 * (predicted(name) / upper(runs(recorded()[name])) - 1)
 
 
-def under_percent(name: str) -> list[float]:
+def more_percent(name: str) -> list[float]:
     """By recorded process, how many per cent more it took than was predicted."""
     return [100 * (run / predicted(name) - 1) for run in runs(recorded()[name])]
 
@@ -229,22 +229,23 @@ class _Kind:
         return 0
 
     def table(self, arguments: list[str]) -> int:
-        rows = recorded()
         for name in known():
             if not arguments or any(part in name for part in arguments):
-                peaks, base = runs(rows[name]), upper(runs(rows[name]))
-                spread = [
-                    100 * (one / base - 1)
-                    for one in (min(peaks), max(peaks), *drawn(name).peaks[:: len(drawn(name).peaks) - 1 or 1])
-                ]
-                print(
-                    f"{name:20} {len(peaks):2} recorded {base:>15,} ({spread[0]:+.1f} to {spread[1]:+.1f} %) "
-                    f"shown {off_percent(name):+7.2f} % (drawn {spread[2]:+.1f} to {spread[-1]:+.1f} %) "
-                    f"{sum(more > 1 for more in under_percent(name))} more by 1 % {'kept back' if CASES[name].kept_back else ''}"
-                )
+                print(_row(name), flush=True)
         return 0
 
     differ = table
+
+
+def _row(name: str) -> str:
+    recorded_peaks, drawn_peaks = sorted(runs(recorded()[name])), drawn(name).peaks
+    shown = predicted(name)
+    ends = [100 * (one / shown - 1) for one in (*recorded_peaks[:: len(recorded_peaks) - 1 or 1], *drawn_peaks)]
+    return (
+        f"{name:20} {len(recorded_peaks):2} recorded {upper(recorded_peaks):>13,} shown {shown:>13,} "
+        f"{off_percent(name):+7.2f} %  of that recorded {ends[0]:+.1f} to {ends[len(recorded_peaks) > 1]:+.1f}, "
+        f"drawn {ends[-len(drawn_peaks)]:+.1f} to {ends[-1]:+.1f} %{'  kept back' * CASES[name].kept_back}"
+    )
 
 
 def _prepare(model: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 E = TypeVar("E")
 #: ``EdgeSet::kInline``.
@@ -45,32 +45,29 @@ class Addresses:
             return [edge for _, edge in edges]
         table: _Table[E] = _Table(len(edges) if reserved else 1)
         for number, edge in edges:
-            table.insert(self.of(number), edge)
-        return table.entries()
+            table.put(self.of(number), edge)
+        return [entry[1] for entry in table.slots if entry is not None]
 
 
-class _Table(list[tuple[int, E] | None]):
+class _Table(Generic[E]):
     """``FlatSet`` of pointers: open addressing with steps of 1, 2, 3 ..."""
 
     def __init__(self, size: int) -> None:
         buckets = 1
         while size >= _FILLED * buckets * _WIDTH:
             buckets *= 2
-        super().__init__([None] * buckets * _WIDTH)
+        self.slots: list[tuple[int, E] | None] = [None] * buckets * _WIDTH
         self._used = 0
 
-    def entries(self) -> list[E]:
-        return [entry[1] for entry in self if entry is not None]
-
-    def insert(self, address: int, edge: E) -> None:
-        if self._used >= int(len(self) * _FILLED):
+    def put(self, address: int, edge: E) -> None:
+        if self._used >= int(len(self.slots) * _FILLED):
             larger: _Table[E] = _Table(self._used + 1)
-            for entry in filter(None, self):
-                larger.insert(*entry)
-            self[:] = larger
+            for entry in filter(None, self.slots):
+                larger.put(*entry)
+            self.slots = larger.slots
         place, step = (address + (address >> 6)) >> _MARKER_BITS, 0
-        while self[place % len(self)] is not None:
+        while self.slots[place % len(self.slots)] is not None:
             step += 1
             place += step
-        self[place % len(self)] = address, edge
+        self.slots[place % len(self.slots)] = address, edge
         self._used += 1

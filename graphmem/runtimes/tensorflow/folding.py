@@ -73,5 +73,7 @@ def _constant(node: Node) -> Node:
 
 
 def _with_constants(node: Node, made: Mapping[str, Node]) -> Node:
+    if all(name not in made for name, _ in node.inputs):
+        return node
     inputs = tuple((made[name].name if name in made else name, output) for name, output in node.inputs)
     return replace(node, inputs=inputs)

@@ -51,7 +51,7 @@ def _with_received(nodes: Mapping[str, Node]) -> Iterator[Node]:
                 yield Node(
                     RECEIVED, inputs[position][0], True, ((name, output),), (), (nodes[name].outputs[output],), {}
                 )
-        yield replace(node, inputs=tuple(inputs))
+        yield node if tuple(inputs) == node.inputs else replace(node, inputs=tuple(inputs))
 
 
 def _is_sent(node: Node, position: int, source: Node, output: int, *, to_card: bool) -> bool:

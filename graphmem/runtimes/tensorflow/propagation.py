@@ -96,10 +96,11 @@ class Propagator(Generic[V]):
         leaving: dict[str, list[tuple[int, tuple[Node, int, int] | Node]]] = defaultdict(list)
         number = 0
         for node in nodes:
-            edges = [(name, (node, position, output)) for position, (name, output) in enumerate(node.inputs)]
-            for name, edge in (*edges, *((name, node) for name in node.after)):
-                leaving[name].append((number, edge))
-                number += 1
+            for position, (name, output) in enumerate(node.inputs):
+                leaving[name].append((number + position, (node, position, output)))
+            for position, name in enumerate(node.after, len(node.inputs)):
+                leaving[name].append((number + position, node))
+            number += len(node.inputs) + len(node.after)
         addresses = Addresses(order) if order is not None else None
         for name, found in leaving.items():
             for edge in addresses.ordered(found) if addresses else (edge for _, edge in found):
