@@ -67,16 +67,25 @@ def test_drawn_processes_spread_as_recorded_ones_do() -> None:
 
 def test_most_recorded_steps_are_within_two_per_cent() -> None:
     modelled = {name: off for name, off in ratchet.read(REACHED).items() if not steps.prepared(name)[0].jit}
-    assert sum(abs(off) <= 2 for off in modelled.values()) >= 30
+    assert sum(abs(off) <= 2 for off in modelled.values()) >= 36
+    assert max(map(abs, modelled.values())) <= 3
 
 
-def test_five_models_were_foretold() -> None:
+@pytest.mark.slow
+def test_hardly_a_recorded_process_takes_more_than_one_per_cent_more() -> None:
+    more = [off for name in steps.known() if not steps.prepared(name)[0].jit for off in steps.more_percent(name)]
+    assert sum(off > 1 for off in more) <= 2
+    assert len(more) >= 96
+
+
+def test_models_were_foretold() -> None:
     """The predictions were committed before anything of these models was recorded."""
     foretold = json.loads((steps.FILE.parent / "foretold.json").read_text())
-    rows = steps.recorded()
-    assert all(abs(foretold[name]["shown"] / steps.upper(steps.runs(rows[name])) - 1) <= 0.02 for name in foretold)
+    recorded = {name: steps.upper(steps.runs(steps.recorded()[name])) for name in steps.FORETOLD}
+    assert all(abs(foretold[name]["shown"] / peak - 1) <= 0.01 for name, peak in recorded.items())
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_what_was_recorded() -> None:
     followed = [name for name in steps.known() if steps.is_followed(name)]
     compiled = [name for name in steps.known() if steps.prepared(name)[0].jit]
