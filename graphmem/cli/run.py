@@ -251,7 +251,7 @@ def _run_for_parent(program: Program, analyzed: dict[str, Any]) -> NoReturn:
     for one in endings:
         if one["code"]:
             click.echo(f"graphmem: {program.name}: {one['words']}", err=True)
-    raise SystemExit(nothing.code if nothing is not None else max(one["code"] for one in endings))
+    click.get_current_context().exit(nothing.code if nothing is not None else max(one["code"] for one in endings))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from graphmem.following.words import PythonLine, launched_options, rank_of
+from graphmem.following.words import WORKERS, PythonLine, launched_options, rank_of
 
 TYPE_CHECKING = False  # that of ``typing``, which takes long to import
 if TYPE_CHECKING:
@@ -113,8 +113,9 @@ class _Child:
         """PyTorch starts its work on the card."""
         if self._can_begin_again:
             self._capture()
-        worker = self._line.worker or PythonLine(["", "-c", "multiprocessing"]).worker
-        refuse(f"{self._line.shown()}: a worker process of it uses the card, which cannot be followed; {worker}")
+        name = "of multiprocessing" if self._line.kind != "file" else self._line.name
+        advice = self._line.worker or WORKERS["multiprocessing"]
+        refuse(f"a worker process {name} uses the card, and cannot be followed; {advice}")
 
     def _capture(self) -> NoReturn:
         """Begin again as ``graphmem run``."""

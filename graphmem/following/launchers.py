@@ -30,7 +30,7 @@ def replaced_agent() -> Iterator[None]:
         yield
 
 
-def _launch_one(config: Any, entrypoint: Any, arguments: Sequence[Any], *_: object) -> dict[int, Any]:
+def _launch_one(config: Any, entrypoint: Any, arguments: Sequence[Any], **_: object) -> dict[int, Any]:
     from graphmem.training.processes import Processes
 
     each = config.nproc_per_node

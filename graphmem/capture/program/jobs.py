@@ -1,7 +1,7 @@
 """Hydra's multirun: a program that runs itself once for each of many settings. One of them is analysed at a time.
 
-``BasicLauncher.launch`` (hydra/_internal/core_plugins/basic_launcher.py, 1.3) runs the jobs one after the other in one
-process; whoever asks for the next gets it in a run of its own.
+The launcher that ``Plugins.instantiate_launcher`` gives (hydra/core/plugins.py, 1.3) would run the jobs one after the
+other, or send them elsewhere; each is a run of its own here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 
-_MODULE = "hydra._internal.core_plugins.basic_launcher"
+_MODULE = "hydra.core.plugins"
 
 
 @contextlib.contextmanager
@@ -23,15 +23,21 @@ def one_job(number: int) -> Iterator[list[str]]:
     jobs: list[str] = []
 
     def follow(patches: Patches, module: ModuleType) -> None:
-        launch = module.BasicLauncher.launch
+        make = module.Plugins.instantiate_launcher
 
-        def launch_one(self: Any, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Any:
-            jobs.extend(" ".join(map(str, one)) for one in job_overrides)
-            chosen = min(number, len(job_overrides) - 1)
-            done = launch(self, [job_overrides[chosen]], initial_job_idx + chosen)
-            return list(done) * len(job_overrides)
+        def launcher(*args: object, **kwargs: object) -> Any:
+            made = make(*args, **kwargs)
+            launch = made.launch
 
-        patches.set(module.BasicLauncher, "launch", launch_one)
+            def launch_one(job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+                jobs.extend(" ".join(map(str, one)) for one in job_overrides)
+                chosen = min(number, len(job_overrides) - 1)
+                return list(launch([job_overrides[chosen]], initial_job_idx + chosen)) * len(job_overrides)
+
+            made.launch = launch_one
+            return made
+
+        patches.set(module.Plugins, "instantiate_launcher", launcher)
 
     with patched_imports({_MODULE: follow}):
         yield jobs

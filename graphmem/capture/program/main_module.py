@@ -15,7 +15,7 @@ from graphmem.base.documents import read_content
 from graphmem.capture.program.jobs import one_job
 from graphmem.capture.program.leaving import Leaving, Left, Loops
 from graphmem.capture.program.loops import compiled, rewritten_loops
-from graphmem.capture.program.notebooks import cells
+from graphmem.capture.program.notebooks import cells, cells_of_kernel
 from graphmem.capture.program.started import started_processes
 from graphmem.errors import SourceError, first_line, said
 from graphmem.training.program import Ending, Program
@@ -32,6 +32,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
         _environment(program),
         _restored(),
         rewritten_loops(Loops(leaving), folder),
+        cells_of_kernel(),
         started_processes(leaving.recorder.storages),
         one_job(program.job) as jobs,
     ):

@@ -9,7 +9,11 @@ import linecache
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
+from graphmem.capture.device.watched_imports import patched_imports
+from graphmem.capture.patches import Patches
+from graphmem.capture.program.loops import with_ends
 from graphmem.errors import SourceError
 
 #: A line for IPython and not for Python: ``%matplotlib inline``, ``!pip install``, ``?name``.
@@ -34,6 +38,23 @@ def cells(path: Path, content: bytes) -> Iterator[tuple[str, str]]:
             name = f"{path}[{number}]"
             linecache.cache[name] = len(plain), None, plain.splitlines(keepends=True), name
             yield name, plain
+
+
+@contextlib.contextmanager
+def cells_of_kernel() -> Iterator[None]:
+    """Until the end the loops of cells that a kernel runs are those of a program (``InteractiveShell.transform_ast``,
+    IPython/core/interactiveshell.py, 9)."""
+
+    def follow(patches: Patches, module: ModuleType) -> None:
+        transform = module.InteractiveShell.transform_ast
+
+        def transformed(self: object, node: ast.Module) -> ast.Module:
+            return with_ends(transform(self, node), "cell")
+
+        patches.set(module.InteractiveShell, "transform_ast", transformed)
+
+    with patched_imports({"IPython.core.interactiveshell": follow}):
+        yield
 
 
 def _text(source: object) -> str:
