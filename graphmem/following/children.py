@@ -82,7 +82,7 @@ class _Child:
 
     def begin(self) -> None:
         """End, become ``graphmem run``, or wait for the import of PyTorch."""
-        if self._line.kind in ("file", "module") and rank_of(os.environ) != self._told["rank"]:
+        if self._line.kind in ("file", "module") and rank_of(os.environ) not in (None, self._told["rank"]):
             sys.stdout.flush()
             os._exit(0)
         if self._line.is_server:

@@ -84,12 +84,12 @@ class PythonLine:
         return " ".join([target, *self.arguments])[:200]
 
 
-def rank_of(environment: os._Environ[str] | dict[str, str]) -> int:
-    """The number of this process among those that a launcher has started; 0 where none has."""
+def rank_of(environment: os._Environ[str] | dict[str, str]) -> int | None:
+    """The number of this process among those that a launcher has started; None where none has."""
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK"):
         if environment.get(name, "").isdecimal():
             return int(environment[name])
-    return 0
+    return None
 
 
 def launched_options(environment: os._Environ[str] | dict[str, str]) -> list[str]:
