@@ -243,6 +243,12 @@ def _overridable(fake: FakeTensor, kind: type) -> FakeTensor:
     return fake
 
 
+def library_class(kind: type) -> type:
+    """The class of a library that a class of fake tensors stands for; any other class itself."""
+    shown = kind.__bases__[0]
+    return shown if shown is not torch.Tensor and fake_kind(shown) is kind else kind
+
+
 def is_of_own_class(parameter: torch.Tensor) -> bool:
     """True if a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor

@@ -181,10 +181,13 @@ def _data_loaders(patches: Patches, _: Context) -> None:
     patch_data_loaders(patches)
 
 
-def _unnoticed(_: Context) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def _unnoticed(_: Context) -> Iterator[None]:
+    from graphmem.capture.device.shown_types import shown_types
     from graphmem.capture.device.unnoticed import unnoticed
 
-    return unnoticed()
+    with unnoticed(), shown_types():
+        yield
 
 
 @_patching
