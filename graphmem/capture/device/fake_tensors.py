@@ -305,8 +305,8 @@ def _set_item(self: torch.Tensor, index: object, value: object) -> None:
 
 
 def _pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
-    """A copy in pinned host memory (``at::native::_pin_memory``). A real host tensor, as a data loader's, stays."""
-    if not isinstance(self, FakeTensor) or hasattr(self, "_graphmem_pinned"):
+    """A copy in pinned host memory (``at::native::_pin_memory``)."""
+    if hasattr(self, "_graphmem_pinned"):
         return self
     if self.is_cuda:
         raise RuntimeError("cannot pin a tensor on the device; only dense CPU tensors can be pinned")
