@@ -261,7 +261,7 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
-    is_whole = mode.in_decomposition or torch.is_inference_mode_enabled()
+    is_whole = mode.in_decomposition or torch.is_inference_mode_enabled() or mode.recorder.wrappers
     if not is_whole and not any(t.is_inference() for t in tensors_in(call.args)):
         return NOT_HANDLED  # tensors that were made in it keep their composites whole elsewhere, too
     composite = mode.recorder.composites.get(call.func)
@@ -536,7 +536,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     ),
     Interceptor(
         "inference decomposition",
-        "in inference mode composites arrive whole, and so they do from what runs in place of a kernel",
+        "in inference mode composites arrive whole, and so they do from tensors around others and in place of a kernel",
         lambda facts: facts.is_composite or facts.decomposes,
         _inference_decomposition,
         is_noted=False,
