@@ -9,6 +9,7 @@ Every tensor created on ``meta`` while the pretence lasts is a device tensor.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import functools
@@ -335,7 +336,8 @@ def _deep_copy(values: KnownValues) -> _Make:
 
     def deep_copy(original: _Make, self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if not isinstance(self, FakeTensor):
-            with disable_current_modes():
+            is_real = not _wants_own_dispatch(self)
+            with disable_current_modes() if is_real else contextlib.nullcontext():
                 return original(self, memo)
         if id(self) in memo:
             return memo[id(self)]
@@ -345,9 +347,11 @@ def _deep_copy(values: KnownValues) -> _Make:
             if self.layout is not torch.strided:
                 copied = self.detach().clone().requires_grad_(self.requires_grad)
             elif isinstance(self, torch.nn.Parameter):
-                copied = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
+                kind = torch.nn.Parameter if type(self) is FakeTensor else library_class(type(self))
+                copied = kind(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
             else:
                 copied = _storage_copied(self, memo).requires_grad_(self.requires_grad)
+                copied.__class__ = type(self)
                 known = values.of(self)
                 if known is not None:
                     values.learn(copied, known)

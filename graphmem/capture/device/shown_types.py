@@ -33,7 +33,7 @@ TYPE = "__graphmem_type__"
 _LEFT = frozenset({"torch", "torchgen", "functorch", "graphmem", "numpy", "scipy", "pandas", "sympy", "triton"})
 _NAMES_TENSORS = re.compile(rb"\b(?:Tensor|Parameter)\b")
 _USES_TYPE = re.compile(rb"\btype\([^()\n]*\)\s*(?:is|in|not)\b|\btype\([^()\n]*\)\s*[!=]=|[\[(]type\([^()\n]*\)[\])]")
-_LAZY = {LazyParameter: UninitializedParameter, LazyBuffer: UninitializedBuffer}
+_LAZY: dict[type, type] = {LazyParameter: UninitializedParameter, LazyBuffer: UninitializedBuffer}
 
 
 def shown_type(value: object) -> type:

@@ -673,4 +673,4 @@ def _kind(tensor: torch.Tensor) -> int:
 
 
 def _is_inexact(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    return bool(tensor.is_floating_point() or tensor.is_complex())
