@@ -26,6 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from graphmem.capture.device.shown_types import with_shown_types
 from graphmem.capture.program.leaving import Loop, Loops
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
@@ -43,6 +44,7 @@ def compiled(source: str | bytes, filename: str) -> CodeType:
 
 def with_ends(tree: ast.Module, name: str) -> ast.Module:
     """The tree of a file of this name, its loops rewritten."""
+    tree = with_shown_types(tree)
     calls = calls_by_function(tree)
     tree = _Rewritten(name).visit(tree)
     if calls:
