@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import examples
+
 torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
@@ -59,7 +61,7 @@ def _assigned(x: Any) -> Any:
     numbers=st.lists(st.integers(0, 6), min_size=2, max_size=24),
     program=st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_programs_read_back_what_they_would_on_a_card(numbers: list[int], program: list[str]) -> None:
     def run(device: str, seen: list[Any]) -> None:
         x = torch.tensor(numbers).to(device)
