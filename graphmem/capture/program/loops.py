@@ -26,6 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from graphmem.capture.device.shown_types import with_shown_types
 from graphmem.capture.program.leaving import Loop, Loops
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
@@ -36,7 +37,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 def compiled(source: str | bytes, filename: str) -> CodeType:
     """The code of a file, its loops rewritten. Raises :class:`SyntaxError` as Python does."""
-    tree = ast.parse(source, filename)
+    tree = with_shown_types(ast.parse(source, filename))
     calls = calls_by_function(tree)
     tree = _Rewritten(Path(filename).name).visit(tree)
     if calls:

@@ -40,7 +40,8 @@ _EXPLAINED = (
     ),
     (
         r"_nested_|arguments from the 'NestedTensor|shape_env must not be None",
-        "nested tensors are not modelled; pad to a rectangular tensor for the analysis",
+        "this operator of nested tensors is not modelled (attention is not, nor layout=torch.strided); pad to a "
+        "rectangular tensor for the analysis",
     ),
     (
         r"Could not run '(?P<name>[\w:.]+)' with arguments from the",

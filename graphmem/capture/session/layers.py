@@ -181,10 +181,13 @@ def _data_loaders(patches: Patches, _: Context) -> None:
     patch_data_loaders(patches)
 
 
-def _unnoticed(_: Context) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def _unnoticed(_: Context) -> Iterator[None]:
+    from graphmem.capture.device.shown_types import shown_types
     from graphmem.capture.device.unnoticed import unnoticed
 
-    return unnoticed()
+    with unnoticed(), shown_types():
+        yield
 
 
 @_patching
@@ -312,6 +315,14 @@ def _recorder(context: Context) -> Iterator[None]:
         if context.numbers is not None:
             context.numbers.begin()
         yield
+
+
+@contextlib.contextmanager
+def _flex_attention(_: Context) -> Iterator[None]:
+    from graphmem.capture.record.flex_attention import follow_flex_attention
+
+    follow_flex_attention()
+    yield
 
 
 def _moved_modules(_: Context) -> AbstractContextManager[None]:
@@ -479,7 +490,11 @@ LAYERS: tuple[Layer, ...] = (
         "data loaders",
         "device/data_loaders",
         "a worker process would have no capture: the batches that it sends are fetched here",
-        ("torch.utils.data.dataloader.*", "torch.utils.data._utils.signal_handling.*"),
+        (
+            "torch.utils.data.dataloader.*",
+            "torch.utils.data._utils.signal_handling.*",
+            "torch.utils.data._utils.collate.default_collate_fn_map",
+        ),
         _data_loaders,
         lost="data loaders with workers cannot be followed",
         doors=("torch.utils.data.dataloader.DataLoader._get_iterator",),
@@ -674,6 +689,15 @@ LAYERS: tuple[Layer, ...] = (
         "sees every operator before the fake mode does, and writes the trace",
         (),
         _recorder,
+    ),
+    Layer(
+        "flex attention",
+        "record/flex_attention",
+        "outside of compiled code it is plain attention, which an operator of higher order hides",
+        (),
+        _flex_attention,
+        lost="flex_attention is followed in compiled code alone",
+        libraries=("torch.nn.attention.flex_attention",),
     ),
     Layer(
         "moved modules",
