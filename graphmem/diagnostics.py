@@ -176,6 +176,10 @@ class Code(Enum):
     WEIGHTS_ABSENT = _harmless(
         "there are no weights in {place}: they were taken to be the parameters of its configuration"
     )
+    CONFIGURATION_KNOWN = _harmless("the configuration of {place} is that of {known} in the table of public models")
+    TOKENIZER_ABSENT = _value(
+        "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
+    )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)
     VERSION_NEWER = Meaning(

@@ -730,6 +730,8 @@ LAYERS: tuple[Layer, ...] = (
             "*.safe_open",
             "safetensors.torch.*",
             "transformers.modeling_utils.*",
+            "transformers.utils.hub.cached_files",
+            "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",
             "shutil._fastcopy_sendfile",
         ),
         _saved_files,
@@ -746,7 +748,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._tensor._rebuild_from_type_v2",
             "torch._C.PyTorchFileWriter",
         ),
-        libraries=("safetensors", "transformers.modeling_utils"),
+        libraries=("safetensors", "transformers.utils.hub", "transformers.modeling_utils"),
     ),
     Layer(
         "leaving",
