@@ -13,7 +13,7 @@ from graphmem.reports.document import Column, Curve, Curves, Document, Facts, It
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Timeline
+    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Refusals, Timeline
     from graphmem.reports.document import Block, Section
 
 #: category -> the words of the breakdown
@@ -173,14 +173,37 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     elif fit.fits:
         lines.append(f"{likely}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
     elif fit.margin_bytes < 0:
-        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
+        least = "at least " if fit.gave_up else ""
+        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {least}{need} of device memory, {card}, {spare} missing.")
     else:
         why = "but the allocator's own limit or fragmentation stops it."
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
+    lines += _least(estimate.details.get("least"))
     if fit.failed_at:
         lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+    if fit.refusals is not None:
+        lines.append(_refused(fit.refusals, estimate.device - estimate.reserved))
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
+
+
+def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
+    """The least memory that would do, with cached segments given back on the way and without."""
+    if least is not None and least["flushed_bytes"] is not None:
+        flushed, free = format_bytes(least["flushed_bytes"]), format_bytes(least["bytes"])
+        yield f"{flushed} would do, with cached segments given back to the driver on the way; {free} without."
+    elif least is not None:
+        yield "No less would do: giving cached segments back to the driver saves nothing here."
+
+
+def _refused(refusals: Refusals, context_bytes: int) -> str:
+    """What a program was refused, and what it did then."""
+    times = "once," if refusals.count == 1 else f"{refusals.count} times, first"
+    what = f"Refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
+    if not refusals.went_on:
+        return f"{what}; the program caught the error and gave up. The tables are of what it did on this card."
+    needed = format_bytes(refusals.needed_bytes + context_bytes)
+    return f"{what}; the program went on with less. Serving all that it asked for takes at least {needed}."
 
 
 def _card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
