@@ -94,7 +94,7 @@ def test_who_goes_on_with_less_fits_and_the_report_says_both(tmp_path: Path) -> 
     code, report, said = run(tmp_path, _HALVES)
     fits = report["fits"]
     assert code == 0
-    assert f"trained with {1 << 17}" in said
+    assert f"trained with {1 << 16}" in said
     assert fits["verdict"] == "yes"
     assert fits["refusals"]["went_on"]
     assert fits["refusals"]["first_bytes"] == GIB
