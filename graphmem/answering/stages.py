@@ -27,7 +27,7 @@ from graphmem.answering.verdict import holding, loads_of, probability
 from graphmem.base.figures import Cause, Loads
 from graphmem.base.textbook import compared
 from graphmem.base.versions import Version, words
-from graphmem.diagnostics import Diagnostic
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
 from graphmem.estimate import Estimate, Findings, Peak, found_later
 from graphmem.replay import Replay
@@ -166,8 +166,9 @@ def _lines_assumed(diagnostics: Iterable[Diagnostic]) -> set[str]:
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def replay_recorded(trace: Trace, question: Question) -> Estimate:
-    """A trace that comes from elsewhere; it replays under its own settings unless others are asked for."""
+def replay_recorded(trace: Trace, question: Question, *, died: bool = False) -> Estimate:
+    """A trace that comes from elsewhere; it replays under its own settings unless others are asked for. ``died``: its
+    run ended with its last request, so that the figures are the least that it needs."""
     notes = dict(trace.notes)
     if question.alloc_conf is None:
         runtime = question.runtime_by_default(TorchModel.runtime)
@@ -175,7 +176,8 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
     peak = notes.get(_RECORDED_PEAK)
     figures = {} if peak is None else {"reserved_bytes": _recorded_bytes(peak)}
     sentences = tuple(f"{key}: {value}" for key, value in trace.notes if key != _RECORDED_PEAK and value)
-    taken = Taken(trace, sentences, proven="the recording itself")
+    cut = (Code.RECORDING_ENDS.about(),) if died else ()
+    taken = Taken(trace, sentences, cut, proven="the recording itself")
     run = Run(trace, trace.source, TorchModel.runtime, "recorded run", planned=taken, recorded=figures)
     return replay_on(question, run)
 
@@ -214,7 +216,7 @@ def replay_on(
     assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
     details: Mapping[str, Any] = {**remarks.details(question, run), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
-    refusals = refusals_of(trace, runs.main)
+    refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
     finds = [] if taken.findings is None else [partial(taken.findings, options)]
     if refusals is None and runs.limited is not None and runs.limited is not runs.main:
         run_in = partial(runtime.run, trace, options)

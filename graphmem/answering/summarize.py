@@ -133,17 +133,19 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
     return breakdown
 
 
+#: Whose source line says more than their category.
+_BY_LINE = (Category.HELD, Category.UNKNOWN)
 #: Shown only where there is something of it.
 _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:
-    """The bytes that the program holds, by the line that made them."""
+    """The bytes that the program holds, or whose purpose a recording does not have, by the line that made them."""
     births = dict(_births(trace))
     by_line = Counter[str]()
     for index in trace.live_at(position):
         storage = trace.storages[index]
-        if storage.category == Category.HELD and storage.place == Place.DEVICE:
+        if storage.category in _BY_LINE and storage.place == Place.DEVICE:
             operator = trace.operators[births[index]]
             by_line[operator.source or operator.name] += storage.bytes
     return [HeldBytes(size, line) for line, size in by_line.most_common()]

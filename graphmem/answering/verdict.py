@@ -56,7 +56,7 @@ def probability(
     It runs again only where the sizes leave it open. A program that was refused memory is judged as it ran: with
     another limit it would have asked for something else.
     """
-    if refusals is not None:
+    if trace.refused:
         return float(fits_card(runs, setting.device, refusals))
 
     def fits(share: float) -> bool:

@@ -29,7 +29,7 @@ WORDS = {
     "COMMUNICATION": "communication buffers",
     "KV_CACHE": "KV cache",
     "HELD": "held by the program",
-    "UNKNOWN": "not told by the recording",
+    "UNKNOWN": "recorded",
     "ROUNDING": "rounding (allocated - requested)",
     "FRAGMENTATION": "fragmentation (reserved - allocated)",
     "CONTEXT": "context (device - reserved)",
@@ -163,6 +163,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
     card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
     need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
+    need = f"at least {need}" if fit.gave_up or dead is not None else need
     lines = []
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
@@ -173,8 +174,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     elif fit.fits:
         lines.append(f"{likely}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
     elif fit.margin_bytes < 0:
-        least = "at least " if fit.gave_up else ""
-        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {least}{need} of device memory, {card}, {spare} missing.")
+        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
     else:
         why = "but the allocator's own limit or fragmentation stops it."
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
@@ -279,7 +279,11 @@ def _curves(estimate: Estimate, timeline: Timeline) -> Curves:
 
 def _breakdown(estimate: Estimate) -> Section:
     total = sum(estimate.breakdown.values())
+    lines, recorded = _lines(estimate), "UNKNOWN" in estimate.breakdown
     parts = [(WORDS.get(category, category), count, "") for category, count in estimate.breakdown.items()]
+    if recorded:
+        known = [part for part in parts if part[0] != WORDS["UNKNOWN"]]
+        parts = [*((source, count, "") for count, source in lines), *known]
     blocks: list[Block] = [Shares(parts, ("sum = device bytes at this moment", total))]
     if estimate.pools:
         labels = [pool.label if pool.count == 1 else f"{pool.label} ({pool.count})" for pool in estimate.pools]
@@ -289,17 +293,22 @@ def _breakdown(estimate: Estimate) -> Section:
         ]
         blocks.append(Text(["Of that, reserved in private pools, where only the pool's own requests are served:"]))
         blocks.append(table({"pool": "", "reserved": "bytes", "in use": ""}, rows))
-    if estimate.held:
-        held = [(one.bytes, one.source) for one in estimate.held[:_LINES]]
-        if len(estimate.held) > _LINES:
-            rest = sum(one.bytes for one in estimate.held[_LINES:])
-            held.append((rest, f"{len(estimate.held) - _LINES} more lines"))
+    if lines and not recorded:
         blocks.append(Text(["Held by the program from step to step, by the line that made it:"]))
-        blocks.append(table({"held": "bytes", "source": ""}, held))
+        blocks.append(table({"held": "bytes", "source": ""}, lines))
     if total != estimate.device:
         later = format_bytes(estimate.device)
         blocks.append(Text([f"The device level's own maximum, {later}, is reached at another moment of the run."]))
     return section("What it is made of at the peak (device level)", *blocks)
+
+
+def _lines(estimate: Estimate) -> list[tuple[int, str]]:
+    """(bytes, source line) of what is held, or recorded, the largest first and the rest together."""
+    lines = [(one.bytes, one.source) for one in estimate.held[:_LINES]]
+    if len(estimate.held) > _LINES:
+        rest = sum(one.bytes for one in estimate.held[_LINES:])
+        lines.append((rest, f"{len(estimate.held) - _LINES} more lines"))
+    return lines
 
 
 def _moment(estimate: Estimate, details: bool, top: int) -> Section:
