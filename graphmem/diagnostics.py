@@ -110,6 +110,13 @@ class Code(Enum):
     PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
     )
+    RECORDING_ENDS = Meaning(
+        "headline",
+        Effect.MORE,
+        "the recorded run died of its last request: it needs at least this, and what came after is not recorded",
+        CUT_SHORT,
+        any_size=True,
+    )
     ANSWERED_YES = _value("a question about values is answered with yes")
     ANSWERED_NO = _value("a question about values is answered with no")
     WHOLE_NUMBER = _value("a whole number is taken to be 1", any_size=True)
