@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from graphmem import sandbox, sources
+from graphmem import sources
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
+from graphmem.base import garbage
 from graphmem.base.files import without_compiler_folder
-from graphmem.base.textbook import ModelShape
 from graphmem.base.versions import installed_version
 from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
@@ -29,6 +29,7 @@ from graphmem.training import DTYPES, Inference, Training, other_loop
 if TYPE_CHECKING:
     from torch import fx
 
+    from graphmem.base.textbook import ModelShape
     from graphmem.capture.values.messages import Post
     from graphmem.sources.onnx_file import OnnxFile
 
@@ -281,6 +282,7 @@ def _run_once(
     mode: RunMode, loaded: TorchModel, step: Training | Inference, post: Post | None,
 ) -> Run:  # fmt: skip
     """One run of ``step`` in ``mode``; ``post`` has the messages of other processes."""
+    from graphmem import sandbox
     from graphmem.capture.session.run import Subject, capture_subject
 
     asked = set[str]()
@@ -289,6 +291,7 @@ def _run_once(
     subject = Subject(
         loaded.build, question.sizes, step, loaded.name, question.iterations, question.build_on, loaded.program
     )
+    garbage.look_as_usual()
     with contextlib.ExitStack() as stack:
         is_program = loaded.program is not None
         sandboxed = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None)) if is_program else {}

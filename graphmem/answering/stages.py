@@ -25,7 +25,6 @@ from graphmem.answering.runs import Progress, RunCache, could_go_on, labelled, s
 from graphmem.answering.summarize import fits_card, summarize
 from graphmem.answering.verdict import holding, loads_of, probability
 from graphmem.base.figures import Cause, Loads
-from graphmem.base.textbook import compared
 from graphmem.base.versions import Version, words
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
@@ -270,6 +269,8 @@ def _beside_formulas(estimate: Estimate, run: Run) -> Estimate:
     """The estimate with the usual formulas in ``details["formulas"]``, where the model is shared out."""
     if run.sharded is None:
         return estimate
+    from graphmem.base.textbook import compared
+
     peaks = {"allocated_bytes": estimate.allocated, "reserved_bytes": estimate.reserved}
     uncounted = [one for one in estimate.top if one.category in _UNCOUNTED][:_NAMED]
     formulas = compared(run.sharded, run.optimizer, estimate.breakdown, peaks, uncounted)

@@ -21,9 +21,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from graphmem.base.records import dataclass
 from graphmem.errors import UsageError
 
 
