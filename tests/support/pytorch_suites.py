@@ -189,7 +189,9 @@ def _optimizers(info: Any, implementation: str, device: str) -> Iterator[tuple[A
             weights = list(layer.parameters())
         optimizer = info.optim_cls(weights, **kwargs)
 
-        def closure(optimizer: Any = optimizer, weights: Any = weights, sparse: bool = info.only_supports_sparse_grads):
+        def closure(
+            optimizer: Any = optimizer, weights: Any = weights, sparse: bool = info.only_supports_sparse_grads
+        ) -> Any:
             optimizer.zero_grad()
             if sparse:
                 rows = torch.arange(4, device=weights[0].device)

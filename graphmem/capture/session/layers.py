@@ -14,10 +14,11 @@ import logging
 import sys
 import threading
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ class Layer:
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
         waits = self.doors or self.libraries
-        if not waits or self.is_due(context) or any(map(_is_loaded, self.libraries)):
+        if not waits or self.is_due(context) or _is_loaded(self.libraries):
             self._install(context, stack)
         else:
             stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks))
@@ -107,9 +108,12 @@ class Layer:
             context.recorder.unmodelled.update([Code.NAME_GONE.about(path=error.path, lost=self.lost)])
 
 
-def _is_loaded(library: str) -> bool:
-    """True if the library, or a part of it, was imported before."""
-    return library in sys.modules or any(name.startswith(f"{library}.") for name in list(sys.modules))
+def _is_loaded(libraries: Sequence[str]) -> bool:
+    """True if one of the libraries, or a part of one, was imported before."""
+    if any(library in sys.modules for library in libraries):
+        return True
+    is_part = methodcaller("startswith", tuple(f"{library}." for library in libraries))
+    return bool(libraries) and any(map(is_part, list(sys.modules)))
 
 
 def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
