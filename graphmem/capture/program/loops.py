@@ -37,13 +37,14 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 def compiled(source: str | bytes, filename: str) -> CodeType:
     """The code of a file, its loops rewritten. Raises :class:`SyntaxError` as Python does."""
-    tree = with_ends(with_shown_types(ast.parse(source, filename)), Path(filename).name)
+    tree = with_ends(ast.parse(source, filename), Path(filename).name)
     code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
     return code
 
 
 def with_ends(tree: ast.Module, name: str) -> ast.Module:
     """The tree of a file of this name, its loops rewritten."""
+    tree = with_shown_types(tree)
     calls = calls_by_function(tree)
     tree = _Rewritten(name).visit(tree)
     if calls:
