@@ -7,6 +7,8 @@ recordings that are committed are compared. With parts of names only their rows 
   them, and needs cuDNN.
 - ``versions``: steps that were recorded with two releases of PyTorch, neighbours among those recorded. A row is (step,
   older, newer, change of the allocated peak, change of the reserved peak), as parts of the older.
+- ``programs``: how far recorded whole programs were off, with the diagnostics that nothing bounds: ``python -m
+  tests.recorded.verdicts`` writes them.
 
 The records of ``models_zoo/measured`` are not among them: with those the accuracy report tests the intervals.
 """
@@ -24,7 +26,7 @@ from typing import Any
 import graphmem
 from tests import places
 
-TARGET = Path(graphmem.__file__).parent / "causes" / "measured.json"
+TARGET = Path(graphmem.__file__).parent / "answering" / "causes" / "measured.json"
 COMMAND = "python -m tests.recorded.spreads"
 _STEP = ".json.gz"
 
@@ -38,9 +40,9 @@ def main(parts: list[str]) -> None:
 
 
 def replace_rows(kind: str, name: str, rows: list[list[Any]]) -> None:
-    """Write the file with other rows of that kind and first name."""
+    """Write the file with other rows of that kind and first name, or of all names where none is given."""
     document = _read()
-    kept = [row for row in document.get(kind, []) if row[0] != name]
+    kept = [row for row in document.get(kind, []) if name and row[0] != name]
     write({**document, kind: sorted([*kept, *rows])})
 
 
@@ -56,7 +58,7 @@ def _is_named(name: str, parts: list[str]) -> bool:
 def write(document: dict[str, Any]) -> None:
     """One line a row, so that a diff shows which moved."""
     lines = [f'"command": {json.dumps(COMMAND)}']
-    for name in ("networks", "versions"):
+    for name in ("networks", "versions", "programs"):
         rows = ",\n".join(f"  {json.dumps(row)}" for row in document.get(name, []))
         lines.append(f'"{name}": [\n{rows}\n]')
     TARGET.parent.mkdir(exist_ok=True)

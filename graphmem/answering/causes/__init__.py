@@ -25,6 +25,7 @@ from graphmem.base.figures import (
     Cause,
     Doubts,
     Figure,
+    Record,
     Spread,
     bounded,
     cause_of,
@@ -34,7 +35,7 @@ from graphmem.base.figures import (
 from graphmem.base.records import dataclass
 from graphmem.base.versions import NEWEST, RECORDED, Version, words
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, VALUES, Diagnostic, Effect
+from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, REMEDIES, VALUES, Diagnostic, Effect
 from graphmem.estimate import Peak
 from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
@@ -133,7 +134,8 @@ def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
             f"of {trace.predicted_plans} shapes predicted: {count} random networks, on cards of this kind, changed so "
             "once cuDNN was asked, as a library of it can be (--cudnn)"
         )
-        yield _as_measured("cuDNN's plans", source, peak, list(zip(*columns, strict=True)), count)
+        cause = _as_measured("cuDNN's plans", source, peak, list(zip(*columns, strict=True)), count)
+        yield replace(cause, remedy="--cudnn PATH asks a cuDNN")
 
 
 def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
@@ -148,11 +150,25 @@ def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mappin
 
 
 def _open(name: str, source: str, found: Sequence[Diagnostic]) -> Cause:
-    """A cause with an end that nothing bounds. Where none of its diagnostics is of any size, much room is enough."""
+    """A cause with an end that nothing bounds. Much room is enough, but for diagnostics of any size of which too few
+    programs were recorded."""
     effects = {one.effect for one in found}
     spread = Spread(below=any(_OPEN[one].below for one in effects), above=any(_OPEN[one].above for one in effects))
-    times = None if any(one.meaning.any_size for one in found) else MOST_TIMES
-    return Cause(name, UNKNOWN, source, dict.fromkeys(TRACE_LEVELS, spread), times=times)
+    codes = {one.code.name.lower() for one in found}
+    of_any_size = {one.code.name.lower() for one in found if one.meaning.any_size}
+    times = None if any(len(_changes({code})) < _ENOUGH for code in of_any_size) else MOST_TIMES
+    record = Record(_changes(codes)) if all(map(_changes, ({code} for code in codes))) else None
+    spreads = dict.fromkeys(TRACE_LEVELS, spread)
+    return Cause(name, UNKNOWN, source, spreads, times=times, record=record, remedy=REMEDIES.get(name, ""))
+
+
+#: Recorded programs from which on a record shows of which size a cause is.
+_ENOUGH = 10
+
+
+def _changes(codes: set[str]) -> tuple[float, ...]:
+    """Of every recorded program with one of these diagnostics, the part that its peak was more than predicted."""
+    return tuple(change for _, change, *found in _measured()["programs"] if not codes.isdisjoint(found))
 
 
 @dataclass(frozen=True)
@@ -235,7 +251,8 @@ def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[flo
 def _measured() -> dict[str, Any]:
     """``networks``: rows of (family of trees, networks, changes of the allocated peak, of the reserved peak), changes
     as quantiles at equal steps;
-    ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak)."""
+    ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak); ``programs``: rows
+    of (recorded program, change of its peak against the prediction, codes of diagnostics that nothing bounds)."""
     found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
     return found
 

@@ -56,7 +56,7 @@ class _Table(Generic[E]):
         buckets = 1
         while size >= _FILLED * buckets * _WIDTH:
             buckets *= 2
-        self.slots: list[tuple[int, E] | None] = [None for _ in range(buckets * _WIDTH)]
+        self.slots: list[tuple[int, E] | None] = [None] * (buckets * _WIDTH)
         self._used = 0
 
     def put(self, address: int, edge: E) -> None:
