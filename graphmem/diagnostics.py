@@ -119,6 +119,13 @@ class Code(Enum):
     PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
     )
+    RECORDING_ENDS = Meaning(
+        "headline",
+        Effect.MORE,
+        "the recorded run died of its last request: it needs at least this, and what came after is not recorded",
+        CUT_SHORT,
+        any_size=True,
+    )
     STEPS_DIFFER = _more(
         "{place} was left after {steps} optimizer steps, and the last two took other memory than each other; later "
         "ones may take more (--iterations N follows N)",
@@ -194,6 +201,10 @@ class Code(Enum):
     )
     WEIGHTS_ABSENT = _harmless(
         "there are no weights in {place}: they were taken to be the parameters of its configuration"
+    )
+    CONFIGURATION_KNOWN = _harmless("the configuration of {place} is that of {known} in the table of public models")
+    TOKENIZER_ABSENT = _value(
+        "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
     )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from graphmem.answering.summarize import fits_card
 from graphmem.base.figures import Doubts, Loads
 from graphmem.devices import nccl
+from graphmem.estimate import Refusals
 from graphmem.run import Run
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.trace import Trace
@@ -42,7 +43,14 @@ def holding(setting: Setting, context_bytes: int) -> Setting:
     return replace(setting, device=replace(setting.device, context_bytes=context_bytes))
 
 
-def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], Runs], setting: Setting) -> float | None:
+def probability(
+    trace: Trace,
+    runs: Runs,
+    doubts: Doubts,
+    run: Callable[[int], Runs],
+    setting: Setting,
+    refusals: Refusals | None = None,
+) -> float | None:
     """The share of runs that fit, or None where something that nothing bounds may decide. ``run`` runs the trace beside
     a context of so many bytes, with which every doubt is counted, as if the card had so much less room. An unbounded
     cause does not decide where the card holds :attr:`Doubts.times` times the reserved peak.
@@ -51,7 +59,7 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
     another limit it would have asked for something else.
     """
     if trace.refused:
-        return float(fits_card(runs.main, runs.limited, setting.device))
+        return float(fits_card(runs, setting.device, refusals))
 
     def fits(share: float) -> bool:
         return _fits(trace, runs, max(0, setting.device.context_bytes + doubts.at("device", share)), run, setting)
@@ -94,7 +102,7 @@ def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setti
     memory exceeds the card and no call can do with a later, smaller plan."""
     device = setting.device
     if size == device.context_bytes:
-        return fits_card(runs.main, runs.limited, device)
+        return fits_card(runs, device)
     room = device.capacity_bytes - device.others_bytes
     if runs.limited is None and runs.main.peak_reserved_bytes + size <= room:
         return True
@@ -102,4 +110,4 @@ def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setti
     if not can_do_with_less and runs.main.peak_requested_bytes + size > room:
         return False
     other = run(size)
-    return fits_card(other.main, other.limited, holding(setting, size).device)
+    return fits_card(other, holding(setting, size).device)

@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from graphmem.base.records import dataclass
 from graphmem.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -32,6 +32,7 @@ from graphmem.base.figures import (
     seen,
     unknown,
 )
+from graphmem.base.records import dataclass
 from graphmem.base.versions import NEWEST, RECORDED, Version, cudnn_words, wheel_cudnn, words
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, REMEDIES, VALUES, Diagnostic, Effect

@@ -240,6 +240,8 @@ called_to_check_draft = LibraryCaller(_GENERATION, "_assisted_decoding", "_specu
 called_to_fit_quantizer = LibraryCaller("hqq/core/optimize.py")
 #: ``torch.distributions`` looks if its parameters and samples are in range, as they are in a program that works.
 called_to_validate_distribution = LibraryCaller("torch/distributions/distribution.py", "__init__", "_validate_sample")
+#: ``SyncBatchNorm`` leaves out the statistics of processes whose input is empty: they are all like the one analysed.
+called_to_drop_empty_inputs = LibraryCaller("torch/nn/modules/_functions.py", "forward")
 _looks_for_end, _drafts = LibraryCaller(_STOPPING), LibraryCaller(_DRAFTING)
 _asks_confidence, _keeps_probabilities = (
     LibraryCaller(_STOPPING, "__call__"),
