@@ -52,6 +52,15 @@ class Meaning:
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
 CUT_SHORT, VALUES, ASSUMPTIONS = "a program that failed", "values assumed", "assumptions"
 NOT_SEEN = "batches and runs that were not followed"
+DIFFERING = "steps that differ"
+#: What removes such a doubt, where one thing does for all of its diagnostics.
+REMEDIES = {
+    OPERATORS: "graphmem verify measures it on a card",
+    MOST: "--data-dependent SHARE selects fewer",
+    DIFFERING: "--iterations N follows more steps",
+    CUT_SHORT: "mend the error",
+    VALUES: "--assume FILE:LINE=VALUE names what is read",
+}
 
 
 def _more(words: str, cause: str) -> Meaning:
@@ -115,14 +124,27 @@ class Code(Enum):
         "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
         NOT_SEEN,
     )
-    LOOP_VARIES = _more(
-        "{place} was left after some steps whose sizes differ; later ones may be larger, and could not be looked at",
-        NOT_SEEN,
-    )
     EPOCH_VARIES = _more(
         "{read} batches of {place} were read, the largest of them analysed; sizes differ, and those that were not read "
         "may be larger (--epoch all reads on)",
         NOT_SEEN,
+    )
+    RECORDING_ENDS = Meaning(
+        "headline",
+        Effect.MORE,
+        "the recorded run died of its last request: it needs at least this, and what came after is not recorded",
+        CUT_SHORT,
+        any_size=True,
+    )
+    STEPS_DIFFER = _more(
+        "{place} was left after {steps} optimizer steps, and the last two took other memory than each other; later "
+        "ones may take more (--iterations N follows N)",
+        DIFFERING,
+    )
+    STEPS_KEEP = _more(
+        "{place} was left after {steps} optimizer steps, and each keeps {kept} on the card that the next does not give "
+        "back; later ones add to it (--iterations N follows N)",
+        DIFFERING,
     )
     ANSWERED_YES = _value("a question about values is answered with yes")
     ANSWERED_NO = _value("a question about values is answered with no")
@@ -203,6 +225,10 @@ class Code(Enum):
     )
     WEIGHTS_ABSENT = _harmless(
         "there are no weights in {place}: they were taken to be the parameters of its configuration"
+    )
+    CONFIGURATION_KNOWN = _harmless("the configuration of {place} is that of {known} in the table of public models")
+    TOKENIZER_ABSENT = _value(
+        "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
     )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
 from graphmem.base.figures import Cause, Figure, unknown
+from graphmem.base.records import dataclass
 from graphmem.devices import Device
 from graphmem.diagnostics import Diagnostic
 from graphmem.errors import UsageError
@@ -83,6 +84,11 @@ class Runs:
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     doubts: tuple[Cause, ...] = ()
+
+    @property
+    def on_card(self) -> Replay:
+        """The run as it goes on the card where it fits there, else as it would go without a limit."""
+        return self.main if self.limited is None or self.limited.out_of_memory is not None else self.limited
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from graphmem.base.records import dataclass
 from graphmem.errors import SourceError, said
 from graphmem.sources.losses import OfTargets
 from graphmem.training.generation import Generation
@@ -168,12 +169,12 @@ def not_imported(model: str, package: str, title: str, install: str, error: Exce
     )
 
 
-def require_torch(model: str) -> None:
-    """Raises :class:`SourceError` where PyTorch cannot be imported."""
+def require_torch(model: str, extra: str = "torch") -> None:
+    """Raises :class:`SourceError` where PyTorch cannot be imported, which this ``extra`` of graphmem brings."""
     try:
         import torch  # noqa: F401
     except Exception as error:
-        raise not_imported(model, "torch", "PyTorch", "graphmem[torch]", error) from None
+        raise not_imported(model, "torch", "PyTorch", f"graphmem[{extra}]", error) from None
 
 
 def refuse_seq_len(sizes: Sizes, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -141,6 +142,7 @@ class _Items:
         self._runs = runs
         self._loop = Loop(leaving, where, searches, calls, runs, self._rest)
         runs.over(iterator)
+        self._iterator = iterator
         self._is_first = True
         self._after = 0  # items that a loader gave after the loop was over
 
@@ -157,7 +159,7 @@ class _Items:
 
     def _next(self) -> object:
         loop = self._loop
-        if not loop.goes_on():  # loaders end by themselves, behind those who read ahead
+        if not loop.goes_on(length_hint(self._iterator, 1)):  # loaders end by themselves, behind those who read ahead
             self._after += 1
             if not loop.is_fed or self._after > MOST_HELD:
                 raise StopIteration

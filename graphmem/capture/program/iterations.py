@@ -19,16 +19,16 @@ def peak(builder: Any, row: int) -> int:
     return most
 
 
-def body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
+def body(builder: Any, row: int, first: int, until: int | None = None) -> tuple[list[Any], int, int]:
     """One iteration of a loop, to be compared with the next one: a loop whose iterations are equal is left.
 
-    The events on the device since a row of the trace, storages counted from ``first``, the first that the iteration
-    made, and older ones given by their bytes; None where something is kept. And the bytes that were kept on the host.
+    The events on the device from a row of the trace on, storages counted from ``first``, the first that the iteration
+    made, and older ones given by their bytes; the bytes that were kept there, and those kept on the host.
     """
     events: list[Any] = []
     kept = on_host = 0
     sizes, places, streams = builder.storage_bytes, builder.places, builder.streams
-    for kind, subject, _, stream in builder.rows[row:]:
+    for kind, subject, _, stream in builder.rows[row:until]:
         if kind > EventKind.RECORD_STREAM:
             events.append((kind, stream))
             continue
@@ -44,4 +44,4 @@ def body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
             events.append((kind, name))
         else:
             events.append((kind, name, stream))
-    return events if kept == 0 else None, on_host
+    return events, kept, on_host

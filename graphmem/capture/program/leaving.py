@@ -27,6 +27,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,9 +40,12 @@ from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.training.program import ItemRun
+from graphmem.units import format_bytes
 
 #: Iterations in a row that have to be alike.
 ALIKE_ITERATIONS = 3
+#: Bytes that a step may keep and its loop still be called alike: a few numbers for a log.
+_NUMBERS_BYTES = 1024
 #: Epochs that a library may begin on a loader that has no batches left.
 AGAIN = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
@@ -80,6 +84,9 @@ class Leaving:
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._ends: dict[int, deque[tuple[int, int]]] = {}  # optimizer -> where its last steps ended: row, storages
+        self._doubted: set[int] = set()  # optimizers whose steps are known to differ
+        self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
 
     def findings(self) -> dict[Diagnostic, int]:
@@ -113,14 +120,40 @@ class Leaving:
         since = max((loop.asked for loop in self._active()), default=0)
         since = max(since, self._run_start, self._ended)
         if self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending:
+            self.doubt_others(0, "a loop that was left")
             raise Left
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.log.append(self._number(optimizer))
+        number, builder = self._number(optimizer), self.recorder.builder
+        self.log.append(number)
+        ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
+        ends.append((len(builder.rows), len(builder.storage_bytes)))
         self._place = here(self.files)
         loops = [loop for loop in self._active() if loop.runs is not None]
         if loops:
             loops[-1].steps_itself = True
+
+    def doubt_others(self, since: int, where: str, are_known: bool = False) -> None:
+        """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
+        ``are_known``: the batches of those are."""
+        self._known.update(self.log[since:] if are_known else ())
+        for number in sorted({*self.log[since:]} - self._doubted):
+            found = self._doubt(number, where)
+            if found is not None:
+                self._doubted.add(number)
+                self.recorder.assumed[found] += 1
+
+    def _doubt(self, number: int, where: str) -> Diagnostic | None:
+        """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
+        and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
+        builder, ends, steps = self.recorder.builder, self._ends[number], self.log.count(number)
+        spans = [iterations.body(builder, *begin, until=end[0]) for begin, end in pairwise(ends)]
+        if any(before[0] != after[0] for before, after in pairwise(spans)) and number not in self._known:
+            return Code.STEPS_DIFFER.about(place=where, steps=steps)
+        kept = spans[-1][1] if len(spans) > 1 else 0
+        if kept <= _NUMBERS_BYTES:
+            return None
+        return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
     def _number(self, optimizer: torch.optim.Optimizer) -> int:
         if optimizer not in self._numbers:
@@ -223,7 +256,7 @@ class Loop:
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self._always_goes_on = False
+        self._always_goes_on = self._ends_itself = False
         self._begin_iteration()
         leaving.begin(self)
 
@@ -261,8 +294,10 @@ class Loop:
 
     # --- the top of the loop ---
 
-    def goes_on(self) -> bool:
-        """Asked at the top, before every iteration: whether there is one more."""
+    def goes_on(self, left: int = 1) -> bool:
+        """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
+        it ends by itself."""
+        self._ends_itself = left == 0
         if self._always_goes_on:
             return True
         if self.is_over or not self._wants_more():
@@ -292,8 +327,9 @@ class Loop:
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
         self._leaving.note_end()
-        if self.steps_itself and len(set(self._peaks[1:])) > 1 and not any(rest.is_known for rest in self._rests()):
-            self._leaving.remarks[Code.LOOP_VARIES.about(place=self.where)] = 1
+        if not self._ends_itself:
+            are_known = any(rest.is_known for rest in self._rests())
+            self._leaving.doubt_others(self._since, self.where, are_known)
         return has_batches
 
     def _end_alike(self) -> bool:
@@ -376,10 +412,10 @@ class Loop:
             self._bodies.clear()
             return False
         builder = self._leaving.recorder.builder
-        body, on_host = iterations.body(builder, before[0], before[1])
+        body, kept, on_host = iterations.body(builder, before[0], before[1])
         self._on_host.append(on_host)
-        if body is None or (self._bodies and self._bodies[-1] != body):
+        if kept or (self._bodies and self._bodies[-1] != body):
             self._bodies.clear()
-        if body is not None:
+        if not kept:
             self._bodies.append(body)
         return len(self._bodies) >= ALIKE_ITERATIONS
