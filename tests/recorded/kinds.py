@@ -240,6 +240,7 @@ WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
     "onnxruntime/cuda_ratchet.json",
     "reports/*.txt",
+    f"{_below((2, 13))}/verdicts.jsonl",
     "tensorflow/steps_ratchet.json",
     "public_api.txt",
 )

@@ -140,11 +140,11 @@ _LEFT = {"steps_differ", "steps_keep"}
 def _record(row: Row) -> list[Any]:
     """The row of a program in ``measured.json``. What a program takes more than was predicted, because its loops were
     left early, is no record of its other diagnostics: followed to its end it is predicted to the byte."""
-    changes = [truth / said - 1 for said, _, _, truth in (row[level] for level in LEVELS)]
+    changes = [round(truth / said - 1, 6) for said, _, _, truth in (row[level] for level in LEVELS)]
     codes = set(row["codes"])
     if any(changes) and codes & _LEFT and _is_equal_to_its_end(row):
         codes &= _LEFT
-    return [f"{row['kind']}/{row['program']}", round(max(changes, key=abs), 6), *sorted(codes)]
+    return [f"{row['kind']}/{row['program']}", sorted(changes, key=abs)[-1], *sorted(codes)]
 
 
 def _is_equal_to_its_end(row: Row) -> bool:

@@ -7,7 +7,7 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam
 from torch import nn
 
-pyro.set_rng_seed(1)
+pyro.set_rng_seed(1), pyro.clear_param_store()
 pyro.distributions.enable_validation(False)
 
 
