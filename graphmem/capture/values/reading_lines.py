@@ -275,6 +275,8 @@ class _Uses:
             return isinstance(call, ast.Call) and self.are_harmless(call)
         if isinstance(up, ast.comprehension) and node is up.iter:
             return self._is_harmless_target(up.target, up)
+        if isinstance(up, ast.Subscript) and node is up.value and isinstance(up.ctx, ast.Load):  # a part of it
+            return self.are_harmless(up)
         return self._is_harmless_statement(up, node)
 
     def _is_harmless_statement(self, up: ast.AST | None, node: ast.AST) -> bool:
