@@ -51,6 +51,15 @@ class Meaning:
 #: Names of causes of doubt, in the order of reports.
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
 CUT_SHORT, VALUES, ASSUMPTIONS = "a program that failed", "values assumed", "assumptions"
+DIFFERING = "steps that differ"
+#: What removes such a doubt, where one thing does for all of its diagnostics.
+REMEDIES = {
+    OPERATORS: "graphmem verify measures it on a card",
+    MOST: "--data-dependent SHARE selects fewer",
+    DIFFERING: "--iterations N follows more steps",
+    CUT_SHORT: "mend the error",
+    VALUES: "--assume FILE:LINE=VALUE names what is read",
+}
 
 
 def _more(words: str, cause: str) -> Meaning:
@@ -109,6 +118,23 @@ class Code(Enum):
     )
     PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
+    )
+    RECORDING_ENDS = Meaning(
+        "headline",
+        Effect.MORE,
+        "the recorded run died of its last request: it needs at least this, and what came after is not recorded",
+        CUT_SHORT,
+        any_size=True,
+    )
+    STEPS_DIFFER = _more(
+        "{place} was left after {steps} optimizer steps, and the last two took other memory than each other; later "
+        "ones may take more (--iterations N follows N)",
+        DIFFERING,
+    )
+    STEPS_KEEP = _more(
+        "{place} was left after {steps} optimizer steps, and each keeps {kept} on the card that the next does not give "
+        "back; later ones add to it (--iterations N follows N)",
+        DIFFERING,
     )
     ANSWERED_YES = _value("a question about values is answered with yes")
     ANSWERED_NO = _value("a question about values is answered with no")

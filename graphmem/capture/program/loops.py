@@ -26,6 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from graphmem.base.imports import library_folder
 from graphmem.capture.device.shown_types import with_shown_types
 from graphmem.capture.program.leaving import Loop, Loops
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
@@ -217,7 +218,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def _is_own(self, file: Path) -> bool:
-        return self._folder in file.parents and not {"site-packages", "dist-packages"} & set(file.parts)
+        return self._folder in file.parents and not library_folder(str(file))
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+from graphmem.base.imports import library_folder
 from graphmem.capture.torch_internals import current_autograd_node
 from graphmem.torch_names import private
 
@@ -101,7 +102,7 @@ def user_frames() -> tuple[Where, ...]:
 
 def is_library(filename: str) -> bool:
     """Whether a file is an installed library's."""
-    return f"{os.sep}site-packages{os.sep}" in filename
+    return bool(library_folder(filename))
 
 
 def raised_at(error: BaseException) -> str:
@@ -117,12 +118,12 @@ def place_of(frame: FrameType) -> str:
 
 
 def _shorten(filename: str) -> str:
-    """The file's name for people: relative to ``site-packages`` or the working directory; "" if it is hidden."""
+    """The file's name for people: relative to ``site-packages``, or wherever else packages are installed, or to the
+    working directory; "" if it is hidden."""
     if filename.startswith(_HIDDEN):
         return ""
-    _, separator, tail = filename.rpartition("site-packages" + os.sep)
-    if separator:
-        return tail
+    if folder := library_folder(filename):
+        return filename.removeprefix(folder + os.sep)
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return filename if relative.startswith("..") else relative
 
