@@ -219,7 +219,7 @@ KINDS = {
     "tensorflow_steps": Listed(
         "training steps of Keras models under TensorFlow's CUDA build, and the steps as TensorFlow prepared them",
         "tests.recorded.tensorflow_steps:KIND",
-        ("tensorflow/steps.jsonl", "tensorflow/prepared/*.json.gz"),
+        ("tensorflow/steps.jsonl", "tensorflow/foretold.json", "tensorflow/prepared/*.json.gz"),
         on_stub=False,
     ),
     "serving": Listed(
