@@ -192,7 +192,7 @@ def run_command(
     }
     if is_followed:
         assert isinstance(line, Program)
-        _run_for_parent(line, analyzed)
+        _run_for_parent(line, analyzed, allowed)
     with _flying(allowed), working(shows_warnings=True) as progress, _silenced(followed.quiet):
         environment = _told_environment(launcher.cards, allowed)
         with environment, _following(launcher) as family:
@@ -244,10 +244,10 @@ def _of_program(program: Program, analyzed: dict[str, Any]) -> tuple[list[Report
     return [replace(one, words=f"{words}: {jobs[at]}") if jobs else one for at, one in enumerate(found)], None
 
 
-def _run_for_parent(program: Program, analyzed: dict[str, Any]) -> NoReturn:
+def _run_for_parent(program: Program, analyzed: dict[str, Any], allowed: Allowed) -> NoReturn:
     """Analyse this process for the one that follows it, and end as the program would. Its output is its own."""
     told = children.told()
-    with sandbox.joined(told["worker"]), launchers.replaced_agent(), _told_environment(None, Allowed()):
+    with sandbox.joined(told["worker"]), launchers.replaced_agent(), _told_environment(None, allowed):
         try:
             found, nothing = _of_program(program, analyzed)
         except GraphmemError as error:
@@ -256,10 +256,12 @@ def _run_for_parent(program: Program, analyzed: dict[str, Any]) -> NoReturn:
     for one in found:
         hand_over(one)
     endings = [one.estimate.details["program"] for one in found]
-    for one in endings:
-        if one["code"]:
-            click.echo(f"graphmem: {program.name}: {one['words']}", err=True)
-    click.get_current_context().exit(nothing.code if nothing is not None else max(one["code"] for one in endings))
+    failed = {one["code"]: f"{program.name}: {one['words']}" for one in endings if one["code"]}
+    if nothing is not None and nothing.code:
+        failed[nothing.code] = str(nothing)
+    for words in failed.values():
+        click.echo(f"graphmem: {words}", err=True)
+    click.get_current_context().exit(max(failed, default=0))
 
 
 @contextlib.contextmanager

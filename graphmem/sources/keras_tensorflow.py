@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graphmem.base.figures import MEASURED, TRACE_LEVELS, Cause, seen, unknown
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
@@ -24,7 +22,6 @@ from graphmem.runtimes.tensorflow.library import CudnnSpaces
 from graphmem.runtimes.tensorflow.orders import Drawn, draw
 from graphmem.runtimes.tensorflow.step import read_step
 from graphmem.sources.base import Sizes
-from graphmem.trace import EventKind, Trace
 
 TRAINING_ITERATIONS = 3
 _PROGRAM = "graphmem.sources.tensorflow_program"
@@ -119,13 +116,6 @@ def _spread_of(drawn: Drawn, name: str, source: str, percent: Sequence[float]) -
 def _measured(name: str, source: str, offsets: Iterable[int], count: int) -> Cause:
     inside = round((count - 1) / (count + 1), 4)
     return Cause(name, MEASURED, source, dict.fromkeys(TRACE_LEVELS, seen(offsets)), inside, count)
-
-
-def peak_of_requests(trace: Trace) -> int:
-    """What the tensors of a trace ask for at their peak, in bytes."""
-    sign = np.where(trace.kinds == EventKind.ALLOC, 1, -1)
-    sizes = np.array([storage.bytes for storage in trace.storages], dtype=np.int64)
-    return int(np.cumsum(sign * sizes[trace.subjects]).max())
 
 
 def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, Any]:

@@ -26,17 +26,18 @@ from math import ceil
 from pathlib import Path
 from typing import IO, Any
 
+from graphmem.allocators.ideal import IdealAllocator
 from graphmem.cudnn.library import Cudnn
 from graphmem.cudnn.plans import Convolution
 from graphmem.cudnn.recurrent import Network
 from graphmem.devices import device_named
+from graphmem.replay import replay
 from graphmem.runtimes.tensorflow.card import run_on_card
 from graphmem.runtimes.tensorflow.dataflow import trace_of
 from graphmem.runtimes.tensorflow.library import CudnnSpaces
 from graphmem.runtimes.tensorflow.options import read_options
 from graphmem.runtimes.tensorflow.orders import SHARE, Drawn, draw
 from graphmem.runtimes.tensorflow.step import Step, read_step
-from graphmem.sources.keras_tensorflow import peak_of_requests
 from tests import places
 from tests.recorded import stub
 from tests.recorded.case import Documents
@@ -145,7 +146,7 @@ def _document(name: str) -> dict[str, Any]:
 
 def predicted_requests(name: str) -> int:
     """What the tensors ask for at their peak, in bytes."""
-    return peak_of_requests(drawn(name).shown)
+    return replay(drawn(name).shown, IdealAllocator()).peak_requested_bytes
 
 
 @cache

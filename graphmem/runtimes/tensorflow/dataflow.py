@@ -1,8 +1,9 @@
 """TensorFlow's executor over a prepared step, as a trace.
 
-On a GPU every kernel counts as cheap (``OpKernel::IsExpensive``, op_kernel.cc), so one thread runs them all, first
-ready, first run (``ExecutorState::Process``, executor.cc), and those that become ready together follow each other in
-the order of the graph (:mod:`graphmem.runtimes.tensorflow.propagation`). Each edge holds a reference to the tensor's
+On a GPU every kernel counts as cheap (``OpKernel::IsExpensive``, op_kernel.cc), so one thread runs them, first ready,
+first run (``ExecutorState::Process``, executor.cc), and those that become ready together follow each other in the order
+of edges (:mod:`graphmem.runtimes.tensorflow.propagation`). What another device sends is gone on with by another thread
+(:mod:`graphmem.runtimes.tensorflow.partition`). Each edge holds a reference to the tensor's
 buffer; it goes when the reader has run. An output is written over an input whose buffer nobody else holds, where the
 kernel tries to (:mod:`graphmem.runtimes.tensorflow.kernels`). Variables hold the buffer that was assigned last: reading
 one shares it, and adding to one writes over it if nobody else holds it (``PrepareToUpdateVariable``,

@@ -2,7 +2,7 @@
 
 A tensor on the host that a kernel reads on the card is sent, and received once for all its readers in a buffer of its
 own (``Partition``, graph_partition.cc; ``EnsureMemoryTypes``, memory_types.cc). Integers of 32 bits that Python gives
-stay on the host until then (``pywrap_tensor_conversion``). Whoever reads what another device sent is begun by a thread
+stay on the host until then (pywrap_tensor.cc). Whoever reads what another device sent is begun by a thread
 of its own (``IntraProcessRecvAsync``, rendezvous_mgr.cc; ``ScheduleReady``, executor.cc).
 """
 
