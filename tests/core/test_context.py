@@ -136,7 +136,7 @@ def test_what_others_hold_is_missing_from_the_card() -> None:
 
 def test_convolutions_load_cudnn() -> None:
     plain, convolving = _on(40 * GIB), _on(40 * GIB, operator="aten.convolution.default")
-    assert convolving.device - plain.device == 300 * MIB
+    assert convolving.device - plain.device == 4 * MIB
     assert convolving.reserved == plain.reserved
     assert sum(convolving.breakdown.values()) == convolving.device
 

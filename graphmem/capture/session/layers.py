@@ -14,10 +14,11 @@ import logging
 import sys
 import threading
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ class Layer:
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
         waits = self.doors or self.libraries
-        if not waits or self.is_due(context) or any(map(_is_loaded, self.libraries)):
+        if not waits or self.is_due(context) or _is_loaded(self.libraries):
             self._install(context, stack)
         else:
             stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks))
@@ -107,9 +108,12 @@ class Layer:
             context.recorder.unmodelled.update([Code.NAME_GONE.about(path=error.path, lost=self.lost)])
 
 
-def _is_loaded(library: str) -> bool:
-    """True if the library, or a part of it, was imported before."""
-    return library in sys.modules or any(name.startswith(f"{library}.") for name in list(sys.modules))
+def _is_loaded(libraries: Sequence[str]) -> bool:
+    """True if one of the libraries, or a part of one, was imported before."""
+    if any(library in sys.modules for library in libraries):
+        return True
+    is_part = methodcaller("startswith", tuple(f"{library}." for library in libraries))
+    return bool(libraries) and any(map(is_part, list(sys.modules)))
 
 
 def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
@@ -358,7 +362,8 @@ def _leaving(context: Context) -> Iterator[None]:
     if context.leave_after is None:
         yield
         return
-    from graphmem.capture.program.leaving import Leaving, patch_leaving
+    from graphmem.capture.program.asking import patch_leaving
+    from graphmem.capture.program.leaving import Leaving
 
     context.leaving = Leaving(context.leave_after, context.recorder, context.ends_alike_loops, context.shortens)
     context.recorder.phases.names_stages = True
@@ -730,6 +735,8 @@ LAYERS: tuple[Layer, ...] = (
             "*.safe_open",
             "safetensors.torch.*",
             "transformers.modeling_utils.*",
+            "transformers.utils.hub.cached_files",
+            "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",
             "shutil._fastcopy_sendfile",
         ),
         _saved_files,
@@ -746,7 +753,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._tensor._rebuild_from_type_v2",
             "torch._C.PyTorchFileWriter",
         ),
-        libraries=("safetensors", "transformers.modeling_utils"),
+        libraries=("safetensors", "transformers.utils.hub", "transformers.modeling_utils"),
     ),
     Layer(
         "leaving",
