@@ -9,7 +9,6 @@ from typing import Any
 
 from graphmem.answering import runs, stages
 from graphmem.answering.question import Question
-from graphmem.answering.ranks import fullest
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device
 from graphmem.errors import NotModelledError
@@ -119,6 +118,8 @@ def analyze(
     )
     say = progress or (lambda _: None)
     if ranks is not None:
+        from graphmem.answering.ranks import fullest
+
         return fullest(question, ranks, say)
     cache = runs.RunCache()
     try:

@@ -51,6 +51,15 @@ class Meaning:
 #: Names of causes of doubt, in the order of reports.
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
 CUT_SHORT, VALUES, ASSUMPTIONS = "a program that failed", "values assumed", "assumptions"
+DIFFERING = "steps that differ"
+#: What removes such a doubt, where one thing does for all of its diagnostics.
+REMEDIES = {
+    OPERATORS: "graphmem verify measures it on a card",
+    MOST: "--data-dependent SHARE selects fewer",
+    DIFFERING: "--iterations N follows more steps",
+    CUT_SHORT: "mend the error",
+    VALUES: "--assume FILE:LINE=VALUE names what is read",
+}
 
 
 def _more(words: str, cause: str) -> Meaning:
@@ -124,6 +133,16 @@ class Code(Enum):
         CUT_SHORT,
         any_size=True,
     )
+    STEPS_DIFFER = _more(
+        "{place} was left after {steps} optimizer steps, and the last two took other memory than each other; later "
+        "ones may take more (--iterations N follows N)",
+        DIFFERING,
+    )
+    STEPS_KEEP = _more(
+        "{place} was left after {steps} optimizer steps, and each keeps {kept} on the card that the next does not give "
+        "back; later ones add to it (--iterations N follows N)",
+        DIFFERING,
+    )
     ANSWERED_YES = _value("a question about values is answered with yes")
     ANSWERED_NO = _value("a question about values is answered with no")
     WHOLE_NUMBER = _value("a whole number is taken to be 1", any_size=True)
@@ -189,6 +208,10 @@ class Code(Enum):
     )
     WEIGHTS_ABSENT = _harmless(
         "there are no weights in {place}: they were taken to be the parameters of its configuration"
+    )
+    CONFIGURATION_KNOWN = _harmless("the configuration of {place} is that of {known} in the table of public models")
+    TOKENIZER_ABSENT = _value(
+        "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
     )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)

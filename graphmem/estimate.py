@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from graphmem import reports
 from graphmem.base.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
+from graphmem.base.records import dataclass
 from graphmem.diagnostics import Diagnostic as Diagnostic
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from graphmem.allocators.base import Allocator, ConfigurableAllocator, LimitedAllocator, PoolAllocator, SegmentView
+from graphmem.base.records import dataclass
 from graphmem.errors import DeviceOutOfMemory, TraceError
 from graphmem.trace import MAX_STORAGE_BYTES, Calls, EventKind, Place, Trace
 

@@ -7,17 +7,18 @@ the stages that replay and judge it, by the reports.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from graphmem.base.figures import Communicator
-from graphmem.base.textbook import Sharded
+from graphmem.base.records import dataclass
 from graphmem.diagnostics import Diagnostic
 from graphmem.trace import Trace
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from graphmem.base.textbook import Sharded
     from graphmem.cudnn.library import Cudnn
     from graphmem.runtimes.base import Taken
     from graphmem.training.program import Ending

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.base.documents import parse_json, shown
+from graphmem.base.records import dataclass
 from graphmem.errors import TraceError
 
 SCHEMA = "graphmem.trace/1"

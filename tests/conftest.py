@@ -13,10 +13,11 @@ import pytest
 from hypothesis import settings
 
 from tests import places
+from tests.support.examples import USUAL, examples
 
 # No deadline: a busy machine is not a failure. In CI the same examples every time, so that a change is judged alone.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("default", deadline=None, max_examples=examples(USUAL))
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # Shells start background jobs with Ctrl-C ignored, and what they start inherits that; tests of interrupts need it.

@@ -12,12 +12,12 @@ import math
 from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from graphmem.allocators.base import Allocator, BlockView, SegmentView
+from graphmem.base.records import dataclass
 
 MIN_ALLOCATION_BYTES = 256  # kMinAllocationSize, bfc_allocator.h
 DRIVER_ALIGNMENT_BYTES = 512  # a guess; cudaMalloc promises 256 or more, and only the order of addresses matters here

@@ -9,11 +9,11 @@ rest of its region until the run ends (``tests/golden/onnxruntime/cuda``: 1.31.1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.allocators.bfc import BFC, MIN_ALLOCATION_BYTES, Chunk, ChunkHeap, DriverAlloc, DriverFree, Region
+from graphmem.base.records import dataclass
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
 BACKPEDAL_FLOOR_BYTES = 8 * 1024  # BFCArena::Extend gives up below this

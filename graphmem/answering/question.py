@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from graphmem.base.documents import LARGEST_NUMBER, shown
 from graphmem.base.figures import parse_margin
-from graphmem.base.versions import version_named, workspace_variables
+from graphmem.base.records import dataclass
+from graphmem.base.versions import NEWEST, version_named, workspace_variables
 from graphmem.cudnn.library import AUTO, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.errors import UsageError
@@ -113,9 +113,10 @@ class Question:
 
     @cached_property
     def setting(self) -> Setting:
-        """The card and the version of PyTorch."""
+        """The card and the version of PyTorch, the newest known where none is needed."""
         card = self.device if isinstance(self.device, Device) else device_named(self.device or DEFAULT_DEVICE)
-        return Setting(card, version_named(self.torch_version), self.cudnn_library)
+        needs_pytorch = self.planner is None or self.torch_version is not None
+        return Setting(card, version_named(self.torch_version) if needs_pytorch else NEWEST, self.cudnn_library)
 
     @property
     def sizes(self) -> Sizes:

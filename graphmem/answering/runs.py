@@ -8,17 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from graphmem import sandbox, sources
+from graphmem import sources
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
+from graphmem.base import garbage
 from graphmem.base.files import without_compiler_folder
-from graphmem.base.textbook import ModelShape
 from graphmem.base.versions import installed_version
 from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
-from graphmem.errors import GraphmemError, SourceError, UsageError
+from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageError
 from graphmem.run import Run, RunMode
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runtime
@@ -29,6 +29,7 @@ from graphmem.training import DTYPES, Inference, Training, other_loop
 if TYPE_CHECKING:
     from torch import fx
 
+    from graphmem.base.textbook import ModelShape
     from graphmem.capture.values.messages import Post
     from graphmem.sources.onnx_file import OnnxFile
 
@@ -249,7 +250,7 @@ def _record_step(question: Question, loaded: TorchModel, say: Progress) -> Run:
     run = _captured(question, loaded, say)
     if run.is_own_step and not any(s.place == Place.DEVICE for s in run.trace.storages):
         if run.ending is not None:
-            raise SourceError(f"{loaded.name}: {run.ending.words()}, and put nothing on the GPU")
+            raise NothingOnDevice(f"{loaded.name}: {run.ending.words()}, and put nothing on the GPU", run.ending.code)
         raise SourceError(
             f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
             "whole step itself on the device 'cuda'"
@@ -281,6 +282,7 @@ def _run_once(
     mode: RunMode, loaded: TorchModel, step: Training | Inference, post: Post | None,
 ) -> Run:  # fmt: skip
     """One run of ``step`` in ``mode``; ``post`` has the messages of other processes."""
+    from graphmem import sandbox
     from graphmem.capture.session.run import Subject, capture_subject
 
     asked = set[str]()
@@ -289,6 +291,7 @@ def _run_once(
     subject = Subject(
         loaded.build, question.sizes, step, loaded.name, question.iterations, question.build_on, loaded.program
     )
+    garbage.look_as_usual()
     with contextlib.ExitStack() as stack:
         is_program = loaded.program is not None
         sandboxed = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None)) if is_program else {}

@@ -12,6 +12,8 @@ from typing import Any
 from graphmem.answering import remarks
 from graphmem.answering.causes import (
     Outcome,
+    cause_of_cudnn,
+    cause_of_real_card,
     cause_of_version,
     causes_of_context,
     causes_of_trace,
@@ -25,7 +27,6 @@ from graphmem.answering.runs import Progress, RunCache, could_go_on, labelled, s
 from graphmem.answering.summarize import fits_card, summarize
 from graphmem.answering.verdict import holding, loads_of, probability
 from graphmem.base.figures import Cause, Loads
-from graphmem.base.textbook import compared
 from graphmem.base.versions import Version, words
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
@@ -225,6 +226,7 @@ def replay_on(
         diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
     doubts = together(
         _doubts_of_trace(question, trace, known, runs, lambda one: runtime.run(one, options, setting), beside, tried),
+        _doubts_of_card(question, run, runs),
         doubts_of(runtime, taken),
         runs.doubts,
         causes_of_context(context),
@@ -272,6 +274,8 @@ def _beside_formulas(estimate: Estimate, run: Run) -> Estimate:
     """The estimate with the usual formulas in ``details["formulas"]``, where the model is shared out."""
     if run.sharded is None:
         return estimate
+    from graphmem.base.textbook import compared
+
     peaks = {"allocated_bytes": estimate.allocated, "reserved_bytes": estimate.reserved}
     uncounted = [one for one in estimate.top if one.category in _UNCOUNTED][:_NAMED]
     formulas = compared(run.sharded, run.optimizer, estimate.breakdown, peaks, uncounted)
@@ -287,6 +291,17 @@ def _doubts_of_trace(
     found = causes_of_trace(trace, peak, known, lambda other: _peak(rerun(other).on_card), setting.device, tried)
     version = None if beside is None else cause_of_version(setting.torch_version, peak, beside.get)
     return [*found, *([] if version is None else [version])]
+
+
+def _doubts_of_card(question: Question, run: Run, runs: Runs) -> list[Cause]:
+    """Why a captured step may take other memory on the card, and with the cuDNN, that the question means."""
+    if run.planned is not None:
+        return []
+    peak, setting = _peak(runs.main), question.setting
+    asked = "" if run.cudnn is None else run.cudnn.details().get("version", "")
+    cudnn = cause_of_cudnn(asked, setting.torch_version, peak, setting.device)
+    card = None if question.device is None else cause_of_real_card(run.trace, peak)
+    return [cause for cause in (cudnn, card) if cause is not None]
 
 
 def _peak(replay: Replay) -> Peak:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, field, fields, replace
 from typing import Any, TypeVar
 
+from graphmem.base.records import dataclass
 from graphmem.errors import UsageError
 
 Class = TypeVar("Class", bound=type)

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from graphmem.base.files import write_whole
 from graphmem.cli.options import Output
-from graphmem.cli.progress import stderr_console
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.reports import Answer, Format
@@ -131,6 +129,10 @@ def _status() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda stage: None
         return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from graphmem.cli.progress import stderr_console
+
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))  # a narrow one cuts words
     status = Progress(*columns, console=stderr_console(), transient=True)
     task = status.add_task("analysing")

@@ -6,13 +6,16 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def stderr_console() -> Console:
     """The terminal on stderr, in the size that Python finds: rich breaks on a ``COLUMNS`` that is no number."""
+    from rich.console import Console
+
     width, height = shutil.get_terminal_size()
     return Console(stderr=True, width=width, height=height)
 
@@ -23,6 +26,8 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda text: None
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn(label),
         BarColumn(),

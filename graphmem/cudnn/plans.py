@@ -11,8 +11,8 @@ which takes a device: their configurations are supported, and tell the same work
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from graphmem.base.records import dataclass
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind, Type
 
 #: Types of values by their names in PyTorch: ``cudnnDataType_t``.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from graphmem.base.records import dataclass
 from graphmem.cudnn.descriptors import CudnnError
 
 #: ``cudnnRNNMode_t`` and ``cudnnRNNAlgo_t`` (cudnn_adv_v9.h).

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from graphmem.base import versions
 from graphmem.base.documents import check_fields
+from graphmem.base.records import dataclass
 from graphmem.base.versions import Version
 from graphmem.units import KIB
 

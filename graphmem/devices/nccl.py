@@ -39,9 +39,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graphmem.base.figures import Communicator, Figure, Loads
+from graphmem.base.records import dataclass
 from graphmem.devices.capabilities import Links
 from graphmem.units import KIB, MIB
 

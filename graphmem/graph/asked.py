@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+
+from graphmem.base.records import dataclass
 
 #: The smallest and the largest number of a dimension.
 Range = tuple[int, int]

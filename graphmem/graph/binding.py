@@ -6,11 +6,12 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from graphmem.base.records import dataclass
 from graphmem.errors import ShapeError, UsageError
 from graphmem.graph.asked import Asked
 from graphmem.graph.folding import Value, is_small

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import onnx
 from onnx import helper, shape_inference
 
+from graphmem.base.records import dataclass
 from graphmem.errors import GraphmemError
 from graphmem.graph.binding import Binding
 from graphmem.graph.model import ELEMENT_BITS

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphmem.base.records import dataclass
 from graphmem.errors import ShapeError
 from graphmem.graph.loop_counts import CountingBody
 from graphmem.graph.model import Dimension, Node, TensorSpec

@@ -7,13 +7,13 @@ straight lines in the number of the run; the run at which a comparison of two li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import Node
 
 #: Operators that pass on the one number they are given.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from graphmem.base.records import dataclass
 from graphmem.errors import ShapeError
 from graphmem.trace import MAX_STORAGE_BYTES
 

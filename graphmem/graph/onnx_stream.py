@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import BinaryIO
+
+from graphmem.base.records import dataclass
 
 KEPT_PAYLOAD_BYTES = 1024  # a payload up to this size may be a shape, axes or indices that shape inference needs
 MAX_DEPTH = 64  # protobuf itself refuses messages nested deeper than 100

@@ -9,8 +9,9 @@ twice (``MemcpyFromHost`` / ``MemcpyToHost`` nodes).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import Graph, Node
 from graphmem.trace import Place
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import onnx
 
+from graphmem.base.records import dataclass
 from graphmem.graph.folding import Value
 from graphmem.graph.model import Dimension, TensorSpec
 

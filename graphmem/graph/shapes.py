@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
+from graphmem.base.records import dataclass
 from graphmem.errors import ShapeError, SourceError
 from graphmem.graph import control_flow, onnx_import
 from graphmem.graph.binding import Binding

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from graphmem.base.records import dataclass
 from graphmem.graph.asked import Asked
 from graphmem.graph.binding import ANONYMOUS, Free, UnboundError, is_sequence
 from graphmem.graph.model import TensorSpec

@@ -8,9 +8,9 @@ packages) only write it down.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from graphmem.base.records import dataclass
 from graphmem.units import format_bytes
 
 #: Columns of a text where nobody says how many.

@@ -109,6 +109,8 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
         yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
+    if "followed" in estimate.details:
+        yield _followed(estimate.details["followed"])
     yield _breakdown(estimate)
     if "formulas" in estimate.details:
         yield _formulas(estimate.details["formulas"])
@@ -405,6 +407,15 @@ def _ranks(ranks: Mapping[str, Any]) -> Section:
     return section(title, *blocks)
 
 
+def _followed(followed: Mapping[str, Any]) -> Section:
+    rows = [
+        (f"{one['words']}{' *' * (at == followed['fullest'])}", *(one[f"{level}_bytes"] for level in _LEVELS))
+        for at, one in enumerate(followed["processes"])
+    ]
+    title = "Processes of the command that used the card (* the fullest, of which all else is)"
+    return section(title, Table(_by_level("process"), rows))
+
+
 def _host(estimate: Estimate) -> Section:
     lines = [f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"]
     if estimate.managed_bytes:
@@ -438,7 +449,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "sandbox")
+_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "sandbox")
 
 
 def _details(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
 from graphmem.base.figures import Cause, Figure, unknown
+from graphmem.base.records import dataclass
 from graphmem.devices import Device
 from graphmem.diagnostics import Diagnostic
 from graphmem.errors import UsageError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from graphmem.base.records import dataclass
 from graphmem.errors import SourceError, said
 from graphmem.sources.losses import OfTargets
 from graphmem.training.generation import Generation

@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from graphmem.base.records import dataclass
 from graphmem.errors import GraphmemError, ShapeError, SourceError, UsageError
 from graphmem.graph import control_flow, onnx_import
 from graphmem.graph.asked import Asked

@@ -14,9 +14,11 @@ OPTIMIZER_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``python target arguments``, or ``python -m target arguments``.
+    """``python target arguments``, ``python -m target arguments``, or ``python -c target arguments``; a notebook
+    (``.ipynb``) is the program of its cells.
 
-    ``environment`` holds what the launcher adds to the environment, ``launcher`` names it for people ("": none).
+    ``job`` is the one of a program that runs itself for many settings (Hydra's multirun). ``environment`` holds what
+    the launcher adds to the environment, ``launcher`` names it for people ("": none).
 
     Raises :class:`UsageError` for a target that cannot be one.
     """
@@ -26,8 +28,12 @@ class Program:
     is_module: bool = False
     environment: tuple[tuple[str, str], ...] = ()
     launcher: str = ""
+    is_code: bool = False
+    job: int = 0
 
     def __post_init__(self) -> None:
+        if self.is_code:
+            return
         if not self.target.strip() or "\0" in self.target:
             raise UsageError(f"{self.target!r} is not the name of a program; write graphmem run train.py")
         if self.is_module:
@@ -46,8 +52,8 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The program in words: ``train.py``, ``-m package.train``."""
-        return f"-m {self.target}" if self.is_module else self.target
+        """The program in words: ``train.py``, ``-m package.train``, ``-c ...``."""
+        return f"-m {self.target}" if self.is_module else "-c ..." if self.is_code else self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +63,14 @@ class Ending:
     ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
     could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
     instead), ``raised`` (``error``: its place and message), ``unfollowed`` (the same, but the statement passes on the
-    host: graphmem failed there, and not the program).
+    host: graphmem failed there, and not the program). ``jobs``: the settings of all jobs, of which one ran.
     """
 
     how: str
     steps: int
     code: int = 0
     error: str = ""
+    jobs: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -11,6 +11,7 @@ from graphmem.base.versions import ALLOCATOR_OPTIONS, NEWEST
 from graphmem.errors import UsageError
 from graphmem.units import MIB
 from tests import places
+from tests.support.examples import examples
 
 OFF = (0,) * 16
 
@@ -217,7 +218,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=30), st.sampled_from([(2, 4), (2, 9), (2, 13)]))
 def test_nothing_but_a_usage_error_comes_out(text: str, version: tuple[int, int]) -> None:
     try:
@@ -236,7 +237,7 @@ VALUES = st.sampled_from(
 ITEMS = st.tuples(st.sampled_from(GENERIC), st.sampled_from([":", ",", " : "]), VALUES).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(ITEMS, max_size=4).map(",".join))
 def test_the_real_parser_agrees(text: str) -> None:
     """Only for the generic keys: the CUDA part of the parser is not in a CPU build."""

@@ -21,6 +21,7 @@ from graphmem.errors import DeviceOutOfMemory
 from graphmem.units import KIB, MIB
 from tests.support.addresses import HighestHole, NeverReused
 from tests.support.checked_allocator import CheckedAllocator, InvalidHeapError, validate_segments
+from tests.support.examples import examples
 
 Factory = Callable[[], Allocator]
 
@@ -151,7 +152,7 @@ def _drive(
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=60))
 def test_a_random_run_keeps_the_heap_valid(name: str, operations: list[tuple[str, int, int]]) -> None:
     allocator = CheckedAllocator(FACTORIES[name]())
@@ -161,7 +162,7 @@ def test_a_random_run_keeps_the_heap_valid(name: str, operations: list[tuple[str
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_the_same_run_gives_the_same_heap(name: str, operations: list[tuple[str, int, int]]) -> None:
     first, second = CheckedAllocator(FACTORIES[name]()), CheckedAllocator(FACTORIES[name]())
@@ -171,7 +172,7 @@ def test_the_same_run_gives_the_same_heap(name: str, operations: list[tuple[str,
 
 
 @pytest.mark.parametrize("name", [name for name in FACTORIES if name.startswith(("pytorch", "ideal", "mxnet"))])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_nothing_stays_reserved_once_all_is_freed_and_the_cache_emptied(
     name: str, operations: list[tuple[str, int, int]]
@@ -245,7 +246,7 @@ class _Pools:
 
 
 @pytest.mark.parametrize("name", POOLED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(operations=st.lists(POOL_OPERATIONS, max_size=60))
 def test_private_pools_keep_the_heap_valid_and_give_everything_back(
     name: str, operations: list[tuple[str, int, int]]

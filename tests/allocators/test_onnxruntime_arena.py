@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from graphmem.allocators.bfc import BumpDriver, FreeChunks
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy
 from graphmem.errors import DeviceOutOfMemory, UsageError
+from tests.support.examples import examples
 
 MIB = 1 << 20
 
@@ -145,7 +146,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(REQUESTS, st.sampled_from([0, 1]), st.sampled_from([None, 16 * MIB]), st.sampled_from([0, 9 * MIB + 77]))
 def test_the_books_agree(requests: list[tuple[str, int, int]], strategy: int, capacity: int | None, limit: int) -> None:
     arena = arena_with(capacity, arena_extend_strategy=strategy, max_mem=limit, max_dead_bytes_per_chunk=64 << 10)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena
 from graphmem.errors import UsageError
 from tests import places
+from tests.support.examples import examples
 
 pytest.importorskip("onnxruntime")
 
@@ -60,7 +61,7 @@ def predicted(requests: list[Request]) -> tuple[list[int], bool]:
     return held, True
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.one_of(
     st.tuples(st.just("take"), st.sampled_from((1, 200, 256, 512, 700, 1024, 4096))),
     st.tuples(st.just("give"), st.integers(0, 5)),

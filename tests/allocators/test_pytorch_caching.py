@@ -16,6 +16,7 @@ from graphmem.allocators.pytorch_caching.sizes import format_size, get_allocatio
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.units import MIB
 from tests.support.addresses import HighestHole, RecordedAddresses
+from tests.support.examples import examples
 from tests.support.restored_heap import restore
 
 
@@ -256,7 +257,7 @@ def test_the_driver_counts_pages_and_others() -> None:
 
 
 @pytest.mark.parametrize("policy", [LowestHole, HighestHole])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(operations=st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=60))
 def test_holes_are_first_fit_from_their_end(
     policy: Callable[[int, int], AddressPolicy], operations: list[tuple[bool, int]]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import examples
+
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 
@@ -59,7 +61,7 @@ def test_weights_are_never_read(tmp_path: Path) -> None:
     assert SafeFile(*saved).get_slice("weight").get_shape() == [1 << 19, 1 << 19]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_a_damaged_file_is_left_to_safetensors(tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int) -> None:
     header = json.dumps({"n": {"dtype": "I32", "shape": [3], "data_offsets": [0, 12]}}).encode()

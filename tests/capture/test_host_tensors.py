@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import examples
+
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
@@ -129,7 +131,7 @@ def test_a_model_is_built_before_its_data_is_drawn() -> None:
 
 
 @given(words=st.integers(0, 1 << 34), before=st.integers(0, 2000))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 def test_jumps_compose(words: int, before: int) -> None:
     """Two jumps of any length lead where one does; and short ones where drawing does (the tests above)."""
     once, twice = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
@@ -218,7 +220,7 @@ def _state_kept(x: Any) -> Any:
     start=st.sampled_from(["rand", "randn", "zeros", "ones"]),
     program=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=7),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_programs(seed: int, size: tuple[int, ...], start: str, program: list[str]) -> None:
     def run() -> list[Any]:
         torch.manual_seed(seed)
@@ -383,6 +385,17 @@ def test_workers_that_stay_and_streams() -> None:
         return seen, [batch.tolist() for batch in DataLoader(Numbers(), 2, num_workers=3)]
 
     same(program)
+
+
+@pytest.mark.parametrize("made", [torch.randn, lambda *sides: torch.arange(24.0).view(*sides)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_pinned(made: Callable[..., Any], workers: int) -> None:
+    def step() -> None:
+        for (batch,) in DataLoader(TensorDataset(made(8, 3)), 4, num_workers=workers, pin_memory=True):
+            assert batch.is_pinned()
+            batch.cuda(non_blocking=True)
+
+    assert [one.bytes for one in births(record(step), Place.PINNED)] == [48, 48]
 
 
 def test_a_copy_to_the_device_with_a_type_is_one_in_inference_mode_too() -> None:

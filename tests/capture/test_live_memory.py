@@ -29,6 +29,7 @@ from graphmem.trace import EventKind, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB, MIB
 from tests.recorded import answering
 from tests.recorded.cases.answering import WITH_CUDNN
+from tests.support.examples import examples
 
 torch = pytest.importorskip("torch")
 
@@ -163,7 +164,7 @@ def told(trace: Trace, capacity: int | None, conf: str, asked_after: set[int]) -
     return builder.build(), answered, (memory.statistics(), memory.free_bytes(), card)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_live_figures_are_those_of_the_replay(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([*RUNS, *LOOPS]))

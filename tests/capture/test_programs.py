@@ -10,6 +10,7 @@ import pytest
 from graphmem.analyze import analyze
 from graphmem.capture.program.loops import BEGIN, CALLS, GOES_ON, OVER, compiled
 from graphmem.devices import custom_device
+from graphmem.diagnostics import Code
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.trace import EventKind
@@ -150,6 +151,29 @@ def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.Captu
 def test_as_many_iterations_as_asked_for(tmp_path: Path) -> None:
     assert ending(run(tmp_path, "for _ in range(99): train_step()", iterations=1))[1] == 1
     assert ending(run(tmp_path, "for _ in range(99): train_step()", iterations=7))[1] == 7
+
+
+def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
+    found = [one for one in estimate.diagnostics if one.code in (Code.STEPS_DIFFER, Code.STEPS_KEEP)]
+    assert all((estimate.interval(level)[1] is None) == bool(found) for level in ("allocated", "reserved"))
+    return [(one.code.name, one.place) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("loop", "doubts"),
+    [
+        ("for _ in range(300): train_step()", []),
+        ("for _ in range(3):\n    seen.append(x(16 * len(seen) + 16))\n    train_step()", []),
+        ("for i in range(300):\n    held = x(1 << i)\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
+        ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
+        ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x().sum())", []),
+    ],
+    ids=["alike", "its own end", "differ", "keep", "keep a number for a log"],
+)
+def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
+    loop: str, doubts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    assert _doubts_of_loops(run(tmp_path, loop)) == doubts
 
 
 def test_a_loop_in_a_module_beside_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
+from tests.support.examples import examples
+
 torch = pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
@@ -101,7 +103,7 @@ def saved(spec: Any, older: bool = False) -> bytes:
     return buffer.getvalue()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SPECS)
 def test_an_archive_is_as_long_as_pytorchs_and_holds_the_same(spec: Any) -> None:
     """PyTorch outside any capture reads it: the same tensors, zeros where values were unknown."""
@@ -175,7 +177,7 @@ def test_a_file_beyond_four_gibibytes_is_pytorchs(tmp_path: Path, sizes: list[in
         path.unlink()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 3 << 20))
 def test_checksums_and_deflated_zeros(count: int) -> None:
     assert checksum_of_zeros(count) == zlib.crc32(bytes(count))

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from graphmem.capture.distributed import tensor_lists
 from graphmem.capture.patches import Patches
+from tests.support.examples import examples
 
 _PROPAGATION = importlib.import_module("torch.distributed.tensor._sharding_prop")
 _PLACEMENTS: list[Placement] = [Replicate(), Shard(0), Shard(1), _StridedShard(0, split_factor=2)]
@@ -48,7 +49,7 @@ def _tensor(rows: int, placements: list[Placement]) -> DTensor:
 _LAYOUTS = st.tuples(st.sampled_from([4, 8]), st.lists(st.sampled_from(_PLACEMENTS), min_size=2, max_size=2))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(list(_OPERATORS)), st.lists(_LAYOUTS, min_size=1, max_size=5), st.booleans())
 @pytest.mark.usefixtures("four_processes")
 def test_an_operator_on_lists_is_sharded_as_by_pytorch(op: Any, layouts: list[Any], mixed: bool) -> None:

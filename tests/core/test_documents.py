@@ -32,6 +32,7 @@ from graphmem.serving.base import Request
 from graphmem.trace import to_json
 from tests.cli.test_main import one_line, run
 from tests.cli.test_replay import small_trace
+from tests.support.examples import examples
 
 pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
 devices = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="devices of POSIX")
@@ -113,7 +114,7 @@ def test_a_pipe_is_read_up_to_its_limit(tmp_path: Path) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.text(max_size=5), st.lists, max_leaves=5))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_json_is_read_in_every_encoding(value: Any) -> None:
     text = json.dumps({"first": value}, ensure_ascii=False)
     for encoding in _ENCODINGS:
@@ -169,7 +170,7 @@ def test_what_pyyaml_breaks_on_is_an_error_in_one_line(tmp_path: Path, text: str
         _yaml(tmp_path, text)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100), deadline=None)
 @given(st.text("ab:&*!{}[]-<|>'\"\n 01.~?,#%@", max_size=40))
 def test_any_yaml_is_a_value_or_a_value_error(tmp_path: Path, text: str) -> None:
     try:

@@ -23,6 +23,7 @@ from graphmem.trace import EventKind, Place, Plans, Trace, TraceBuilder, from_js
 from graphmem.units import MIB
 from tests import places
 from tests.support.checked_allocator import CheckedAllocator
+from tests.support.examples import examples
 
 GOLDEN = places.PYTORCH / "allocator"
 
@@ -132,7 +133,7 @@ def test_an_empty_trace() -> None:
     assert (len(result), result.peak_reserved_bytes, result.host_peak_bytes, result.segments) == (0, 0, 0, ())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30 * MIB), st.integers(0, 10), st.booleans()), max_size=40))
 def test_levels_are_ordered_and_ideal_is_requested(steps: list[tuple[int, int, bool]]) -> None:
     builder = TraceBuilder("random")

@@ -14,6 +14,7 @@ from graphmem.graph.order import execution_order
 from graphmem.sources.onnx_file import load_onnx
 from graphmem.trace import Category, EventKind, Place, Trace
 from tests.support import onnx_samples as samples
+from tests.support.examples import examples
 from tests.support.onnx_samples import constant, model, save, value, weights
 
 
@@ -183,7 +184,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph("random", tuple(nodes[i] for i in order), tensors, ("x0", "x1"), outputs, ("w0",))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(graphs())
 def test_order_is_topological(graph: Graph) -> None:
     order = execution_order(graph.nodes)
@@ -194,7 +195,7 @@ def test_order_is_topological(graph: Graph) -> None:
         known.update(graph.nodes[index].outputs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(graphs())
 def test_every_storage_lives_exactly_as_long_as_it_is_needed(graph: Graph) -> None:
     """Recomputed from the definition, one tensor group at a time, without the planner's own bookkeeping."""
@@ -224,7 +225,7 @@ def test_every_storage_lives_exactly_as_long_as_it_is_needed(graph: Graph) -> No
     assert "w0" not in died
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(graphs(), st.integers(1, 3))
 def test_runs_repeat_and_leave_only_initializers(graph: Graph, iterations: int) -> None:
     trace = plan_liveness(graph, iterations=iterations)

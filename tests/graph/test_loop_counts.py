@@ -13,6 +13,7 @@ from graphmem.graph.asked import Asked
 from graphmem.graph.binding import bind
 from graphmem.graph.model import TensorSpec
 from graphmem.graph.shapes import Propagation, facts_of, propagate
+from tests.support.examples import examples
 
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
@@ -77,7 +78,7 @@ def runs_of(start: int, step: int, limit: int, comparison: str, *, most: int, be
     return most, number
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     start=st.integers(-20, 20),
     step=st.integers(-3, 3),

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from graphmem.graph.contents import contents_of
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
 from tests.support import onnx_samples as samples
+from tests.support.examples import examples
 from tests.support.onnx_samples import model, value
 
 
@@ -28,7 +29,7 @@ def tensors_of(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
     return [*proto.graph.initializer, *constants]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 600), max_size=6), st.booleans(), st.text(max_size=1500))
 def test_only_large_payloads_are_dropped(sizes: list[int], as_nodes: bool, text: str) -> None:
     arrays = [np.arange(size, dtype=np.float32) for size in sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from graphmem.trace import to_json
 from graphmem.training import Inference, Training
 from graphmem.units import GIB, MIB
 from tests.support import onnx_samples
+from tests.support.examples import examples
 
 torch = pytest.importorskip("torch")
 
@@ -62,17 +64,22 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     return asked
 
 
-def separately(vary: dict[str, list[Any]], **options: Any) -> list[Any]:
+def alone(**options: Any) -> str:
+    """The answer of one analysis, or its error."""
+    try:
+        return graphmem.analyze(**options).to_json()
+    except graphmem.GraphmemError as error:
+        return str(error)
+
+
+#: The same, once for the same options.
+alone_once = functools.cache(alone)
+
+
+def separately(vary: dict[str, list[Any]], analysed: Callable[..., str] = alone, **options: Any) -> list[str]:
     """The rows of a sweep over two settings, each by an analysis of its own."""
     (first, firsts), (second, seconds) = vary.items()
-    answers: list[Any] = []
-    for a in firsts:
-        for b in seconds:
-            try:
-                answers.append(graphmem.analyze(**{**options, first: a, second: b}).to_json())
-            except graphmem.GraphmemError as error:
-                answers.append(str(error))
-    return answers
+    return [analysed(**{**options, first: a, second: b}) for a in firsts for b in seconds]
 
 
 def together(vary: dict[str, list[Any]], **options: Any) -> list[Any]:
@@ -171,7 +178,7 @@ def test_a_plan_depends_on_what_the_planner_looks_at(tmp_path: Path) -> None:
         key(batch=2, alloc_conf="nonsense:1")
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
     def question() -> Question:
@@ -195,7 +202,7 @@ def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
 _TWO = st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cards=st.lists(st.sampled_from(CARDS), min_size=1, max_size=3, unique_by=lambda card: card.name),
     other=st.sampled_from(["alloc_conf", "batch", "runtime", "iterations"]),
@@ -209,7 +216,7 @@ def test_a_sweep_gives_what_separate_analyses_give(cards: list[Any], other: str,
         "iterations": [1, 2, 3, 4],
     }
     vary: dict[str, list[Any]] = {"device": cards, other: [values[other][number] for number in chosen]}
-    expected = separately(vary, model=step)
+    expected = separately(vary, alone_once, model=step)
     if all(not answer.startswith("{") for answer in expected):
         with pytest.raises(graphmem.GraphmemError):
             graphmem.sweep(step, vary=vary)

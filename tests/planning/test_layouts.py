@@ -32,6 +32,7 @@ from graphmem.planning.layouts.cost import cost_of
 from graphmem.planning.layouts.search import Search, needs_no_more
 from graphmem.training import Training, ZeRO
 from graphmem.units import GIB, MIB
+from tests.support.examples import examples
 
 #: Llama 3's 8B.
 LARGE = ModelShape(
@@ -194,7 +195,7 @@ STEPS = (
 )
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(2), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_bound_is_never_above_a_capture(tiny: str, data: st.DataObject) -> None:
     step = data.draw(st.sampled_from(STEPS))
@@ -342,7 +343,7 @@ def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_the_first_that_fits_is_the_cheapest_of_those_that_do(data: st.DataObject) -> None:
     """Whatever lies above the bounds, as long as what saves memory needs no more."""
     asked = job(sequences=32)

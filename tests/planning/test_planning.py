@@ -22,6 +22,7 @@ from graphmem.planning.sweep import Row, Rows
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.support.estimates import training_estimate
+from tests.support.examples import examples
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
     return stand_in
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(base=st.integers(0, GIB - 1), slope=st.integers(1, GIB), steps=st.sampled_from([1, 64 * MIB]))
 def test_the_largest_size_fits_and_the_next_does_not(base: int, slope: int, steps: int) -> None:
     def need(batch: int) -> int:

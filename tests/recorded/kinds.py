@@ -219,7 +219,7 @@ KINDS = {
     "tensorflow_steps": Listed(
         "training steps of Keras models under TensorFlow's CUDA build, and the steps as TensorFlow prepared them",
         "tests.recorded.tensorflow_steps:KIND",
-        ("tensorflow/steps.jsonl", "tensorflow/prepared/*.json.gz"),
+        ("tensorflow/steps.jsonl", "tensorflow/foretold.json", "tensorflow/prepared/*.json.gz"),
         on_stub=False,
     ),
     "serving": Listed(
@@ -240,6 +240,7 @@ WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
     "onnxruntime/cuda_ratchet.json",
     "reports/*.txt",
+    f"{_below((2, 13))}/verdicts.jsonl",
     "tensorflow/steps_ratchet.json",
     "public_api.txt",
 )

@@ -7,6 +7,11 @@ recordings that are committed are compared. With parts of names only their rows 
   them, and needs cuDNN.
 - ``versions``: steps that were recorded with two releases of PyTorch, neighbours among those recorded. A row is (step,
   older, newer, change of the allocated peak, change of the reserved peak), as parts of the older.
+- ``programs``: how far recorded whole programs were off, with the diagnostics that nothing bounds: ``python -m
+  tests.recorded.verdicts`` writes them.
+
+- ``cards``: how far language models that others measured on real cards were from their predictions, as the accuracy
+  report (``reports/accuracy.md``) has them.
 
 The records of ``models_zoo/measured`` are not among them: with those the accuracy report tests the intervals.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +30,7 @@ from typing import Any
 import graphmem
 from tests import places
 
-TARGET = Path(graphmem.__file__).parent / "causes" / "measured.json"
+TARGET = Path(graphmem.__file__).parent / "answering" / "causes" / "measured.json"
 COMMAND = "python -m tests.recorded.spreads"
 _STEP = ".json.gz"
 
@@ -34,13 +40,14 @@ def main(parts: list[str]) -> None:
     document = _read()
     kept = [row for row in document["versions"] if parts and not _is_named(row[0], parts)]
     document["versions"] = sorted([*kept, *_versions(parts)])
+    document["cards"] = sorted(_cards())
     write(document)
 
 
 def replace_rows(kind: str, name: str, rows: list[list[Any]]) -> None:
-    """Write the file with other rows of that kind and first name."""
+    """Write the file with other rows of that kind and first name, or of all names where none is given."""
     document = _read()
-    kept = [row for row in document.get(kind, []) if row[0] != name]
+    kept = [row for row in document.get(kind, []) if name and row[0] != name]
     write({**document, kind: sorted([*kept, *rows])})
 
 
@@ -56,7 +63,7 @@ def _is_named(name: str, parts: list[str]) -> bool:
 def write(document: dict[str, Any]) -> None:
     """One line a row, so that a diff shows which moved."""
     lines = [f'"command": {json.dumps(COMMAND)}']
-    for name in ("networks", "versions"):
+    for name in ("networks", "versions", "programs", "cards"):
         rows = ",\n".join(f"  {json.dumps(row)}" for row in document.get(name, []))
         lines.append(f'"{name}": [\n{rows}\n]')
     TARGET.parent.mkdir(exist_ok=True)
@@ -71,6 +78,19 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
                 first, second = (_peaks(folder / path.name) for folder in (before, after))
                 changes = [round(new / old - 1, 6) for old, new in zip(first, second, strict=True)]
                 yield [path.name.removesuffix(_STEP), before.parent.name, after.parent.name, *changes]
+
+
+#: Programs of ``models_zoo/published`` that train or run whole language models.
+_LANGUAGE_MODELS = ("cs336_", "gpt_from_scratch ", "sdpa_benchmark ", "xmem_language ")
+_CASE = re.compile(r"\| (?P<case>[^|]+) \| (?P<level>allocated|reserved) \|(?:[^|]+\|){3} (?P<error>[-+][\d.]+) % \|")
+
+
+def _cards() -> Iterator[list[Any]]:
+    """Rows of the accuracy report; an error there is a part of what was measured, here of what was predicted."""
+    for line in (places.ROOT / "reports" / "accuracy.md").read_text(encoding="utf-8").splitlines():
+        found = _CASE.match(line)
+        if found and found["case"].startswith(_LANGUAGE_MODELS):
+            yield [found["case"], found["level"], round(1 / (1 + float(found["error"]) / 100) - 1, 6)]
 
 
 def _peaks(path: Path) -> tuple[int, int]:

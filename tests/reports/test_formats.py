@@ -42,6 +42,7 @@ from graphmem.reports.formats import text
 from tests import places
 from tests.support import onnx_samples
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
+from tests.support.examples import examples
 
 PAGE = places.ROOT / "docs" / "adding" / "report.md"
 NAMES = (*FORMATS.own(), "chat")
@@ -142,7 +143,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.sampled_from(HOSTILE) | st.text(max_size=30), size=st.integers(0, 1 << 50), share=st.floats(0, 1))
 def test_any_document_is_written_and_no_name_is_markup(name: str, words: str, size: int, share: float) -> None:
     shown = format_named(name).render(_document(words, size, share), 80)

@@ -24,6 +24,7 @@ from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 from tests.runtimes import toy
 from tests.support import onnx_samples
+from tests.support.examples import examples
 
 NAMES = (*runtimes.built_in(), "toy")
 TOY = EntryPoint("toy", "tests.runtimes.toy:RUNTIME", runtimes.GROUP)
@@ -120,7 +121,7 @@ def test_an_option_that_nobody_has_is_refused_in_one_line(runtime: Runtime[Any],
     assert str(again.value) == message
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=30))
 def test_any_text_is_read_or_refused(runtime: Runtime[Any], text: str) -> None:
     with contextlib.suppress(UsageError):
@@ -168,7 +169,7 @@ def check(estimate: Estimate, runtime: Runtime[Any]) -> None:
     assert json.loads(estimate.to_json()) == json.loads(json.dumps(estimate.to_dict()))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trace=traces())
 def test_the_levels_are_ordered_and_the_breakdown_sums_up(runtime: Runtime[Any], trace: Trace) -> None:
     estimate = graphmem.replay_trace(trace, runtime=runtime.name, device="T4")

@@ -22,6 +22,7 @@ from graphmem.runtimes.onnxruntime.options import parse_options
 from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import read_onnx
 from tests.support import onnx_samples as samples
+from tests.support.examples import examples
 from tests.support.onnx_programs import COLUMNS, ROWS, program_of, programs
 
 pytest.importorskip("onnxruntime")
@@ -77,7 +78,7 @@ def compared(oracle: Oracle, directory: Path, level: str, steps: Any) -> tuple[d
 
 @pytest.mark.parametrize("level", ["disabled", "all"])
 def test_nested_programs_take_what_real_sessions_take(oracle: Oracle, tmp_path: Path, level: str) -> None:
-    @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(40), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(programs)
     def compare(steps: Any) -> None:
         ours, real = compared(oracle, tmp_path, level, steps)

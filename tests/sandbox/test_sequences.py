@@ -17,6 +17,7 @@ from graphmem.sandbox import Permissions, Sandbox
 from graphmem.sandbox.wrapped import Wrapped
 from tests.sandbox import sequences
 from tests.sandbox.test_operations import fly, really, sums
+from tests.support.examples import examples
 
 PROGRAM = Path(sequences.__file__)
 KINDS = (
@@ -38,7 +39,7 @@ def prepare(folder: Path) -> None:
 STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_wrapped_calls_see_what_is_really_there(steps: list[tuple[str, str, str]]) -> None:
     with tempfile.TemporaryDirectory() as name:

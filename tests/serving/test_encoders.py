@@ -19,6 +19,7 @@ from graphmem.serving.vllm.encoders import budget, parts, qwen
 from graphmem.serving.vllm.engine import VLLM
 from graphmem.serving.vllm.run import Batch, Run
 from tests.recorded.serving import encoders, predicted, question
+from tests.support.examples import examples
 
 QWEN, LLAVA, GEMMA = "qwen2.5-vl-7b-video", "llava-1.5-7b", "gemma3-4b-images"
 
@@ -220,7 +221,7 @@ def test_tiles_of_images_need_the_processors_word() -> None:
     assert any("tokens" in note for note in VLLM().serve(question.with_(arguments=tiles)).notes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     name=st.sampled_from([QWEN, LLAVA, GEMMA, "mistral-small-3.1", "internvl3-8b", "qwen3-vl-8b", "llava-next-7b"]),
     part=st.sampled_from(["", "vision_config", "text_config"]),

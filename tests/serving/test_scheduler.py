@@ -17,6 +17,7 @@ from graphmem.serving.over_time import Speed, loaded, simulate
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import FreeBlocks, Scheduler
 from tests.recorded.scheduling import loads, stepped
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize("number", range(len(loads())))
@@ -45,7 +46,7 @@ _REQUESTS = st.lists(
     _REQUESTS, st.integers(1, 40), st.integers(1, 8), st.integers(8, 300), st.integers(1, 2), st.booleans(),
     st.sampled_from([(None,), (None, 40)]),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_load_ends_with_all_blocks_free(
     requests: list[Request], blocks: int, most: int, tokens: int, in_flight: int, caching: bool,
     windows: tuple[int | None, ...],

@@ -25,6 +25,7 @@ from graphmem.serving.base import Question
 from graphmem.serving.configurations import model_named
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.sources.hub import known_models
+from tests.support.examples import examples
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -239,7 +240,7 @@ def test_an_engine_goes_by_any_spelling_and_none_may_take_its_name(
     st.integers(1, 1 << 38),
     st.integers(1, 1 << 18),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_longest_request_is_the_last_that_fits(
     kinds: list[tuple[int, int, int | None]], available: int, most: int
 ) -> None:
@@ -316,7 +317,7 @@ _KEYS = sorted({key for config in known_models().values() for key in config} | {
 
 
 @given(st.sampled_from(sorted(known_models())), st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_configuration_is_answered_or_refused(name: str, changes: dict[str, Any]) -> None:
     model = base.ServedModel(name, known_models()[name] | changes)
     question = Question(model, device_named("H100"), enforce_eager=True, max_num_batched_tokens=2048, max_num_seqs=64)

@@ -16,6 +16,7 @@ from graphmem.serving.base import ServedModel
 from graphmem.serving.configurations import known_models
 from graphmem.serving.stored import FAMILIES, stored
 from graphmem.sources.checkpoints import Checkpoint, checkpoint_in
+from tests.support.examples import examples
 
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -120,7 +121,7 @@ _KEYS = (
 _METHODS = ("awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors", "modelopt", "mxfp4")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=5),
     st.sampled_from(_METHODS),
@@ -208,7 +209,7 @@ def test_gits_pointer_is_named(tmp_path: Path) -> None:
         checkpoint_in(tmp_path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     header=st.dictionaries(
         st.text(max_size=6), _JSON | st.builds(_tensor, st.sampled_from(("F4", "U8", "x")), st.integers())

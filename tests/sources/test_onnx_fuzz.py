@@ -15,6 +15,7 @@ from graphmem.errors import GraphmemError
 from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import load_onnx
 from tests.support import onnx_samples as samples
+from tests.support.examples import examples
 from tests.support.onnx_samples import constant, model, value, weights
 
 
@@ -60,7 +61,7 @@ def test_the_bases_are_sound(scratch: Path, base: bytes) -> None:
     assert load_and_plan(scratch, base)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(BASES), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes(scratch: Path, base: bytes, changes: list[tuple[int, int]]) -> None:
     data = bytearray(base)
@@ -69,7 +70,7 @@ def test_changed_bytes(scratch: Path, base: bytes, changes: list[tuple[int, int]
     load_and_plan(scratch, bytes(data))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from(BASES), st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 10_000))
 def test_spliced_bytes(scratch: Path, base: bytes, start: int, length: int, target: int) -> None:
     start, target = start % len(base), target % len(base)
@@ -78,20 +79,20 @@ def test_spliced_bytes(scratch: Path, base: bytes, start: int, length: int, targ
         load_and_plan(scratch, splice)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(BASES), st.integers(0, 10_000))
 def test_truncated_bytes(scratch: Path, base: bytes, length: int) -> None:
     load_and_plan(scratch, base[: length % len(base)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 def test_arbitrary_bytes(scratch: Path, data: bytes) -> None:
     load_and_plan(scratch, data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from([samples.perceptron, samples.dynamic_reshape, many_operators]),
     st.integers(0, 10),

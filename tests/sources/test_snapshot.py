@@ -25,6 +25,7 @@ from graphmem.sources.snapshot import read_recording, read_snapshot, recording_o
 from graphmem.trace import EventKind, Phase
 from graphmem.units import MIB
 from tests import places
+from tests.support.examples import examples
 
 BASE = 0x7F00_0000_0000
 
@@ -331,7 +332,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 PLAIN = _plain(SCALARS | st.binary())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     case=st.tuples(_plain(SCALARS), st.just(2)) | st.tuples(PLAIN, st.integers(3, 5)),
     shared=st.booleans(),
@@ -368,7 +369,7 @@ def test_a_truncated_file_is_refused(protocol: int) -> None:
             load_plain_pickle(data[:length])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_damaged_bytes_raise_nothing_but_trace_errors(changes: list[tuple[int, int]]) -> None:
     data = bytearray(VALID)
@@ -377,7 +378,7 @@ def test_damaged_bytes_raise_nothing_but_trace_errors(changes: list[tuple[int, i
     _only_trace_error(bytes(data))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60), st.booleans())
 def test_noise_raises_nothing_but_trace_errors(data: bytes, headed: bool) -> None:
     _only_trace_error((b"\x80\x04" if headed else b"") + data)
@@ -396,7 +397,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(data=st.data())
 def test_damaged_values_raise_nothing_but_trace_errors(data: st.DataObject) -> None:
     snapshot = deepcopy(_snapshot())

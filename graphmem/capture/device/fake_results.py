@@ -64,6 +64,9 @@ class _Same:
 
 
 _Recipe = _Made | _Same | None
+_Known = dict[tuple[Any, ...], tuple[bool, tuple[_Recipe, ...]]]  # several outputs; each
+#: Results by the card's number: they outlive a capture, as those of ``FakeTensorMode.cache`` do.
+_KNOWN: dict[torch.device, _Known] = {}
 
 
 class FakeResults:
@@ -71,7 +74,7 @@ class FakeResults:
 
     def __init__(self) -> None:
         self._mode: Any = None
-        self._known: dict[tuple[Any, ...], tuple[bool, tuple[_Recipe, ...]]] = {}  # several outputs; each
+        self._known: _Known = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of ``func``, called below every mode but the fake one."""
@@ -79,7 +82,7 @@ class FakeResults:
         if mode is None or _modes_on() != 1 or mode.shape_env is not None:
             return func(*args, **kwargs)
         if mode is not self._mode:
-            self._mode, self._known = mode, {}
+            self._mode, self._known = mode, _KNOWN.setdefault(cards().own, {})
         key = [func, torch.get_default_dtype(), _default_device(), torch.is_inference_mode_enabled()]
         if not (_describe(key, args, mode) and (not kwargs or _describe_named(key, kwargs, mode))):
             return func(*args, **kwargs)

@@ -21,6 +21,8 @@ from __future__ import annotations
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -33,13 +35,17 @@ from graphmem.capture.program.loop_state import Lists
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import private
 from graphmem.trace import EventKind, Place
+from graphmem.units import format_bytes
 
 #: Iterations in a row that have to be alike.
 ALIKE_ITERATIONS = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
 MOST_TRIALS = 25
+#: Bytes that a step may keep and its loop still be called alike: a few numbers for a log.
+_NUMBERS_BYTES = 1024
 #: Epochs that a library may begin on a loader that has no batches left.
 AGAIN = 3
 
@@ -65,6 +71,8 @@ class Leaving:
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._ends: dict[int, deque[tuple[int, int]]] = {}  # optimizer -> where its last steps ended: row, storages
+        self._doubted: set[int] = set()  # optimizers whose steps are known to differ
 
     @property
     def steps(self) -> int:
@@ -75,12 +83,36 @@ class Leaving:
         """Raises :class:`Left` at a step beyond the last. Where loops were ended there may be one more, of what is left
         over of micro-batches."""
         if self.made[self._number(optimizer)] >= self.wanted + self.is_ending:
+            self.doubt_others(0, "a loop that was left")
             raise Left
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number = self._number(optimizer)
         self.log.append(number)
         self.made[number] += 1
+        builder = self.recorder.builder
+        ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
+        ends.append((len(builder.rows), len(builder.storage_bytes)))
+
+    def doubt_others(self, since: int, where: str) -> None:
+        """Note that a loop was left whose steps from number ``since`` on do not show what later ones take."""
+        for number in sorted({*self.log[since:]} - self._doubted):
+            found = self._doubt(number, where)
+            if found is not None:
+                self._doubted.add(number)
+                self.recorder.assumed[found] += 1
+
+    def _doubt(self, number: int, where: str) -> Diagnostic | None:
+        """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
+        and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
+        builder, ends, steps = self.recorder.builder, self._ends[number], self.made[number]
+        spans = [_body(builder, *begin, until=end[0]) for begin, end in pairwise(ends)]
+        if any(before[0] != after[0] for before, after in pairwise(spans)):
+            return Code.STEPS_DIFFER.about(place=where, steps=steps)
+        kept = spans[-1][1] if len(spans) > 1 else 0
+        if kept <= _NUMBERS_BYTES:
+            return None
+        return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
     def _number(self, optimizer: torch.optim.Optimizer) -> int:
         return self._numbers.setdefault(optimizer, len(self._numbers))
@@ -135,8 +167,9 @@ class Loop:
         finally:
             leaving.fetching = outer
 
-    def goes_on(self) -> bool:
-        """Asked at the top, before every iteration: whether there is one more."""
+    def goes_on(self, left: int = 1) -> bool:
+        """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
+        it ends by itself."""
         if self._is_over or self._always_goes_on:
             return not self._is_over
         leaving = self._leaving
@@ -148,6 +181,8 @@ class Loop:
                 leaving.begin_anew()
                 return True
             leaving.is_ending = self._is_over = self.has_trained = True
+            if left:
+                leaving.doubt_others(self._since, self._where)
             return False
         if leaving.ends_alike_loops and self._repeats() and not self._may_train():
             leaving.repeated[self._where] += 1
@@ -182,11 +217,11 @@ class Loop:
             self._bodies.clear()
             return False
         builder = self._leaving.recorder.builder
-        body, on_host = _body(builder, before[0], before[1])
+        body, kept, on_host = _body(builder, before[0], before[1])
         self._on_host.append(on_host)
-        if body is None or (self._bodies and self._bodies[-1] != body):
+        if kept or (self._bodies and self._bodies[-1] != body):
             self._bodies.clear()
-        if body is not None:
+        if not kept:
             self._bodies.append(body)
         return len(self._bodies) >= ALIKE_ITERATIONS
 
@@ -204,16 +239,16 @@ def _peak(builder: Any, row: int) -> int:
     return most
 
 
-def _body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
+def _body(builder: Any, row: int, first: int, until: int | None = None) -> tuple[list[Any], int, int]:
     """One iteration of a loop, to be compared with the next one: a loop whose iterations are equal is left.
 
-    The events on the device since a row of the trace, storages counted from ``first``, the first that the iteration
-    made, and older ones given by their bytes; None where something is kept. And the bytes that were kept on the host.
+    The events on the device from a row of the trace on, storages counted from ``first``, the first that the iteration
+    made, and older ones given by their bytes; the bytes that were kept there, and those kept on the host.
     """
     body: list[Any] = []
     kept = on_host = 0
     sizes, places, streams = builder.storage_bytes, builder.places, builder.streams
-    for kind, subject, _, stream in builder.rows[row:]:
+    for kind, subject, _, stream in builder.rows[row:until]:
         if kind > EventKind.RECORD_STREAM:
             body.append((kind, stream))
             continue
@@ -229,7 +264,7 @@ def _body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
             body.append((kind, name))
         else:
             body.append((kind, name, stream))
-    return body if kept == 0 else None, on_host
+    return body, kept, on_host
 
 
 # --- where it is asked ------------------------------------------------------------------------------------------------
@@ -320,7 +355,7 @@ class _Items:
         return self
 
     def __next__(self) -> object:
-        if not self._loop.goes_on():
+        if not self._loop.goes_on(length_hint(self._items, 1)):
             raise StopIteration
         item = self._loop.fetch(self._items)
         if self._is_first:

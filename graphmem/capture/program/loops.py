@@ -26,6 +26,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from graphmem.base.imports import library_folder
+from graphmem.capture.device.shown_types import with_shown_types
 from graphmem.capture.program.leaving import Loop, Loops
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
@@ -36,13 +38,19 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 def compiled(source: str | bytes, filename: str) -> CodeType:
     """The code of a file, its loops rewritten. Raises :class:`SyntaxError` as Python does."""
-    tree = ast.parse(source, filename)
+    tree = with_ends(ast.parse(source, filename), Path(filename).name)
+    code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
+    return code
+
+
+def with_ends(tree: ast.Module, name: str) -> ast.Module:
+    """The tree of a file of this name, its loops rewritten."""
+    tree = with_shown_types(tree)
     calls = calls_by_function(tree)
-    tree = _Rewritten(Path(filename).name).visit(tree)
+    tree = _Rewritten(name).visit(tree)
     if calls:
         tree.body.insert(_first_statement(tree), _registering(calls))
-    code: CodeType = compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
-    return code
+    return ast.fix_missing_locations(tree)
 
 
 def _first_statement(tree: ast.Module) -> int:
@@ -210,7 +218,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def _is_own(self, file: Path) -> bool:
-        return self._folder in file.parents and not {"site-packages", "dist-packages"} & set(file.parts)
+        return self._folder in file.parents and not library_folder(str(file))
 
 
 @contextlib.contextmanager

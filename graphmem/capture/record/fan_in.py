@@ -27,7 +27,7 @@ class FanIn:
 
     def __init__(self) -> None:
         self.calibrating = False
-        self._seen: list[tuple[int, int, int]] = []
+        self.counts: list[tuple[int, int, int]] = []
 
     def calibrate(self) -> None:
         """Learn the counts from a fan-in whose gradients nobody holds; its mode must be active."""
@@ -55,8 +55,8 @@ class FanIn:
         in_storage = storage_use_count(old.untyped_storage()._cdata)
         counts = (old._use_count(), in_storage, sys.getrefcount(old))
         if self.calibrating:
-            self._seen.append(counts)
+            self.counts.append(counts)
             return False
-        if not self._seen or old.dtype != new.dtype:
+        if not self.counts or old.dtype != new.dtype:
             return False
-        return counts == self._seen[0] and is_dense(old)
+        return counts == self.counts[0] and is_dense(old)

@@ -9,6 +9,7 @@ the engine's in-place gradient fan-in.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -207,7 +208,11 @@ class Recorder:
             self.is_paused = before
 
     def calibrate(self) -> None:
-        """Learn how this build of PyTorch counts references."""
+        """Learn how this build of PyTorch counts references, once for as many as Python calls hold."""
+        known = _LEARNT.get(held := _held_by_calls())
+        if known is not None:
+            self.fan_in.counts, self.written_views.counts = known
+            return
         builder, self.builder = self.builder, TraceBuilder("calibration")
         graph, self.births.graph = self.births.graph, None
         self.storages.operator = self.builder.operator("(calibration)")
@@ -215,6 +220,24 @@ class Recorder:
         self.written_views.calibrate()
         self.builder, self.births.graph = builder, graph
         self.storages.operator = 0
+        _LEARNT[held] = self.fan_in.counts, self.written_views.counts
+
+
+#: Counts of references that nobody else holds (:class:`FanIn`, :class:`WrittenViews`), by :func:`_held_by_calls`.
+_LEARNT: dict[tuple[int, bool, bool], tuple[list[tuple[int, int, int]], dict[Any, tuple[int, int, int]]]] = {}
+
+
+def _held_by_calls() -> tuple[int, bool, bool]:
+    """How many references calls of Python functions hold to an argument: a frame evaluator, which ``torch.compile``
+    sets, or a debugger changes that for the whole process."""
+
+    def outer(argument: object) -> int:
+        return inner(argument)
+
+    def inner(argument: object) -> int:
+        return sys.getrefcount(argument)
+
+    return outer(object()), sys.gettrace() is None, sys.getprofile() is None
 
 
 def _layout_remark(call: OperatorCall) -> Diagnostic | None:

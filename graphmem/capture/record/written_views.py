@@ -43,7 +43,7 @@ class WrittenViews:
         self.marked = False
         self.calibrating = False
         self._written: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._alone: dict[Any, tuple[int, int, int]] = {}
+        self.counts: dict[Any, tuple[int, int, int]] = {}
 
     def calibrate(self) -> None:
         """Learn the counts of references to a gradient that nobody else holds; its mode must be active."""
@@ -96,8 +96,8 @@ class WrittenViews:
         in_storage = storage_use_count(gradient.untyped_storage()._cdata)
         counts = (gradient._use_count(), in_storage, sys.getrefcount(gradient))  # in place, as fan_in says
         if self.calibrating:
-            self._alone[func] = counts
-        alone = self._alone.get(func)
+            self.counts[func] = counts
+        alone = self.counts.get(func)
         return alone is not None and all(now <= then for now, then in zip(counts, alone, strict=True))
 
 

@@ -20,8 +20,9 @@ import hashlib
 import math
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from graphmem.base.records import dataclass
 from graphmem.errors import GraphmemError
 
 MAGIC = "graphmem cuDNN trees 1"

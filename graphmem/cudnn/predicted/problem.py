@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
+
+from graphmem.base.records import dataclass
 
 
 class Direction(Enum):

@@ -31,10 +31,11 @@ fixed number of splits. Given tile and cluster, the partial tiles of 97 % of 8,0
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from graphmem.base.numbers import round_up
+from graphmem.base.records import dataclass
 from graphmem.cudnn.predicted.problem import Direction, Problem, Product
 
 #: Alignment slack and flags that a plan with a workspace adds, by far the most frequent of the values seen (16 to 147).

@@ -11,12 +11,12 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
 
+from graphmem.base.records import dataclass
 from graphmem.base.signals import interruptible
 from graphmem.errors import SourceError
 from graphmem.graph.constant_work import constant_work

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
+from graphmem.base.records import dataclass
 from graphmem.base.tables import read_table
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import NotModelledError, UsageError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import Graph, Node, TensorSpec
 
 #: What a kernel does with memory, in order: ``n > 0`` takes a buffer of n bytes, :data:`OUTPUTS` allocates the outputs,

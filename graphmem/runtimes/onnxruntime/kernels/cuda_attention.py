@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from graphmem.base.numbers import div_up, round_up
+from graphmem.base.records import dataclass
 from graphmem.graph.model import ELEMENT_BITS
 from graphmem.runtimes.onnxruntime.kernels.context import FLOAT_BYTES, INT_BYTES, OUTPUTS, Context, Rules, Steps
 from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries

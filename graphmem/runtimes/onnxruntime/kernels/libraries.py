@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import atexit
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 
+from graphmem.base.records import dataclass
 from graphmem.cudnn.library import Cudnn
 from graphmem.cudnn.plans import FALLBACK, INSTANT, MODE_B, Convolution
 from graphmem.cudnn.predicted.choice import choose

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import Graph, Node
 from graphmem.runtimes.onnxruntime.kernels import cuda_buffers
 from graphmem.runtimes.onnxruntime.kernels.context import ONLY_OUTPUTS, OUTPUTS, Context, Steps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from graphmem.base.numbers import round_up
+from graphmem.base.records import dataclass
 from graphmem.graph.model import TensorSpec
 from graphmem.runtimes.onnxruntime.kernels.context import FLOAT_BYTES, Context, Rules, integers
 from graphmem.runtimes.onnxruntime.kernels.working_buffers import attention_columns, symmetric_filter_bytes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from graphmem.base.records import dataclass
 from graphmem.base.tables import read_table
 from graphmem.graph.model import Node
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 
 from graphmem.base.numbers import div_up, round_up
+from graphmem.base.records import dataclass
 from graphmem.runtimes.onnxruntime.kernels.context import (
     FLOAT_BYTES,
     INT_BYTES,

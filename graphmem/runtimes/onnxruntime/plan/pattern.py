@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from operator import xor
+
+from graphmem.base.records import dataclass
 
 #: Offsets and sizes in the block are multiples of this (``kAllocAlignment``, ``core/framework/allocator.h``).
 ALIGNMENT_BYTES = 256

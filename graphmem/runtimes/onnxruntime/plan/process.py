@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import Graph
 from graphmem.runtimes.onnxruntime.options import Options
 from graphmem.runtimes.onnxruntime.plan.runs import Runs

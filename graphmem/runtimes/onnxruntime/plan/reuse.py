@@ -8,9 +8,10 @@ The plan depends on names, element types and symbolic shapes only, so one plan s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import ELEMENT_BITS, Dimension, Node
 from graphmem.runtimes.onnxruntime.kernels.tables import KernelTable
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from graphmem.base.records import dataclass
 from graphmem.graph.model import Graph, Node
 from graphmem.runtimes.onnxruntime.kernels.context import OUTPUTS
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory, Weights, weights_of

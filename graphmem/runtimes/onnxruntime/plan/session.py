@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from graphmem.base.records import dataclass
 from graphmem.errors import UsageError
 from graphmem.graph.model import Graph, Node
 from graphmem.graph.order import execution_order
