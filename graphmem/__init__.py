@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from graphmem.errors import GraphmemError
     from graphmem.estimate import Estimate
     from graphmem.planning.advise import advise
+    from graphmem.planning.compare import Comparison, compare
     from graphmem.planning.fit import fit
     from graphmem.planning.layouts.plan import Plan, plan
+    from graphmem.planning.recordings import replay
     from graphmem.planning.sweep import sweep
     from graphmem.serving.answer import ServingReport, serve
     from graphmem.training import Inference, Training
 
 __all__ = [
+    "Comparison",
     "Estimate",
     "GraphmemError",
     "Inference",
@@ -31,9 +34,11 @@ __all__ = [
     "Training",
     "advise",
     "analyze",
+    "compare",
     "fit",
     "operator_graph",
     "plan",
+    "replay",
     "replay_trace",
     "serve",
     "sweep",
@@ -41,6 +46,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 _PLACES = {
+    "Comparison": "planning.compare", "compare": "planning.compare", "replay": "planning.recordings",
     "Estimate": "estimate", "GraphmemError": "errors", "Inference": "training", "Plan": "planning.layouts.plan",
     "ServingReport": "serving.answer", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
     "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.layouts.plan", "replay_trace": "analyze",

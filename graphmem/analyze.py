@@ -9,6 +9,7 @@ from typing import Any
 
 from graphmem.answering import runs, stages
 from graphmem.answering.question import Question
+from graphmem.base.spellings import also_named
 from graphmem.devices import Device
 from graphmem.errors import NotModelledError
 from graphmem.estimate import Estimate
@@ -18,6 +19,7 @@ from graphmem.training import Inference, Training
 from graphmem.units import format_bytes
 
 
+@also_named("device", "gpu")
 def analyze(
     model: Any,
     example_inputs: Any = None,
@@ -59,7 +61,7 @@ def analyze(
             An ONNX file is trained under PyTorch.
         runtime: ``pytorch``, ``onnxruntime``, ``tensorflow``, ``mxnet`` or the name of an installed plug-in; by default
             the one natural to the model.
-        device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
+        device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`; ``gpu`` is the same.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or the options of another runtime under their own names; by default
             the environment's.
         dims, input_shapes: bind dimensions of ONNX files. A dimension given as (smallest, largest) is analysed at both
@@ -140,6 +142,7 @@ def _with_what_is_known(error: NotModelledError, question: Question) -> NotModel
     return NotModelledError(f"{error}; known, whatever the provider, and no peak: {sizes}", error.provider, known)
 
 
+@also_named("device", "gpu")
 def replay_trace(
     trace: Trace,
     *,
@@ -160,6 +163,7 @@ def replay_trace(
     return stages.replay_recorded(trace, question)
 
 
+@also_named("device", "gpu")
 def operator_graph(
     model: Any,
     example_inputs: Any = None,

@@ -51,6 +51,16 @@ class Meaning:
 #: Names of causes of doubt, in the order of reports.
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
 CUT_SHORT, VALUES, ASSUMPTIONS = "a program that failed", "values assumed", "assumptions"
+NOT_SEEN = "batches and runs that were not followed"
+DIFFERING = "steps that differ"
+#: What removes such a doubt, where one thing does for all of its diagnostics.
+REMEDIES = {
+    OPERATORS: "graphmem verify measures it on a card",
+    MOST: "--data-dependent SHARE selects fewer",
+    DIFFERING: "--iterations N follows more steps",
+    CUT_SHORT: "mend the error",
+    VALUES: "--assume FILE:LINE=VALUE names what is read",
+}
 
 
 def _more(words: str, cause: str) -> Meaning:
@@ -110,6 +120,39 @@ class Code(Enum):
     PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
     )
+    NOT_FOLLOWED = Meaning(
+        "headline",
+        Effect.MORE,
+        "{ending}; it needs at least what it did until then, and whether it fits is not known",
+        CUT_SHORT,
+        any_size=True,
+    )
+    RUNS_SKIPPED = _more(
+        "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
+        NOT_SEEN,
+    )
+    EPOCH_VARIES = _more(
+        "{read} batches of {place} were read, the largest of them analysed; sizes differ, and those that were not read "
+        "may be larger (--epoch all reads on)",
+        NOT_SEEN,
+    )
+    RECORDING_ENDS = Meaning(
+        "headline",
+        Effect.MORE,
+        "the recorded run died of its last request: it needs at least this, and what came after is not recorded",
+        CUT_SHORT,
+        any_size=True,
+    )
+    STEPS_DIFFER = _more(
+        "{place} was left after {steps} optimizer steps, and the last two took other memory than each other; later "
+        "ones may take more (--iterations N follows N)",
+        DIFFERING,
+    )
+    STEPS_KEEP = _more(
+        "{place} was left after {steps} optimizer steps, and each keeps {kept} on the card that the next does not give "
+        "back; later ones add to it (--iterations N follows N)",
+        DIFFERING,
+    )
     ANSWERED_YES = _value("a question about values is answered with yes")
     ANSWERED_NO = _value("a question about values is answered with no")
     WHOLE_NUMBER = _value("a whole number is taken to be 1", any_size=True)
@@ -164,6 +207,20 @@ class Code(Enum):
     FINITE = _harmless("values were taken to be finite where the step checks them")
     DISTRIBUTION_VALID = _harmless("parameters and samples of torch.distributions were taken to be in range")
     ASSUMPTION_UNUSED = _harmless("--assume {place}: nothing unknown was read there")
+    RUNS_ALIKE = _harmless(
+        "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
+    )
+    SHORTENED = Meaning(
+        "note",
+        Effect.INTERVAL,
+        "several runs, or batches of many sizes, of which a few steps were followed: what the allocator has cached "
+        "from other sizes may be cut up further in later ones",
+    )
+    EPOCH_ALIKE = _harmless("{read} batches of {place} were read, all of one shape; the others were not")
+    EPOCH_READ = _harmless(
+        "all {read} batches of {place} were read, of {shapes} shapes; the {analysed} that are larger than all before "
+        "them were analysed beside the first ones"
+    )
     HOST_BUDGET = _harmless("host tensors exceeded the budget (--host-values) and have shapes only")
     HOST_DRAWS = _harmless(
         "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
@@ -175,6 +232,10 @@ class Code(Enum):
     )
     WEIGHTS_ABSENT = _harmless(
         "there are no weights in {place}: they were taken to be the parameters of its configuration"
+    )
+    CONFIGURATION_KNOWN = _harmless("the configuration of {place} is that of {known} in the table of public models")
+    TOKENIZER_ABSENT = _value(
+        "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
     )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)

@@ -64,6 +64,14 @@ class SourceError(GraphmemError):
     """The thing to analyse cannot be loaded: missing, truncated, of the wrong kind, or failing on its own."""
 
 
+class NothingOnDevice(SourceError):
+    """A whole program that ended with exit code ``code`` and never used the card."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ShapeError(SourceError):
     """A shape is unbound, inconsistent, or cannot be inferred.
 

@@ -138,12 +138,28 @@ class CardUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusals:
+    """The requests that a program was refused on the card, and whose error it caught: how many, the bytes of the first
+    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``needed_bytes`` had to be allocated
+    at least for all of them to be served."""
+
+    count: int
+    first_bytes: int
+    place: str
+    went_on: bool
+    needed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """The fit of a run on a card. ``device_bytes`` are held by the process there, ``margin_bytes`` are left of the
     capacity then, without those that others hold (negative: missing).
 
     ``needs_cache_flush`` is true when it fits only because the allocator gives cached segments back and retries;
     ``device_bytes`` are then held within the card, and ``unlimited_bytes`` would be held without a limit.
+
+    ``refusals``: what the program was refused there and caught; where it gave up then, ``device_bytes`` are the least
+    that it needs.
 
     ``fits`` holds for the figures as they are. ``probability`` is the share of runs that are expected to fit, given how
     far the figures may be off; None where something that nothing bounds may decide. ``margin`` is the share that was
@@ -161,6 +177,12 @@ class Fit:
     unlimited_bytes: int = 0
     probability: float | None = None
     margin: float | None = None
+    refusals: Refusals | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        """True if the program caught that the card refused it memory, and did not go on with its work."""
+        return self.refusals is not None and not self.refusals.went_on
 
     @property
     def verdict(self) -> str:

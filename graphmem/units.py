@@ -44,3 +44,11 @@ def parse_bytes(text: str) -> int:
     if count >= _ADDRESSABLE:
         raise UsageError(f"no GPU has {text if len(text) <= _MOST_DIGITS else text[:20] + '...'} of memory")
     return count
+
+
+def parse_size(text: str) -> int:
+    """:func:`parse_bytes` for memory of a card, where a small number without a unit was meant to have one."""
+    count = parse_bytes(text)
+    if text.strip().replace(".", "", 1).isdigit() and 0 < count < MIB:
+        raise UsageError(f"{text.strip()} bytes are less than any card's; write a unit: {text.strip()}GiB")
+    return count

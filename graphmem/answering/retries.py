@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
+from graphmem.answering.refusals import is_first_try, went_on
 from graphmem.errors import CannotShortenError, CaptureError, ProgramOutOfMemory
 from graphmem.run import Run, RunMode
 
@@ -20,10 +21,17 @@ Outcome: TypeAlias = Run | CaptureError
 
 
 def without_limit(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """A program that ends when the card refuses it memory: its need is found without a limit."""
-    if not (mode.limited and isinstance(outcome, ProgramOutOfMemory)):
+    """A program that ends when the card refuses it memory, or catches the error and gives up: its need is found without
+    a limit. One that had done the same before is not run so: searching upwards for what fits, it would not end."""
+    if not mode.limited:
         return None
-    remark = f"out of memory, which ends the program: {outcome}; the figures are of a run without a limit"
+    if isinstance(outcome, ProgramOutOfMemory):
+        what = f"which ends the program: {outcome}"
+    elif isinstance(outcome, Run) and outcome.refusals and not went_on(outcome.trace) and is_first_try(outcome.trace):
+        what = f"which the program catches and gives up: {'; '.join(map(str, outcome.refusals))}"
+    else:
+        return None
+    remark = f"out of memory, {what}; the figures are of a run without a limit"
     return replace(mode, limited=False, remark=remark)
 
 

@@ -18,7 +18,7 @@ from graphmem.base.versions import installed_version
 from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
-from graphmem.errors import GraphmemError, SourceError, UsageError
+from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageError
 from graphmem.run import Run, RunMode
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runtime
@@ -250,7 +250,7 @@ def _record_step(question: Question, loaded: TorchModel, say: Progress) -> Run:
     run = _captured(question, loaded, say)
     if run.is_own_step and not any(s.place == Place.DEVICE for s in run.trace.storages):
         if run.ending is not None:
-            raise SourceError(f"{loaded.name}: {run.ending.words()}, and put nothing on the GPU")
+            raise NothingOnDevice(f"{loaded.name}: {run.ending.words()}, and put nothing on the GPU", run.ending.code)
         raise SourceError(
             f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
             "whole step itself on the device 'cuda'"

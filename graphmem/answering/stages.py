@@ -12,21 +12,25 @@ from typing import Any
 from graphmem.answering import remarks
 from graphmem.answering.causes import (
     Outcome,
+    cause_of_cudnn,
+    cause_of_real_card,
     cause_of_version,
     causes_of_context,
     causes_of_trace,
     neighbours,
     together,
 )
+from graphmem.answering.least import least_that_fits
 from graphmem.answering.question import Question
+from graphmem.answering.refusals import refusals_of
 from graphmem.answering.runs import Progress, RunCache, could_go_on, labelled, silent
-from graphmem.answering.summarize import summarize
+from graphmem.answering.summarize import fits_card, summarize
 from graphmem.answering.verdict import holding, loads_of, probability
 from graphmem.base.figures import Cause, Loads
 from graphmem.base.versions import Version, words
-from graphmem.diagnostics import Diagnostic
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
-from graphmem.estimate import Estimate, Peak, found_later
+from graphmem.estimate import Estimate, Findings, Peak, found_later
 from graphmem.replay import Replay
 from graphmem.run import Run
 from graphmem.runtimes.base import Runs, Taken, doubts_of
@@ -163,8 +167,9 @@ def _lines_assumed(diagnostics: Iterable[Diagnostic]) -> set[str]:
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def replay_recorded(trace: Trace, question: Question) -> Estimate:
-    """A trace that comes from elsewhere; it replays under its own settings unless others are asked for."""
+def replay_recorded(trace: Trace, question: Question, *, died: bool = False) -> Estimate:
+    """A trace that comes from elsewhere; it replays under its own settings unless others are asked for. ``died``: its
+    run ended with its last request, so that the figures are the least that it needs."""
     notes = dict(trace.notes)
     if question.alloc_conf is None:
         runtime = question.runtime_by_default(TorchModel.runtime)
@@ -172,7 +177,8 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
     peak = notes.get(_RECORDED_PEAK)
     figures = {} if peak is None else {"reserved_bytes": _recorded_bytes(peak)}
     sentences = tuple(f"{key}: {value}" for key, value in trace.notes if key != _RECORDED_PEAK and value)
-    taken = Taken(trace, sentences, proven="the recording itself")
+    cut = (Code.RECORDING_ENDS.about(),) if died else ()
+    taken = Taken(trace, sentences, cut, proven="the recording itself")
     run = Run(trace, trace.source, TorchModel.runtime, "recorded run", planned=taken, recorded=figures)
     return replay_on(question, run)
 
@@ -209,26 +215,34 @@ def replay_on(
     runs = runtime.run(trace, options, setting)
     known = tuple(remarks.diagnostics(question, run, taken))
     assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
-    details: Mapping[str, Any] = {**remarks.details(question, run), **runs.details}
+    details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
-    if taken.findings is not None:
-        diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
+    refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
+    finds = [] if taken.findings is None else [partial(taken.findings, options)]
+    if refusals is None and runs.limited is not None and runs.limited is not runs.main:
+        run_in = partial(runtime.run, trace, options)
+        finds += [partial(least_that_fits, runs, run_in, setting)] if not fits_card(runs, setting.device) else []
+    if finds:
+        diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
     doubts = together(
         _doubts_of_trace(question, trace, known, runs, lambda one: runtime.run(one, options, setting), beside, tried),
+        _doubts_of_card(question, run, runs),
         doubts_of(runtime, taken),
         runs.doubts,
         causes_of_context(context),
     )
-    share = probability(trace, runs, doubts, lambda size: runtime.run(trace, options, holding(setting, size)), setting)
+    share = probability(
+        trace, runs, doubts, lambda size: runtime.run(trace, options, holding(setting, size)), setting, refusals
+    )
     estimate = summarize(
         trace,
-        runs.main,
+        runs,
         setting.device,
         model=run.model,
         runtime=runtime.name,
         allocator=runtime.describe(options, setting),
         step=run.step,
-        limited=runs.limited,
+        refusals=refusals,
         top=question.top,
         assumptions=assumptions,
         diagnostics=diagnostics,
@@ -240,7 +254,15 @@ def replay_on(
         margin=question.margin_share,
         levels=runtime.levels,
     )
+    if run.ending is not None and run.ending.how == "unfollowed" and estimate.fit is not None and estimate.fit.fits:
+        estimate = replace(estimate, fit=None)  # what came after is not known
     return _beside_formulas(estimate, run)
+
+
+def _all_found(finds: Sequence[Callable[[], Findings]]) -> Findings:
+    found = [find() for find in finds]
+    merged = {name: value for one in found for name, value in one.details.items()}
+    return Findings(tuple(remark for one in found for remark in one.diagnostics), merged)
 
 
 #: The largest storages that no formula counts, named beside it.
@@ -265,10 +287,21 @@ def _doubts_of_trace(
     beside: Mapping[Version, Peak] | None, tried: Mapping[str, Outcome] | None,
 ) -> list[Cause]:  # fmt: skip
     """Why the figures of a trace may be others; ``rerun`` runs it with other sizes."""
-    peak, setting = _peak(runs.main), question.setting
-    found = causes_of_trace(trace, peak, known, lambda other: _peak(rerun(other).main), setting.device, tried)
+    peak, setting = _peak(runs.on_card), question.setting
+    found = causes_of_trace(trace, peak, known, lambda other: _peak(rerun(other).on_card), setting.device, tried)
     version = None if beside is None else cause_of_version(setting.torch_version, peak, beside.get)
     return [*found, *([] if version is None else [version])]
+
+
+def _doubts_of_card(question: Question, run: Run, runs: Runs) -> list[Cause]:
+    """Why a captured step may take other memory on the card, and with the cuDNN, that the question means."""
+    if run.planned is not None:
+        return []
+    peak, setting = _peak(runs.main), question.setting
+    asked = "" if run.cudnn is None else run.cudnn.details().get("version", "")
+    cudnn = cause_of_cudnn(asked, setting.torch_version, peak, setting.device)
+    card = None if question.device is None else cause_of_real_card(run.trace, peak)
+    return [cause for cause in (cudnn, card) if cause is not None]
 
 
 def _peak(replay: Replay) -> Peak:

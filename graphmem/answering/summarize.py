@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,22 +25,24 @@ from graphmem.estimate import (
     Peak,
     PhasePeak,
     PoolUse,
+    Refusals,
     Timeline,
 )
 from graphmem.replay import Replay
+from graphmem.runtimes.base import Runs
 from graphmem.trace import Category, EventKind, Place, Trace
 
 
 def summarize(
     trace: Trace,
-    replay: Replay,
+    runs: Runs,
     card: Device,
     *,
     model: str,
     runtime: str,
     allocator: str,
     step: str,
-    limited: Replay | None,
+    refusals: Refusals | None = None,
     top: int = 10,
     assumptions: Sequence[str] = (),
     diagnostics: Sequence[Diagnostic] = (),
@@ -51,19 +54,21 @@ def summarize(
     margin: float | None = None,
     levels: Sequence[tuple[str, str]] = MEANINGS,
 ) -> Estimate:
-    """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
-    needed only where the unlimited one exceeds it. ``context``: held by the process outside its allocator, given the
-    libraries it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is
-    no doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
+    """The Estimate of a run on ``card``: every figure is of the run there where it fits, else of one without a limit.
+    ``context``: held by the process outside its allocator, given the libraries it ``loads``, and its sum is that of
+    ``card``; ``doubts``: why figures may be others, None where there is no doubt; ``probability``, ``margin`` and
+    ``refusals`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
     of them, at which reserved memory grew last, shows little of its use: segments stay, and a small storage may have
     taken the last one.
     """
+    replay = runs.on_card
     grew = _first_maximum(replay.reserved_bytes)
     at_peak = replay.reserved_bytes == replay.reserved_bytes.max(initial=0)
     position = _first_maximum(np.where(at_peak, replay.allocated_bytes, -1))
     moment = _moment(trace, position)
+    share = float(fits_card(runs, card, refusals)) if doubts is None else probability
     return Estimate(
         model=model,
         runtime=runtime,
@@ -82,7 +87,7 @@ def summarize(
         last_growth=_moment(trace, grew),
         breakdown=_breakdown(trace, replay, position, card.context_bytes),
         top=tuple(_largest(trace, position, top)),
-        fit=_fit(trace, replay, limited, card, doubts, probability, margin),
+        fit=replace(_fit(trace, runs, card, refusals), probability=share, margin=margin),
         doubts=doubts or Doubts(),
         levels=levels,
         host_bytes=replay.host_peak_bytes,
@@ -128,17 +133,19 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
     return breakdown
 
 
+#: Whose source line says more than their category.
+_BY_LINE = (Category.HELD, Category.UNKNOWN)
 #: Shown only where there is something of it.
 _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:
-    """The bytes that the program holds, by the line that made them."""
+    """The bytes that the program holds, or whose purpose a recording does not have, by the line that made them."""
     births = dict(_births(trace))
     by_line = Counter[str]()
     for index in trace.live_at(position):
         storage = trace.storages[index]
-        if storage.category == Category.HELD and storage.place == Place.DEVICE:
+        if storage.category in _BY_LINE and storage.place == Place.DEVICE:
             operator = trace.operators[births[index]]
             by_line[operator.source or operator.name] += storage.bytes
     return [HeldBytes(size, line) for line, size in by_line.most_common()]
@@ -221,33 +228,24 @@ def _use(replay: Replay, card: Device, context: Sequence[Figure], loads: Loads) 
     )
 
 
-def fits_card(replay: Replay, limited: Replay | None, card: Device) -> bool:
-    """True if a run fits ``card``: as it is, or, in ``limited``, with cached segments given back."""
-    if limited is not None:
-        return limited.out_of_memory is None
-    return replay.peak_reserved_bytes + card.taken_bytes <= card.capacity_bytes
+def fits_card(runs: Runs, card: Device, refusals: Refusals | None = None) -> bool:
+    """True if a run fits ``card``: as it is, or with cached segments given back. A program that gave up does not."""
+    if refusals is not None and not refusals.went_on:
+        return False
+    if runs.limited is not None:
+        return runs.limited.out_of_memory is None
+    return runs.main.peak_reserved_bytes + card.taken_bytes <= card.capacity_bytes
 
 
-def _fit(
-    trace: Trace,
-    replay: Replay,
-    limited: Replay | None,
-    card: Device,
-    doubts: Doubts | None,
-    probability: float | None,
-    margin: float | None,
-) -> Fit:
-    """Whether a run fits the card, and with how much to spare. ``limited``: the replay within the card's memory, where
-    there is one; if it succeeds only because the cache is flushed, its peak is the one that counts."""
-    unlimited = replay.peak_reserved_bytes + card.context_bytes
+def _fit(trace: Trace, runs: Runs, card: Device, refusals: Refusals | None) -> Fit:
+    """Whether a run fits the card, and with how much to spare. If it succeeds only because the cache is flushed, its
+    peak within the card is the one that counts."""
+    limited, unlimited = runs.limited, runs.main.peak_reserved_bytes + card.context_bytes
     room = card.capacity_bytes - card.others_bytes
-    fits, flushed = fits_card(replay, limited, card), limited is not None and unlimited > room
-    held = unlimited
-    if fits and flushed:
-        assert limited is not None
-        held = limited.peak_reserved_bytes + card.context_bytes
-    ran_out = limited.out_of_memory if limited is not None else None
-    failed_at = None if fits else _moment(trace, ran_out.event if ran_out is not None else -1)
+    fits, flushed = fits_card(runs, card, refusals), limited is not None and unlimited > room
+    held = runs.on_card.peak_reserved_bytes + card.context_bytes
+    if refusals is not None and not fits:
+        held = max(held, refusals.needed_bytes + card.context_bytes)
     return Fit(
         card.name,
         card.capacity_bytes,
@@ -255,9 +253,16 @@ def _fit(
         room - held,
         fits,
         needs_cache_flush=fits and flushed,
-        failed_at=failed_at,
+        failed_at=None if fits else _moment(trace, _failed_at(trace, runs)),
         others_bytes=card.others_bytes,
         unlimited_bytes=unlimited,
-        probability=float(fits) if doubts is None else probability,
-        margin=margin,
+        refusals=refusals,
     )
+
+
+def _failed_at(trace: Trace, runs: Runs) -> int:
+    """The event at which memory runs out on the card, or the last request that a program was refused there; -1 if it is
+    not known."""
+    if runs.limited is not None and runs.limited.out_of_memory is not None:
+        return runs.limited.out_of_memory.event
+    return int(max((trace.kinds == EventKind.REFUSED).nonzero()[0], default=-1))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from graphmem.answering.summarize import fits_card
 from graphmem.base.figures import Doubts, Loads
 from graphmem.devices import nccl
+from graphmem.estimate import Refusals
 from graphmem.run import Run
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.trace import Trace
@@ -21,6 +22,8 @@ _ASKS_CUDNN = re.compile(
 )
 #: Times that the share of runs that fit is halved in: it is known to 1 / 256.
 _HALVINGS = 8
+#: The smallest part of a peak that is a change.
+_SMALLEST = 1e-9
 
 
 def loads_of(run: Run, setting: Setting) -> Loads:
@@ -40,7 +43,14 @@ def holding(setting: Setting, context_bytes: int) -> Setting:
     return replace(setting, device=replace(setting.device, context_bytes=context_bytes))
 
 
-def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], Runs], setting: Setting) -> float | None:
+def probability(
+    trace: Trace,
+    runs: Runs,
+    doubts: Doubts,
+    run: Callable[[int], Runs],
+    setting: Setting,
+    refusals: Refusals | None = None,
+) -> float | None:
     """The share of runs that fit, or None where something that nothing bounds may decide. ``run`` runs the trace beside
     a context of so many bytes, with which every doubt is counted, as if the card had so much less room. An unbounded
     cause does not decide where the card holds :attr:`Doubts.times` times the reserved peak.
@@ -49,30 +59,42 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
     another limit it would have asked for something else.
     """
     if trace.refused:
-        return float(fits_card(runs.main, runs.limited, setting.device))
+        return float(fits_card(runs, setting.device, refusals))
 
     def fits(share: float) -> bool:
         return _fits(trace, runs, max(0, setting.device.context_bytes + doubts.at("device", share)), run, setting)
 
-    fits_at_most, fits_at_least = fits(1.0), fits(0.0)
-    if fits_at_most:
-        return 1.0 if doubts.most("device") is not None or _has_room(runs, doubts, setting) else None
-    if not fits_at_least:
-        return 0.0 if doubts.least("device") is not None else None
-    if doubts.most("device") is None or doubts.least("device") is None:
-        return None
+    return _with_unbounded(_bounded_share(fits), doubts, _peaks_of_room(runs, doubts, setting))
+
+
+def _bounded_share(fits: Callable[[float], bool]) -> float:
+    """The share of runs that fit by the causes with bounds; ``fits`` with so much of each."""
     low, high = 0.0, 1.0
+    if fits(high) or not fits(low):
+        return 1.0 if fits(high) else 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return (low + high) / 2
 
 
-def _has_room(runs: Runs, doubts: Doubts, setting: Setting) -> bool:
-    """True if the card holds the reserved peak so many times, beside the context and all that is bounded."""
-    device, times = setting.device, doubts.times
+def _with_unbounded(share: float, doubts: Doubts, peaks: float) -> float | None:
+    """The share with the causes that nothing bounds, on a card that holds so many of the reserved peaks: by their
+    records; None where one without a record may decide."""
+    if share > 0 and doubts.most("device") is None and not (doubts.times is not None and doubts.times <= peaks):
+        more = doubts.chance(max(peaks - 1, _SMALLEST))
+        return None if more is None else min(share, 1 - more)
+    if share < 1 and doubts.least("device") is None:
+        less = doubts.chance(min(peaks - 1, -_SMALLEST))
+        return None if less is None else max(share, less)
+    return share
+
+
+def _peaks_of_room(runs: Runs, doubts: Doubts, setting: Setting) -> float:
+    """How many times the card holds the reserved peak, beside the context and all that is bounded."""
+    device = setting.device
     room = device.capacity_bytes - device.taken_bytes - doubts.at("device", 1.0)
-    return times is not None and times * runs.main.peak_reserved_bytes <= room
+    return room / max(1, runs.main.peak_reserved_bytes)
 
 
 def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setting: Setting) -> bool:
@@ -80,7 +102,7 @@ def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setti
     memory exceeds the card and no call can do with a later, smaller plan."""
     device = setting.device
     if size == device.context_bytes:
-        return fits_card(runs.main, runs.limited, device)
+        return fits_card(runs, device)
     room = device.capacity_bytes - device.others_bytes
     if runs.limited is None and runs.main.peak_reserved_bytes + size <= room:
         return True
@@ -88,4 +110,4 @@ def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setti
     if not can_do_with_less and runs.main.peak_requested_bytes + size > room:
         return False
     other = run(size)
-    return fits_card(other.main, other.limited, holding(setting, size).device)
+    return fits_card(other, holding(setting, size).device)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from graphmem.base.records import dataclass
@@ -136,11 +137,36 @@ TRACE_LEVELS = ("requested", "allocated", "reserved", "device")
 
 
 @dataclass(frozen=True)
+class Record:
+    """How far the peaks of recorded programs with a cause were from their predictions: of each the part more (0.02: 2 %
+    more than predicted) of the level that differed the most."""
+
+    changes: tuple[float, ...]
+
+    @cached_property
+    def moved(self) -> tuple[float, ...]:
+        """The changes of the programs whose peak moved."""
+        return tuple(change for change in self.changes if change)
+
+    def chance(self, part: float) -> float:
+        """The expected share of programs that need at least this part more (negative: less), by the rule of succession
+        (Laplace), which never is nought."""
+        beyond = sum(change >= part if part > 0 else change <= part for change in self.changes)
+        return (beyond + 1) / (len(self.changes) + 2)
+
+    def __str__(self) -> str:
+        found = f"of {len(self.changes)} recorded programs with this cause the peak moved in {len(self.moved)}"
+        ends = dict.fromkeys(f"{100 * end:+.1f} %" for end in (min(self.moved, default=0), max(self.moved, default=0)))
+        return f"{found}, by {' to '.join(ends)}" if self.moved else found
+
+
+@dataclass(frozen=True)
 class Cause:
     """Why figures may be others. ``spreads``: level -> how far off it may be; a level that is not there is not touched.
     ``inside``: the share of runs that is expected between the ends, None where nobody counted; ``count``: of how many
     it was measured. ``times``: of a cause that nothing bounds above, how many times the reserved peak is taken to be
-    enough for it all the same, None where no room is."""
+    enough for it all the same, None where no room is; ``record``: of a cause that nothing bounds, what recorded
+    programs showed, None for none. ``remedy``: what removes the doubt, in words, "" for nothing."""
 
     name: str
     basis: str
@@ -149,6 +175,8 @@ class Cause:
     inside: float | None = None
     count: int = 0
     times: int | None = None
+    record: Record | None = None
+    remedy: str = ""
 
     def spread(self, level: str) -> Spread:
         """The error that the level may have."""
@@ -167,6 +195,10 @@ class Cause:
             "source": self.source,
             "expected_inside": self.inside,
             "measured_runs": self.count,
+            "recorded": None
+            if self.record is None
+            else {"programs": len(self.record.changes), "moved": self.record.moved},
+            "remedy": self.remedy,
             "off_by": levels,
         }
 
@@ -176,7 +208,7 @@ def cause_of(figure: Figure) -> Cause | None:
     spread = bounded(figure.least_bytes - figure.bytes, figure.most_bytes - figure.bytes)
     if spread == EXACT:
         return None
-    return Cause(figure.name, BOUNDS, figure.source, {"device": spread})
+    return Cause(figure.name, BOUNDS, figure.source, {"device": spread}, remedy="graphmem calibrate measures it")
 
 
 def unknown(name: str, source: str, *, below: bool = False) -> Cause:
@@ -213,6 +245,19 @@ class Doubts:
         known = [times for times in found if times is not None]
         return max(known, default=1) if len(known) == len(found) else None
 
+    def chance(self, part: float) -> float | None:
+        """The chance that an unbounded cause makes device memory this part more, or less, than predicted, as they are
+        taken to go together; None where one has no record."""
+        open_there = [cause for cause in self.causes if _is_open(cause.spread("device"), part)]
+        chances = [None if cause.record is None else cause.record.chance(part) for cause in open_there]
+        known = [chance for chance in chances if chance is not None]
+        return max(known, default=0.0) if len(known) == len(chances) else None
+
+    @property
+    def largest(self) -> Cause | None:
+        """The cause that may move device memory the furthest; None without one."""
+        return max(self.about("device"), key=_width, default=None)
+
     def about(self, level: str) -> Sequence[Cause]:
         """The causes that touch a level."""
         return [cause for cause in self.causes if cause.spread(level) != EXACT]
@@ -220,6 +265,17 @@ class Doubts:
 
 #: Of an estimate that is exact.
 NO_DOUBTS = Doubts()
+
+
+def _is_open(spread: Spread, part: float) -> bool:
+    return spread.above if part > 0 else spread.below
+
+
+def _width(cause: Cause) -> tuple[bool, bool, float, int]:
+    """How far a cause may move device memory: without bound above, without bound, by its record, by its ends."""
+    spread, record = cause.spread("device"), cause.record
+    moved = float("inf") if record is None else max(map(abs, record.moved), default=0)
+    return spread.above, spread.below, moved, spread.points[-1][1] - spread.points[0][1]
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 #: Is given the module before its code has run, and what runs it.
@@ -58,3 +61,20 @@ class _Loader(importlib.abc.Loader):
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._original, name)
+
+
+@cache
+def library_folder(file: str) -> str:
+    """The folder of installed packages that a file lies in, "" for none: ``site-packages``, ``dist-packages``, or one
+    that ``pip install --target`` filled and ``PYTHONPATH`` names, where packages have a ``*.dist-info`` beside them."""
+    for name in ("site-packages", "dist-packages"):
+        head, separator, _ = file.rpartition(f"{os.sep}{name}{os.sep}")
+        if separator:
+            return f"{head}{os.sep}{name}"
+    inside = (os.path.abspath(entry) for entry in sys.path[1:] if entry)  # the first is the program's own
+    return next((entry for entry in inside if file.startswith(entry + os.sep) and _has_packages(entry)), "")
+
+
+@cache
+def _has_packages(folder: str) -> bool:
+    return any(Path(folder).glob("*.dist-info"))

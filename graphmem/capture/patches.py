@@ -220,7 +220,10 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
 
 
 def _is_overridable(found: object) -> bool:
-    """True if classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
+    """True if classes may replace a function by ``__torch_function__``: those that C++ makes, but for some, and the
+    methods of ``torch/_tensor.py``."""
+    if isinstance(found, FunctionType):
+        return found.__module__ == "torch._tensor" and found not in get_ignored_functions()
     if isinstance(found, (MethodDescriptorType, WrapperDescriptorType)):
         by_cpp = issubclass(torch.Tensor, found.__objclass__)
     else:

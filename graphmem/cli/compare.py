@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import click
 
-from graphmem.base.documents import fits, read_json
 from graphmem.base.options import option
 from graphmem.cli.fields import takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish
-from graphmem.errors import SourceError
-from graphmem.estimate import LEVELS, SCHEMA, Fit
+from graphmem.planning.compare import compare
 from graphmem.reports import Format
-from graphmem.reports.document import Column, Document, Facts, Table, section
-from graphmem.reports.estimate import WORDS
-from graphmem.units import parse_bytes
-
-_ABOUT = ("model", "step", "runtime", "allocator", "gpu")
-_COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "bytes"), Column("change", "change"))
+from graphmem.units import format_bytes, parse_size
 
 
 @dataclass(frozen=True)
@@ -29,7 +20,7 @@ class Growth:
     """The growth that the second report may have."""
 
     max_growth: int | None = option(
-        None, "Exit with 3 when device memory grows by more, e.g. 200MiB.", metavar="SIZE", read=parse_bytes
+        None, "Exit with 3 when device memory grows by more, e.g. 200MiB.", metavar="SIZE", read=parse_size
     )
 
 
@@ -44,81 +35,10 @@ def compare_command(before: str, after: str, max_growth: int | None, form: Forma
     Exit codes: 0 done, 1 error, 2 wrong options, 3 grown by more than --max-growth.
     """
     check_output(output)
-    first, second = _read(before), _read(after)
-    compared: dict[str, Any] = {
-        "schema": "graphmem.comparison/1",
-        "before": {name: first[name] for name in _ABOUT},
-        "after": {name: second[name] for name in _ABOUT},
-        "fits": {"before": _fits(first), "after": _fits(second)},
-        "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
-        "breakdown": {
-            name: _change(first["breakdown"], second["breakdown"], name)
-            for name in {**first["breakdown"], **second["breakdown"]}
-        },
-    }
-    publish(_document(compared), form, output)
-    if max_growth is not None and compared["peak"]["device"]["change"] > max_growth:
+    compared = compare(before, after)
+    publish(compared, form, output)
+    grown = compared.growth_bytes
+    if max_growth is not None and grown > max_growth:
+        allowed = format_bytes(max_growth)
+        click.echo(f"graphmem: device memory grew by {format_bytes(grown)}, more than --max-growth {allowed}", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
-
-
-def _document(compared: dict[str, Any]) -> Document:
-    """Before, after and change of every level and of its parts."""
-    before, after, fits = (compared[name] for name in ("before", "after", "fits"))
-    about = [(name, _changed(before[name], after[name])) for name in _ABOUT]
-    if any(fits.values()):
-        about.append(("fits", _changed(*(fits[when] or "no card" for when in ("before", "after")))))
-    peaks = [(name, *row.values()) for name, row in compared["peak"].items()]
-    parts = [
-        (WORDS.get(name, name), *row.values())
-        for name, row in compared["breakdown"].items()
-        if row["before"] or row["after"]
-    ]
-    sections = (
-        section("", Facts(about)),
-        section("Peak memory", Table(_COLUMNS, peaks)),
-        section("What it is made of at the peak", Table(_COLUMNS, parts)),
-    )
-    return Document("comparison", "Two reports side by side", sections, lambda: compared)
-
-
-def _changed(before: str, after: str) -> str:
-    return before if before == after else f"{before} -> {after}"
-
-
-def _read(name: str) -> dict[str, Any]:
-    """The report in the file. Raises :class:`SourceError`."""
-    try:
-        document = read_json(Path(name))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
-    try:
-        figures = [document["peak"][f"{level}_bytes"] for level in LEVELS] + list(document["breakdown"].values())
-        texts = [document[key] for key in _ABOUT]
-        if not all(fits(figure, int) for figure in figures) or not all(isinstance(text, str) for text in texts):
-            raise TypeError
-    except (KeyError, TypeError, AttributeError):
-        raise SourceError(f"{name} is a damaged report; write it again with graphmem analyze --format json") from None
-    return document
-
-
-def _fits(report: dict[str, Any]) -> str | None:
-    """``yes``, ``no`` or ``likely, 97 %``, as the report's own verdict; None without a card. Raises
-    :class:`SourceError` for one that no report has."""
-    fit = report.get("fits")
-    if fit is None:
-        return None
-    try:
-        verdict, chance = fit["verdict"], fit["probability"]
-        if verdict not in ("yes", "no", "likely", "likely not") or not (chance is None or 0 <= chance <= 1):
-            raise TypeError
-        chance_words = Fit("", 0, 0, 0, verdict in ("yes", "likely"), probability=chance, margin=fit["margin"]).chance
-    except (KeyError, TypeError):
-        raise SourceError("a report's verdict is damaged; write it again with graphmem analyze --format json") from None
-    return f"{verdict}, {chance_words}" if chance_words else verdict
-
-
-def _change(first: dict[str, int], second: dict[str, int], key: str) -> dict[str, int]:
-    before, after = first.get(key, 0), second.get(key, 0)
-    return {"before": before, "after": after, "change": after - before}

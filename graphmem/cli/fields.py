@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from graphmem.base.options import Given, Option, Whole, help_of, options_of
+from graphmem.cli import elsewhere
 from graphmem.errors import UsageError
 from graphmem.training import parse_optimizer_arg
 
@@ -22,6 +23,10 @@ OTHER = "Options"
 
 class GroupedCommand(click.Command):
     """A command whose help shows its options under headings, in the order in which it has them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with elsewhere.explained():
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one section a heading; options without one come last."""

@@ -12,7 +12,7 @@ from graphmem.cli.options import Request, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.reports import Format
-from graphmem.units import parse_bytes
+from graphmem.units import parse_size
 
 #: The largest size that is tried unless a limit is given.
 AT_MOST = 1 << 20
@@ -35,7 +35,7 @@ class Search:
         "Leave at least this much of the card, e.g. 1GiB. Default: anything.",
         flags="--spare",
         metavar="SIZE",
-        read=parse_bytes,
+        read=parse_size,
     )
     at_most: int = option(AT_MOST, "Try nothing larger.", Whole())
 

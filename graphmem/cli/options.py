@@ -20,7 +20,7 @@ from graphmem.graph.asked import Range
 from graphmem.reports import FORMATS, Format, format_named, format_of_file
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.training import Inference, Training, weights_named
-from graphmem.units import MIB, format_bytes, parse_bytes
+from graphmem.units import format_bytes, parse_size
 
 #: Sections of the help.
 INPUTS, STEP, CARD = "Sizes and inputs", "Step", "Card, runtime and allocator"
@@ -36,10 +36,7 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
     """The card asked for, None when the user named none. Raises :class:`UsageError`."""
     if gpu_memory is None:
         return None if gpu is None else device_named(gpu)
-    capacity = parse_bytes(gpu_memory)
-    if 0 < capacity < MIB:
-        raise UsageError(f"--gpu-memory {gpu_memory} is {capacity} bytes, which no card has; write a unit: 24GiB")
-    return custom_device(capacity, like=gpu)
+    return custom_device(parse_size(gpu_memory), like=gpu)
 
 
 def _card(given: Given) -> Device | None:
@@ -58,7 +55,7 @@ def _card(given: Given) -> Device | None:
     if cuda:
         card = replace(card, cuda_version=_version("--cuda", cuda))
     if used:
-        others = parse_bytes(used)
+        others = parse_size(used)
         if others >= card.capacity_bytes:
             capacity = format_bytes(card.capacity_bytes)
             raise UsageError(f"--already-used {used} leaves nothing of the {capacity} of {card.name}")
@@ -357,7 +354,7 @@ class Output(Written):
         "Exit with 3 when it needs more device memory, e.g. 16GiB.",
         flags="--budget",
         metavar="SIZE",
-        read=parse_bytes,
+        read=parse_size,
     )
 
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from graphmem.base.documents import open_file, read_bounded, text_of
 from graphmem.base.options import Whole, option
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Output, Target
 from graphmem.cli.output import check_output, show, working
-from graphmem.errors import SourceError, TraceError, UsageError
-from graphmem.trace import Trace, from_json
-
-if TYPE_CHECKING:
-    from graphmem.sources.snapshot import Recording
 
 
 @dataclass(frozen=True)
@@ -44,44 +36,8 @@ def replay_command(
     """
     check_output(output.output)
     with working() as progress:
-        from graphmem.analyze import replay_trace
+        from graphmem.planning.recordings import replay
 
-        progress(f"reading {snapshot}")
-        read = read_file(Path(snapshot), snapshot_device)
-        progress("replaying")
-        if isinstance(read, Trace):
-            if batch is not None:
-                raise UsageError("--batch is for the snapshot of a run that ran out of memory, and this one did not")
-            estimate = replay_trace(read, **vars(target), top=output.top)
-        else:
-            from graphmem.planning.post_mortem import replay_dead
-
-            estimate = replay_dead(read, **vars(target), batch=batch, top=output.top, say=progress)
+        given = {**vars(target), "batch": batch, "snapshot_device": snapshot_device, "top": output.top}
+        estimate = replay(snapshot, **given, say=progress)
     show(estimate, output)
-
-
-def read_file(path: Path, device: int | None) -> Trace | Recording:
-    """The trace in the file or pipe, known by its beginning: JSON begins with ``{``, anything else is a snapshot; of a
-    snapshot of a run that ran out of memory, the recording.
-
-    Raises :class:`SourceError` or :class:`graphmem.errors.TraceError`.
-    """
-    from graphmem.sources.snapshot import recording_in, trace_of
-
-    try:
-        with open_file(path) as file:
-            if _begins_as_json(file.peek(64)[:64]):
-                return from_json(read_bounded(file))
-            recording = recording_in(file, device)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return trace_of(recording) if recording.death is None else recording
-
-
-def _begins_as_json(head: bytes) -> bool:
-    try:
-        return text_of(head[: len(head) & ~3]).lstrip().startswith("{")  # whole characters of UTF-16 and UTF-32
-    except ValueError:
-        return head.lstrip().startswith(b"{")

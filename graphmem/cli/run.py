@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
+from graphmem import sandbox
 from graphmem.base.options import Whole, option, option_of
+from graphmem.cli.command_line import program_or_command
 from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.launch import Launch, launch_of
 from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Output, Target
 from graphmem.cli.output import check_output, show, working
 from graphmem.cudnn.library import AUTO
-from graphmem.errors import UsageError
-from graphmem.sources.hints import refuse_keras
+from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageError
+from graphmem.estimate import Estimate
+from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
-from graphmem.training.processes import Processes
-from graphmem.training.program import OPTIMIZER_STEPS, Program
+from graphmem.training.processes import Processes, visible_cards
+from graphmem.training.program import EPOCH_SECONDS, OPTIMIZER_STEPS, Program
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
-_MODULE = ("-m", "--module")
+#: Options with a program as their value, behind which all words are the program's.
+_NAMED = ("-m", "--module", "-c", "--code")
+#: Options of a process that is not passed on to those that it starts.
+_OF_ONE = ("-o", "--output", "--rank", "--cards", "--quiet", "--fail-on-oom", "--budget")
+_OWN_WORDS = "graphmem.own_words"  # where a click context keeps the options as they were written
 _ALLOW_WRITES = "--allow-writes"
 
 
@@ -34,17 +43,19 @@ class _Runs(GroupedCommand):
     """A command: words after the program, or after ``-m`` and its module, are the program's own, as of ``python``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        position = 0
+        position, ctx.meta[_OWN_WORDS] = 0, []
         while position < len(args) and args[position].startswith("-") and args[position] != "--":
             if args[position] == _ALLOW_WRITES:  # without a folder: the next word is not its value
                 if len(args) > position + 2 and Path(args[position + 1]).is_dir():
                     raise UsageError(f"write {_ALLOW_WRITES}={args[position + 1]}, with = before the folder")
                 args = [*args[:position], f"{_ALLOW_WRITES}=", *args[position + 1 :]]
             name = args[position]
-            if name in _MODULE:
+            if name in _NAMED:
                 args = [*args[: position + 2], "--", *args[position + 2 :]]
                 break
-            position += 2 if "=" not in name and self._takes_value(ctx, name) else 1
+            before, position = position, position + (2 if "=" not in name and self._takes_value(ctx, name) else 1)
+            if name.partition("=")[0] not in _OF_ONE:
+                ctx.meta[_OWN_WORDS] += args[before:position]
         return super().parse_args(ctx, args)
 
     def _takes_value(self, ctx: click.Context, name: str) -> bool:
@@ -61,7 +72,14 @@ class Followed:
     module: str | None = option(
         None, "Run a module (package.module) instead of a file.", flags="-m --module", metavar="MODULE"
     )
+    code: str | None = option(None, "Run this program text instead of a file.", flags="-c --code", metavar="TEXT")
     iterations: int = option(OPTIMIZER_STEPS, "Optimizer steps after which the program's loops end.", Whole())
+    epoch: str = option(
+        "auto",
+        f"Batches whose shapes are looked at behind those of the steps, the largest of which are analysed too: as many "
+        f"as are read in {EPOCH_SECONDS:.0f} seconds (auto), none (first), all, or the next N (sample N).",
+        metavar="auto|first|all|'sample N'",
+    )
     data_dependent: float | None = option(None, option_of(Training, "data_dependent"))
     assume: tuple[tuple[str, Assumed], ...] = option((), option_of(Training, "assume"))
     bounds: bool = option(False, BOUNDS)
@@ -106,6 +124,11 @@ class Launcher:
     master_port: int | None = option(
         None, "What MASTER_PORT is set to.", Whole(), flags="--master-port --master_port", metavar="PORT"
     )
+    cards: int | None = option(
+        None,
+        "Cards of the machine, for programs and launchers that ask. Default: as CUDA_VISIBLE_DEVICES names, else 1.",
+        Whole(),
+    )
     config: str | None = option(
         None, "A configuration of accelerate, as accelerate launch reads it.", metavar="FILE.yaml"
     )
@@ -124,7 +147,7 @@ class Asked(Target):
     short_help="A whole program as it is: what it would need on a card.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ITS ARGUMENTS]...")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ITS ARGUMENTS]...")
 @takes("followed", Followed, "Program")
 @takes("allowed", Allowed, "Sandbox")
 @takes("launcher", Launcher, "Launcher")
@@ -133,53 +156,134 @@ class Asked(Target):
 def run_command(
     words: tuple[str, ...], followed: Followed, allowed: Allowed, launcher: Launcher, asked: Asked, output: Output
 ) -> None:
-    """Run SCRIPT.py with its arguments as python would, without a card, and say what it would need on one.
+    """Run COMMAND as a shell would, without a card, and say what it would need on one.
 
-    Options of graphmem stand before the program; what follows belongs to the program. Its loops end after --iterations
-    optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr.
-    It changes no file and reaches no other machine: what it writes and deletes is in a temporary folder, which it reads
-    through, and the report lists it. The checkpoints that it saves have their true size and no weights.
+    COMMAND is a Python script, a notebook, or any command line that starts Python: torchrun, accelerate launch,
+    deepspeed, bash train.sh, the command of a package. Options of graphmem stand before it; what follows belongs to it.
+    Its Python processes are followed; of several ranks one is (--rank), and no other is started. Loops end after
+    --iterations optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints
+    goes to stderr. It changes no file and reaches no other machine: what it writes and deletes is in a temporary
+    folder, which it reads through, and the report lists it. The checkpoints that it saves have their true size and no
+    weights.
 
     \b
       graphmem run --gpu RTX-4090 train.py --batch-size 16
       graphmem run --gpu A100-80GB -m package.train config/small.py
+      graphmem run --gpu H100 torchrun --nproc-per-node 8 --nnodes 2 train.py
+      graphmem run --gpu H100 --cards 4 accelerate launch --config_file fsdp.yaml train.py
+      graphmem run --gpu L4 train.ipynb
 
     Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom).
     """
-    check_output(output.output)
+    is_followed = children.is_followed()
+    if not is_followed:
+        check_output(output.output)
     launch = _launch(launcher)
-    program = _program(words, followed.module, launch)
-    from graphmem.sandbox import Permissions, entered, folder_of
+    line = program_or_command(words, followed.module, followed.code, launch)
+    if isinstance(line, Program):
+        line = replace(line, epoch=followed.epoch)
+    analyzed = {
+        "training": _step(followed, launcher, launch.processes, isinstance(line, Program)),
+        "iterations": followed.iterations,
+        "ranks": launcher.ranks if launch.processes is not None else None,
+        "top": max(output.top, KEPT),
+        "bounds": followed.bounds,
+        **vars(asked),
+    }
+    if is_followed:
+        assert isinstance(line, Program)
+        _run_for_parent(line, analyzed, allowed)
+    with _flying(allowed), working(shows_warnings=True) as progress, _silenced(followed.quiet):
+        environment = _told_environment(launcher.cards, allowed)
+        with environment, _following(launcher) as family:
+            estimate = _estimate(line, family, {**analyzed, "progress": progress})
+    show(estimate, output)
+    ending = estimate.details["program"]
+    if ending["code"]:
+        name = line.name if isinstance(line, Program) else shlex.join(line)
+        click.echo(f"graphmem: {name}: {ending['words']}", err=True)
+        click.get_current_context().exit(1)
 
-    permissions = Permissions(
-        tuple(folder_of(one) for one in allowed.writes if one),
+
+# --- the programs, and what becomes of them ---------------------------------------------------------------------------
+
+
+def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[str, Any]) -> Estimate:
+    """The estimate of the process that holds the most, with the others beside it."""
+    if isinstance(line, Program):
+        found, nothing = _of_program(line, analyzed)
+        family.check()
+        found += family.reports()
+        if not found:
+            assert nothing is not None
+            raise nothing
+        return found[0].estimate if len(found) == 1 else beside(found, found[0].estimate.details["program"])
+    with sandbox.attempt(lambda: True) as happened:
+        code = family.start(line)
+        family.check()
+        found = family.reports()
+    ending = {"code": code, "words": f"the command ended with exit code {code}", "how": "command", "error": ""}
+    if not found:
+        raise SourceError(f"{shlex.join(line)}: {ending['words']}, and no Python process of it put anything on the GPU")
+    estimate = beside(found, ending)
+    return replace(estimate, details={**estimate.details, **({"sandbox": happened} if happened else {})})
+
+
+def _of_program(program: Program, analyzed: dict[str, Any]) -> tuple[list[Reported], NothingOnDevice | None]:
+    """The program's own process: of one that runs itself for many settings, each of them."""
+    from graphmem.analyze import analyze
+
+    words = " ".join([program.name, *program.arguments])
+    try:
+        found = [Reported(words, analyze(program, **analyzed))]
+    except NothingOnDevice as error:
+        return [], error
+    jobs = found[0].estimate.details["program"]["jobs"]
+    for number in range(1, len(jobs)):
+        found.append(Reported(words, analyze(replace(program, job=number), **analyzed)))
+    return [replace(one, words=f"{words}: {jobs[at]}") if jobs else one for at, one in enumerate(found)], None
+
+
+def _run_for_parent(program: Program, analyzed: dict[str, Any], allowed: Allowed) -> NoReturn:
+    """Analyse this process for the one that follows it, and end as the program would. Its output is its own."""
+    told = children.told()
+    with sandbox.joined(told["worker"]), launchers.replaced_agent(), _told_environment(None, allowed):
+        try:
+            found, nothing = _of_program(program, analyzed)
+        except GraphmemError as error:
+            children.note("refused", f"{program.name}: {error}")
+            raise
+    for one in found:
+        hand_over(one)
+    endings = [one.estimate.details["program"] for one in found]
+    failed = {one["code"]: f"{program.name}: {one['words']}" for one in endings if one["code"]}
+    if nothing is not None and nothing.code:
+        failed[nothing.code] = str(nothing)
+    for words in failed.values():
+        click.echo(f"graphmem: {words}", err=True)
+    click.get_current_context().exit(max(failed, default=0))
+
+
+@contextlib.contextmanager
+def _flying(allowed: Allowed) -> Iterator[None]:
+    """The sandbox, with the rights that are allowed."""
+    permissions = sandbox.Permissions(
+        tuple(sandbox.folder_of(one) for one in allowed.writes if one),
         everywhere="" in allowed.writes,
         network=allowed.network,
         processes=allowed.processes,
     )
     own_process = click.get_current_context().find_root().obj is OWN_PROCESS
-    with (
-        entered(permissions, own_process=own_process),
-        working(shows_warnings=True) as progress,
-        _silenced(followed.quiet),
-    ):
-        from graphmem.analyze import analyze
+    with sandbox.entered(permissions, own_process=own_process):
+        yield
 
-        estimate = analyze(
-            program,
-            training=_step(followed, launcher, launch.processes),
-            iterations=followed.iterations,
-            ranks=launcher.ranks,
-            top=max(output.top, KEPT),
-            bounds=followed.bounds,
-            progress=progress,
-            **vars(asked),
-        )
-    show(estimate, output)
-    ending = estimate.details["program"]
-    if ending["code"]:
-        click.echo(f"graphmem: {program.name}: {ending['words']}", err=True)
-        click.get_current_context().exit(1)
+
+@contextlib.contextmanager
+def _following(launcher: Launcher) -> Iterator[Following]:
+    options = click.get_current_context().meta[_OWN_WORDS]
+    cards = visible_cards(os.environ)
+    with following(options, launcher.rank or 0, cards, sandbox.worker()) as family, launchers.replaced_agent():
+        yield family
 
 
 def _launch(launcher: Launcher) -> Launch:
@@ -187,14 +291,14 @@ def _launch(launcher: Launcher) -> Launch:
     return launch_of(one.nproc_per_node, one.nnodes, one.node_rank, one.master_addr, one.master_port, one.config)
 
 
-def _step(followed: Followed, launcher: Launcher, started: Processes | None) -> Training:
+def _step(followed: Followed, launcher: Launcher, started: Processes | None, is_program: bool) -> Training:
     """The step: values that are known, and the process that is analysed. Raises :class:`UsageError`."""
     step = Training(
         data_dependent=followed.data_dependent, assume=followed.assume, host_values_mb=followed.host_values_mb
     )
     rank = launcher.rank
     if started is None:
-        if rank is not None or launcher.ranks is not None:
+        if is_program and not children.is_followed() and (rank is not None or launcher.ranks is not None):
             raise UsageError("--rank and --ranks need --nproc-per-node, or a --config with several processes")
         return step
     if rank is not None and launcher.node_rank is not None:
@@ -203,15 +307,22 @@ def _step(followed: Followed, launcher: Launcher, started: Processes | None) -> 
     return replace(step, world_size=started.world_size, rank=rank, nproc_per_node=started.per_node)
 
 
-def _program(words: tuple[str, ...], module: str | None, launch: Launch) -> Program:
-    if module is not None:
-        return Program(module, words, True, launch.environment, launch.words)
-    if not words:
-        raise UsageError("no program given; write graphmem run train.py, or graphmem run -m package.module")
-    if Path(words[0]).suffix in (".onnx", ".pt2"):
-        raise UsageError(f"{words[0]} is a model and no program; write graphmem analyze {words[0]}")
-    refuse_keras(Path(words[0]))
-    return Program(words[0], words[1:], False, launch.environment, launch.words)
+@contextlib.contextmanager
+def _told_environment(cards: int | None, allowed: Allowed) -> Iterator[None]:
+    """What the environment says of cards, and that there is no network, for as long as programs run."""
+    values = {} if allowed.network else {"HF_HUB_OFFLINE": "1"}
+    if cards is not None:
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(cards)))
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

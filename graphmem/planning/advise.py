@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphmem.answering.runs import Progress, RunCache, labelled
+from graphmem.base.spellings import also_named
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_advice
@@ -67,6 +68,7 @@ class Advised(Answer):
         }
 
 
+@also_named("device", "gpu")
 def advise(
     model: Any, example_inputs: Any = None, *, say: Callable[[str], None] | None = None, **options: Any
 ) -> Advised:

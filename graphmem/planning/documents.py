@@ -92,7 +92,7 @@ def _margin(found: Largest, name: str) -> str:
         causes = ", ".join(cause.name for cause in doubts.causes if cause.spread("device").above)
         return f"{spare}; which {name} is {words} cannot be told, as nothing bounds: {causes}."
     known = f"{spare}, known to within {format_bytes(less)} less"
-    known += " and any more" if more is None else f" and {format_bytes(-more)} more"
+    known += " and any amount more" if more is None else f" and {format_bytes(-more)} more"
     if found.safe_value == found.value:
         return f"{known}: it is {words}."
     return f"{known}: {name} {found.safe_value:,} is {words}." if found.safe else f"{known}: no {name} is {words}."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.answering.runs import RunCache, labelled
+from graphmem.base.spellings import also_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_fit
@@ -65,6 +66,7 @@ class Largest(Answer):
         }
 
 
+@also_named("device", "gpu")
 def fit(
     model: Any,
     example_inputs: Any = None,
@@ -151,7 +153,7 @@ class _Search:
         if not low and self._below is not None and self._below.doubts.most("device") is None:
             return 0
         high = min((count for count in self._safe if count > low), default=0)
-        expected = self._expected_safe()
+        expected, width = self._expected_safe(), 1
         while high - low > 1 and self._below is not None:
             count = expected if low < expected < high else (low + high) // 2
             try:
@@ -159,7 +161,8 @@ class _Search:
             except GraphmemError:  # a size that is too small for the model
                 return low
             low, high = (count, high) if self._safe[count] is not None else (low, count)
-            expected += 1 if low == expected else -1
+            expected += width if low == count else -width  # next to it, then ever further away
+            width *= 4
         return low
 
     def _expected_safe(self) -> int:

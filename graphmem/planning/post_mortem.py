@@ -18,7 +18,8 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.sizes import get_allocation_size
-from graphmem.analyze import replay_trace
+from graphmem.answering.question import Question
+from graphmem.answering.stages import replay_recorded
 from graphmem.base.versions import version_named
 from graphmem.devices import Device, custom_device
 from graphmem.errors import DeviceOutOfMemory, UsageError
@@ -133,9 +134,13 @@ def post_mortem(
     attempts = _attempts(trial, settings, valleys, say)
     if batch is not None and batch > 1 and repeats:
         say("a batch of one less")
-        smaller = _with_smaller_batch(trial.trace, valleys, batch)
+        smaller = _with_smaller_batch(trial.trace, valleys, batch, batch - 1)
         tried = trial.attempt(f"a batch of {batch - 1} instead of {batch} (about)", "", settings, smaller)
         attempts.append(replace(tried, batch=batch - 1))
+    elif repeats:
+        say("half the batch")
+        smaller = _with_smaller_batch(trial.trace, valleys, 2, 1)
+        attempts.append(trial.attempt("half the batch (about)", "", settings, smaller))
     return PostMortem(
         requested_bytes=death.requested_bytes,
         segment_bytes=segment,
@@ -177,15 +182,10 @@ def replay_dead(
     version = version_named(torch_version)
     found = post_mortem(recording, torch_version=version, alloc_conf=alloc_conf, batch=batch, say=say)
     card = device or room_of(found)
-    estimate = replay_trace(
-        trace_of(recording),
-        runtime=runtime,
-        device=card,
-        alloc_conf=alloc_conf,
-        torch_version=torch_version,
-        top=top,
-        margin=margin,
+    question = Question(
+        None, runtime=runtime, device=card, alloc_conf=alloc_conf, torch_version=torch_version, top=top, margin=margin
     )
+    estimate = replay_recorded(trace_of(recording), question, died=device is not None)
     document = {**found.to_dict(), "in_its_room": device is None}
     return replace(estimate, details={**estimate.details, "out_of_memory": document})
 
@@ -354,16 +354,17 @@ def _bytes(sizes: Counter[int]) -> int:
     return sum(size * count for size, count in sizes.items())
 
 
-def _with_smaller_batch(trace: Trace, valleys: Sequence[int], batch: int) -> Trace:
-    """The trace of about the same run with one sample less: what an iteration makes and lets go shrinks where its bytes
-    are a multiple of the batch, unless it has the size of something that stays, as gradients have of parameters."""
+def _with_smaller_batch(trace: Trace, valleys: Sequence[int], batch: int, fewer: int) -> Trace:
+    """The trace of about the same run with ``fewer`` samples: what an iteration makes and lets go shrinks where its
+    bytes are a multiple of the batch, unless it has the size of something that stays, as gradients have of parameters.
+    """
     alive = [set(trace.live_at(position)) for position in (*valleys, len(trace) - 2)]
     kept = {i for before, after in pairwise(alive) for i in before & after}  # an output may be held for one iteration
     staying = {trace.storages[i].bytes for i in kept}
     storages = tuple(
         storage
         if number in kept or storage.bytes in staying or storage.bytes % batch
-        else replace(storage, bytes=storage.bytes // batch * (batch - 1))
+        else replace(storage, bytes=storage.bytes // batch * fewer)
         for number, storage in enumerate(trace.storages)
     )
     return replace(trace, storages=storages)

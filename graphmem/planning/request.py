@@ -49,7 +49,8 @@ class Request:
         step = self.step
         known = [one.name for one in fields(step)]
         of_step: dict[str, Any] = {}
-        for name, value in changes.items():
+        for given, value in changes.items():
+            name = "device" if given == "gpu" else given
             if name in SETTINGS:
                 options[name] = value
             elif name.startswith("dim:"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from graphmem.answering.question import CaptureKey, capture_key, check_counts
 from graphmem.answering.runs import Progress, RunCache, labelled, silent
+from graphmem.base.spellings import also_named
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_sweep
@@ -53,6 +54,7 @@ class Rows(Answer, list[Row]):
         return {"schema": "graphmem.sweep/1", "rows": [row.to_dict() for row in self]}
 
 
+@also_named("device", "gpu")
 def sweep(
     model: Any,
     example_inputs: Any = None,

@@ -23,10 +23,22 @@ def sentence(estimate: Estimate) -> str:
     for level in _LEVELS:
         by_interval.setdefault(interval(estimate, level), []).append(level)
     levels = [f"{_listed(names)} {words}" for words, names in by_interval.items()]
-    causes = ", ".join(f"{cause.name} {_off(cause.spread('device'))}" for cause in estimate.doubts.about("device"))
     margin = estimate.fit.margin if estimate.fit is not None else None
     at = "" if margin is None else f"; device {_at_margin(estimate, margin)} at p{100 * margin:g}"
-    return f"How sure: {', '.join(levels)}{at}{f' ({causes})' if causes else ''}."
+    return f"How sure: {', '.join(levels)}{at}{_largest(estimate)}."
+
+
+def _largest(estimate: Estimate) -> str:
+    """The largest doubt with its size, and what removes it; "" without one."""
+    cause = estimate.doubts.largest
+    if cause is None:
+        return ""
+    remedy = f" ({cause.remedy})" if cause.remedy else ""
+    return f"; the largest doubt: {cause.name}, {_off(cause.spread('device'))}{_recorded(cause)}{remedy}"
+
+
+def _recorded(cause: Cause) -> str:
+    return "" if cause.record is None else f"; {cause.record}"
 
 
 def _listed(names: list[str]) -> str:
@@ -51,7 +63,7 @@ def rows(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
 
 def _source(cause: Cause) -> str:
     if cause.inside is None:
-        return cause.source
+        return f"{cause.source}{_recorded(cause)}"
     return f"{cause.source}; {cause.inside:.0%} of such runs are expected inside"
 
 

@@ -13,7 +13,7 @@ from graphmem.reports.document import Column, Curve, Curves, Document, Facts, It
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Timeline
+    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Refusals, Timeline
     from graphmem.reports.document import Block, Section
 
 #: category -> the words of the breakdown
@@ -29,7 +29,7 @@ WORDS = {
     "COMMUNICATION": "communication buffers",
     "KV_CACHE": "KV cache",
     "HELD": "held by the program",
-    "UNKNOWN": "not told by the recording",
+    "UNKNOWN": "recorded",
     "ROUNDING": "rounding (allocated - requested)",
     "FRAGMENTATION": "fragmentation (reserved - allocated)",
     "CONTEXT": "context (device - reserved)",
@@ -109,6 +109,10 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
         yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
+    if "runs" in estimate.details:
+        yield _runs(estimate.details["runs"], details)
+    if "followed" in estimate.details:
+        yield _followed(estimate.details["followed"])
     yield _breakdown(estimate)
     if "formulas" in estimate.details:
         yield _formulas(estimate.details["formulas"])
@@ -157,12 +161,15 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if dead is not None and dead["in_its_room"]:
         return post_mortem.sentences(dead)
     if fit is None:
+        if estimate.gpu:
+            return (f"Needs at least {format_bytes(estimate.device)} of device memory on {estimate.gpu}.",)
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     likely, gpu = "" if fit.is_sure else "LIKELY ", fit.gpu
     gpu += f" ({fit.chance})" if fit.chance else ""
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
     card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
     need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
+    need = f"at least {need}" if fit.gave_up or dead is not None else need
     lines = []
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
@@ -177,10 +184,32 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     else:
         why = "but the allocator's own limit or fragmentation stops it."
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
+    lines += _least(estimate.details.get("least"))
     if fit.failed_at:
         lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+    if fit.refusals is not None:
+        lines.append(_refused(fit.refusals, estimate.device - estimate.reserved))
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
+
+
+def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
+    """The least memory that would do, with cached segments given back on the way and without."""
+    if least is not None and least["flushed_bytes"] is not None:
+        flushed, free = format_bytes(least["flushed_bytes"]), format_bytes(least["bytes"])
+        yield f"{flushed} would do, with cached segments given back to the driver on the way; {free} without."
+    elif least is not None:
+        yield "No less would do: giving cached segments back to the driver saves nothing here."
+
+
+def _refused(refusals: Refusals, context_bytes: int) -> str:
+    """What a program was refused, and what it did then."""
+    times = "once," if refusals.count == 1 else f"{refusals.count} times, first"
+    what = f"Refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
+    if not refusals.went_on:
+        return f"{what}; the program caught the error and gave up. The tables are of what it did on this card."
+    needed = format_bytes(refusals.needed_bytes + context_bytes)
+    return f"{what}; the program went on with less. Serving all that it asked for takes at least {needed}."
 
 
 def _card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
@@ -256,7 +285,11 @@ def _curves(estimate: Estimate, timeline: Timeline) -> Curves:
 
 def _breakdown(estimate: Estimate) -> Section:
     total = sum(estimate.breakdown.values())
+    lines, recorded = _lines(estimate), "UNKNOWN" in estimate.breakdown
     parts = [(WORDS.get(category, category), count, "") for category, count in estimate.breakdown.items()]
+    if recorded:
+        known = [part for part in parts if part[0] != WORDS["UNKNOWN"]]
+        parts = [*((source, count, "") for count, source in lines), *known]
     blocks: list[Block] = [Shares(parts, ("sum = device bytes at this moment", total))]
     if estimate.pools:
         labels = [pool.label if pool.count == 1 else f"{pool.label} ({pool.count})" for pool in estimate.pools]
@@ -266,17 +299,22 @@ def _breakdown(estimate: Estimate) -> Section:
         ]
         blocks.append(Text(["Of that, reserved in private pools, where only the pool's own requests are served:"]))
         blocks.append(table({"pool": "", "reserved": "bytes", "in use": ""}, rows))
-    if estimate.held:
-        held = [(one.bytes, one.source) for one in estimate.held[:_LINES]]
-        if len(estimate.held) > _LINES:
-            rest = sum(one.bytes for one in estimate.held[_LINES:])
-            held.append((rest, f"{len(estimate.held) - _LINES} more lines"))
+    if lines and not recorded:
         blocks.append(Text(["Held by the program from step to step, by the line that made it:"]))
-        blocks.append(table({"held": "bytes", "source": ""}, held))
+        blocks.append(table({"held": "bytes", "source": ""}, lines))
     if total != estimate.device:
         later = format_bytes(estimate.device)
         blocks.append(Text([f"The device level's own maximum, {later}, is reached at another moment of the run."]))
     return section("What it is made of at the peak (device level)", *blocks)
+
+
+def _lines(estimate: Estimate) -> list[tuple[int, str]]:
+    """(bytes, source line) of what is held, or recorded, the largest first and the rest together."""
+    lines = [(one.bytes, one.source) for one in estimate.held[:_LINES]]
+    if len(estimate.held) > _LINES:
+        rest = sum(one.bytes for one in estimate.held[_LINES:])
+        lines.append((rest, f"{len(estimate.held) - _LINES} more lines"))
+    return lines
 
 
 def _moment(estimate: Estimate, details: bool, top: int) -> Section:
@@ -371,6 +409,29 @@ def _ranks(ranks: Mapping[str, Any]) -> Section:
     return section(title, *blocks)
 
 
+#: Runs of a program's loops that are shown without details, the largest of them.
+_RUNS = 12
+
+
+def _runs(runs: Sequence[Mapping[str, Any]], details: bool) -> Section:
+    by_size = sorted(runs, key=lambda run: run["reserved_bytes"], reverse=True)
+    largest = runs if details else [run for run in runs if run in by_size[:_RUNS]]
+    rows = [(f"{run['where']}  {run['item']}", run["allocated_bytes"], run["reserved_bytes"]) for run in largest]
+    blocks: list[Block] = [Table((Column("run"), Column("allocated", "bytes"), Column("reserved", "bytes")), rows)]
+    if len(rows) < len(runs):
+        blocks.append(Text([f"{len(runs) - len(rows)} more need less (--details)"]))
+    return section("Runs of the program's loops", *blocks)
+
+
+def _followed(followed: Mapping[str, Any]) -> Section:
+    rows = [
+        (f"{one['words']}{' *' * (at == followed['fullest'])}", *(one[f"{level}_bytes"] for level in _LEVELS))
+        for at, one in enumerate(followed["processes"])
+    ]
+    title = "Processes of the command that used the card (* the fullest, of which all else is)"
+    return section(title, Table(_by_level("process"), rows))
+
+
 def _host(estimate: Estimate) -> Section:
     lines = [f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"]
     if estimate.managed_bytes:
@@ -404,7 +465,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "sandbox")
+_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
 def _details(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

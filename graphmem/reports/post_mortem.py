@@ -76,6 +76,9 @@ def _attempt_rows(dead: Dead) -> Iterator[tuple[str, str]]:
         yield one["change"], _outcome(one)
     if dead["repeats"] and all(one["batch"] is None for one in dead["attempts"]):
         yield "a batch of one less", "not tried: give --batch N, the batch of the run"
+    elif not dead["repeats"]:
+        yield "a smaller batch", "not tried: no iteration of the recording ends, which would show what depends on it"
+    yield "recomputing, precision, optimizer", "not in a recording: graphmem advise MODEL -b N --gpu NAME tries them"
 
 
 def _outcome(attempt: Mapping[str, Any]) -> str:

@@ -85,6 +85,11 @@ class Runs:
     details: Mapping[str, Any] = field(default_factory=dict)
     doubts: tuple[Cause, ...] = ()
 
+    @property
+    def on_card(self) -> Replay:
+        """The run as it goes on the card where it fits there, else as it would go without a limit."""
+        return self.main if self.limited is None or self.limited.out_of_memory is not None else self.limited
+
 
 @dataclass(frozen=True)
 class Change:

@@ -20,8 +20,8 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,13 +54,15 @@ class Mechanism(Protocol):
 @dataclass
 class Sandbox:
     """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused``: why stronger ones were
-    not taken (name -> reason). ``is_alone``: all threads of this process are the program's."""
+    not taken (name -> reason). ``is_alone``: all threads of this process are the program's. ``is_shared``: other
+    processes run programs in it, so that changes stay from one run to the next."""
 
     name: str
     mechanism: Mechanism
     permissions: Permissions = field(default_factory=Permissions)
     refused: Mapping[str, str] = field(default_factory=dict)
     is_alone: bool = False
+    is_shared: bool = False
     _is_used: bool = False
 
     @contextlib.contextmanager
@@ -70,7 +72,7 @@ class Sandbox:
         ``applies``: whether the calling thread is the program's. The yielded dictionary is filled at the end with the
         run's record: the value of ``details["sandbox"]`` of an estimate.
         """
-        if self._is_used:
+        if self._is_used and not self.is_shared:
             self.mechanism.reset()
             importlib.invalidate_caches()
         self._is_used = True
@@ -173,6 +175,34 @@ def attempt(applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
 
     with Sandbox("wrapped", Wrapped(Permissions())).attempt(applies) as happened:
         yield happened
+
+
+def worker() -> tuple[str, tuple[Any, ...], bool] | None:
+    """The arguments of :func:`graphmem.sandbox.processes.begin_worker` for a process that has to enter the sandbox of
+    this one by itself; None where the kernel puts it there, or there is none."""
+    if _current is None or _current.name == "namespace":
+        return None
+    folder: str = getattr(_current.mechanism, "folder")  # noqa: B009 - the other mechanisms are kinds of Wrapped
+    return folder, astuple(_current.permissions), _current.name == "landlock"
+
+
+@contextlib.contextmanager
+def joined(worker: tuple[str, Sequence[Any], bool] | None) -> Iterator[None]:
+    """In this context the process runs programs in the sandbox of the process that started it; ``worker`` as
+    :func:`worker` gave it there."""
+    global _current, _is_free
+    if worker is None:
+        _is_free = True
+    else:
+        from graphmem.sandbox.wrapped import Wrapped
+
+        folder, permissions, cannot_write = worker
+        allowed = Permissions(*permissions)
+        _current = Sandbox("wrapped", Wrapped(allowed, folder, cannot_write), allowed, is_alone=True, is_shared=True)
+    try:
+        yield
+    finally:
+        _current, _is_free = None, False
 
 
 def folder_of(text: str) -> str:

@@ -104,9 +104,10 @@ def workers_over(folder: str, permissions: Permissions) -> Iterator[None]:
 _of_worker = contextlib.ExitStack()
 
 
-def begin_worker(folder: str, permissions: tuple[Any, ...]) -> None:
-    """Put this process, which ``multiprocessing`` has spawned, into the overlay of its parent until it ends."""
+def begin_worker(folder: str, permissions: Sequence[Any], cannot_write: bool = False) -> None:
+    """Put this process, which the program has started, into the overlay of its parent until it ends.
+    ``cannot_write``: it may start others, as something else keeps them from writing."""
     from graphmem.sandbox.wrapped import Wrapped
 
-    guard = _of_worker.enter_context(Wrapped(Permissions(*permissions), folder).attempt(lambda: True))
+    guard = _of_worker.enter_context(Wrapped(Permissions(*permissions), folder, cannot_write).attempt(lambda: True))
     _of_worker.enter_context(guarded(guard))

@@ -135,9 +135,9 @@ class ServingReport(Answer):
 def serve(
     model: str,
     *,
-    gpu: str | None = None,
+    gpu: str | Device | None = None,
     gpu_memory: int | str | None = None,
-    device: Device | None = None,
+    device: str | Device | None = None,
     engine: str = "vllm",
     engine_version: str | None = None,
     lengths: Mapping[float, int] | str | None = None,
@@ -176,11 +176,13 @@ def serve(
     report = say or silent
     chosen = _engine(engine, report)
     assumptions: list[str] = []
-    card = device
-    if card is None:
-        if gpu is None and gpu_memory is None:
+    if gpu is not None and device is not None:
+        raise UsageError("gpu and device mean the same; give one of them")
+    card = device if gpu is None else gpu
+    if not isinstance(card, Device):
+        if card is None and gpu_memory is None:
             assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
-        card = _card(gpu, gpu_memory)
+        card = _card(card, gpu_memory)
     quantiles = _quantiles(lengths)
     speed = _speed(step_time, tokens_per_second)
     over_time = _load_asked(arrivals, quantiles, _quantiles(output_lengths), duration, trace)

@@ -89,7 +89,7 @@ def _refuse_sizes(shapes: str | None, asked: Asked | None) -> None:
 def _load_torch(text: str, trust: bool) -> TorchModel:
     kind, separator, name = text.partition(":")
     if kind != "keras":  # which needs it where there is no TensorFlow
-        require_torch(text)
+        require_torch(text, _EXTRAS.get(kind, "torch"))
     if separator and kind in _EXAMPLES:
         if not name:
             raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")
@@ -112,6 +112,10 @@ def _hinted(text: str) -> str:
 
 _EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "zoo": "zoo:bert-base",
              "keras": "keras:model.py:build"}  # fmt: skip
+
+
+#: Extras of graphmem that bring the library of a kind of model, and PyTorch with it.
+_EXTRAS = {"hf": "hf", "timm": "timm"}
 
 
 #: The module and the function that load a model by name. They are imported when they are needed, for the libraries

@@ -169,12 +169,12 @@ def not_imported(model: str, package: str, title: str, install: str, error: Exce
     )
 
 
-def require_torch(model: str) -> None:
-    """Raises :class:`SourceError` where PyTorch cannot be imported."""
+def require_torch(model: str, extra: str = "torch") -> None:
+    """Raises :class:`SourceError` where PyTorch cannot be imported, which this ``extra`` of graphmem brings."""
     try:
         import torch  # noqa: F401
     except Exception as error:
-        raise not_imported(model, "torch", "PyTorch", "graphmem[torch]", error) from None
+        raise not_imported(model, "torch", "PyTorch", f"graphmem[{extra}]", error) from None
 
 
 def refuse_seq_len(sizes: Sizes, name: str) -> None:

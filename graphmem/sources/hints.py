@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from graphmem.errors import SourceError
+from graphmem.sources import hub
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".npz")
 _KERAS = (".keras", ".h5", ".hdf5")
@@ -42,6 +43,9 @@ def hint_for_name(text: str) -> str:
         return ""
     if "/" in text or "\\" in text:
         return f"for a model of the Hugging Face Hub write hf:{text}" if text.count("/") == 1 else ""
+    known = hub.known_model(text)
+    if known is not None:
+        return f"write hf:{text}, which is {known} in graphmem's table of public models"
     return f"did you mean hf:{text}, timm:{text}, torchvision:{text} or zoo:{text}?"
 
 

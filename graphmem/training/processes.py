@@ -86,14 +86,20 @@ class Processes:
         return f"rank {self.rank} of {self.world_size} process{'es' * (self.world_size > 1)}{a_node}"
 
 
+def visible_cards(environment: Mapping[str, str]) -> int:
+    """The number of cards that ``CUDA_VISIBLE_DEVICES`` names; one where it names none."""
+    named = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return max(1, len([one for one in named if one.strip() not in ("", "-1")]))
+
+
 def cards_of(processes: Processes | None, environment: Mapping[str, str]) -> tuple[int, int]:
     """The number of cards a process finds, and the index of its own: of ``processes``, else by the ``environment`` of
-    ``torchrun``. One, where a process's number on its machine is not the launcher's: then each is shown its own card
-    alone (``CUDA_VISIBLE_DEVICES``), as without a launcher."""
+    ``torchrun``, else those that are visible. One, where a process's number on its machine is not the launcher's: then
+    each is shown its own card alone (``CUDA_VISIBLE_DEVICES``), as without a launcher."""
     if processes is not None:
         return processes.on_node, processes.local_rank
     try:
         rank, local_rank, each = (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     except (KeyError, ValueError):
-        return 1, 0
+        return visible_cards(environment), 0
     return (each, local_rank) if 0 <= local_rank < each and rank % each == local_rank else (1, 0)

@@ -387,6 +387,17 @@ def test_workers_that_stay_and_streams() -> None:
     same(program)
 
 
+@pytest.mark.parametrize("made", [torch.randn, lambda *sides: torch.arange(24.0).view(*sides)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_pinned(made: Callable[..., Any], workers: int) -> None:
+    def step() -> None:
+        for (batch,) in DataLoader(TensorDataset(made(8, 3)), 4, num_workers=workers, pin_memory=True):
+            assert batch.is_pinned()
+            batch.cuda(non_blocking=True)
+
+    assert [one.bytes for one in births(record(step), Place.PINNED)] == [48, 48]
+
+
 def test_a_copy_to_the_device_with_a_type_is_one_in_inference_mode_too() -> None:
     """``aten.to.device``, with the device by its position, is not taken apart there."""
     places = []

@@ -150,3 +150,20 @@ def test_a_known_flag_goes_through_operators_of_several_overloads() -> None:
     seen: list[Any] = []
     record(lambda: seen.append(torch.quantile(torch.randn(64, 100, device="cuda", requires_grad=True), 0.9).shape))
     assert seen == [()]
+
+
+def test_one_hot_masks_in_floats_select_what_they_mark() -> None:
+    shapes: list[int] = []
+
+    def step() -> None:
+        labels = torch.randint(0, 500, (32,))
+        scores = torch.randn(32, 500, device="cuda", requires_grad=True)
+        mask = torch.zeros_like(scores)
+        mask.scatter_(1, labels.cuda().view(-1, 1), 1.0)
+        shapes.append(len(scores[mask == 1]))
+        mask = scores.new_zeros(32, 500)
+        mask[torch.arange(32), labels.cuda()] = 1
+        shapes.extend([len(scores[mask > 0.5]), len(scores[mask.bool()])])
+
+    record(step)
+    assert shapes == [32, 32, 32]

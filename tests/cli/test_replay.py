@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphmem.cli.replay import read_file
 from graphmem.errors import GraphmemError, SourceError, TraceError
+from graphmem.planning.recordings import read_file
 from graphmem.trace import Category, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB
 from tests.cli.test_main import Recorder, one_line, recorder, run

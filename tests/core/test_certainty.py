@@ -20,6 +20,7 @@ from graphmem.base.figures import (
     TRACE_LEVELS,
     Cause,
     Doubts,
+    Record,
     Spread,
     bounded,
     parse_margin,
@@ -404,3 +405,69 @@ def test_the_interval_in_words_is_exact_only_where_it_is(doubts: Doubts) -> None
 
 
 ESTIMATE = _estimate()
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+RECORD = Record((0.0, 0.0, 0.0, 0.2, 3.0, -0.1))
+
+
+def test_a_record_gives_a_chance_that_never_is_nought() -> None:
+    assert (RECORD.chance(1e-9), RECORD.chance(0.5), RECORD.chance(10)) == (3 / 8, 2 / 8, 1 / 8)
+    assert (RECORD.chance(-1e-9), RECORD.chance(-0.5)) == (2 / 8, 1 / 8)
+    assert str(RECORD) == "of 6 recorded programs with this cause the peak moved in 3, by -10.0 % to +300.0 %"
+    assert str(Record((0.0,))) == "of 1 recorded programs with this cause the peak moved in 0"
+
+
+@pytest.mark.parametrize(("capacity", "chance"), [(52 * GIB, 1.0), (50 * GIB, 7 / 8), (2 * GIB, 6 / 8)])
+def test_what_nothing_bounds_is_as_likely_as_recorded_programs_show(capacity: int, chance: float) -> None:
+    trace, _ = _run(GIB)
+    recorded = replace(unknown("operators", "a test"), times=MOST_TIMES, record=RECORD)
+    found = _chance(trace, capacity, 512 * MIB, Doubts((recorded,)))
+    assert found == chance
+    assert Fit("a card", capacity, 0, 0, True, probability=found).verdict == ("yes" if chance == 1 else "likely")
+    both = Doubts((recorded, unknown("values", "a test")))
+    assert _chance(trace, capacity, 512 * MIB, both) is None, "one without a record"
+
+
+def test_what_may_be_less_makes_it_fit_as_often_as_recorded_programs_show() -> None:
+    trace, _ = _run(GIB)
+    spread = dict.fromkeys(LEVELS, Spread(below=True))
+    recorded = Cause("most", "unknown", "a test", spread, record=RECORD)
+    assert _chance(trace, GIB, 512 * MIB, Doubts((recorded,))) == 1 / 8
+
+
+def test_plans_of_another_cudnn_are_in_doubt() -> None:
+    assert causes.cause_of_cudnn("9.20.0", (2, 13), PEAK, CARD) is None
+    assert causes.cause_of_cudnn("", (2, 6), PEAK, CARD) is None
+    cause = causes.cause_of_cudnn("9.20.0", (2, 6), PEAK, CARD)
+    assert cause is not None
+    assert "9.1.0" in cause.source
+    assert cause.spread("reserved") == causes.cause_of_cudnn("9.1.0", (2, 13), PEAK, CARD).spread("reserved")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("attention", ["aten._scaled_dot_product_flash_attention", "aten._softmax.default"])
+def test_a_language_model_on_a_real_card_is_as_sure_as_published_ones_were(attention: str) -> None:
+    builder = TraceBuilder("a run")
+    for name in ("aten.embedding.default", "aten.mm.default"):
+        builder.alloc(GIB, builder.operator(name, phase=builder.phase(1, "forward")))
+    assert causes.cause_of_real_card(builder.build(), PEAK) is None, "no attention"
+    builder.alloc(GIB, builder.operator(attention, phase=builder.phase(1, "forward")))
+    cause = causes.cause_of_real_card(builder.build(), PEAK)
+    assert cause is not None
+    assert cause.basis == "measured"
+    most = cause.spread("reserved").most
+    assert most is not None
+    assert 0.003 * PEAK.reserved_bytes < most < 0.01 * PEAK.reserved_bytes
+
+
+def test_the_largest_doubt_is_named_with_what_removes_it() -> None:
+    small = _cause("context", bounded(-MIB, MIB))
+    wide = replace(_cause("plans", bounded(-GIB, GIB)), remedy="--cudnn PATH asks a cuDNN")
+    open_there = replace(unknown("values", "a test"), record=RECORD)
+    assert Doubts((small, wide)).largest == wide
+    assert Doubts((small, wide, open_there)).largest == open_there
+    said = " ".join(replace(_estimate(), doubts=Doubts((small, wide))).report().split())
+    assert "the largest doubt: plans, +-1.00 GiB (--cudnn PATH asks a cuDNN)." in said
+    said = " ".join(replace(_estimate(), doubts=Doubts((small, open_there))).report().split())
+    assert "the peak moved in 3, by -10.0 % to +300.0 %" in said

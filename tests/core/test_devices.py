@@ -119,7 +119,7 @@ def test_a_custom_card_has_memory(capacity: int) -> None:
     ids=["RTX 6000 Ada", "RTX 3090", "Titan V", "RTX PRO 6000"],
 )
 def test_the_context_rule_meets_the_measured_empty_contexts(sms: int, threads: int, measured_mib: int) -> None:
-    empty = estimated_context_bytes(sms, threads) - 128 * MIB
+    empty = estimated_context_bytes(sms, threads) - 70 * MIB
     assert abs(empty / MIB - measured_mib) <= 15
 
 

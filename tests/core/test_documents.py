@@ -126,7 +126,7 @@ def test_json_is_read_in_every_encoding(value: Any) -> None:
 
 @pytest.mark.parametrize("encoding", _ENCODINGS)
 def test_a_trace_is_a_trace_in_every_encoding(tmp_path: Path, encoding: str) -> None:
-    from graphmem.cli.replay import read_file
+    from graphmem.planning.recordings import read_file
 
     path = tmp_path / "trace.json"
     path.write_bytes(to_json(small_trace()).encode(encoding))

@@ -7,6 +7,7 @@ import pytest
 from graphmem.answering.summarize import summarize
 from graphmem.devices import described_device
 from graphmem.replay import replay
+from graphmem.runtimes.base import Runs
 from graphmem.runtimes.pytorch import default_allocator
 from graphmem.trace import Category, TraceBuilder
 from graphmem.units import GIB, MIB
@@ -23,13 +24,12 @@ def test_the_peak_is_told_where_reserved_memory_is_fullest_not_where_it_grew_las
     trace = builder.build()
     estimate = summarize(
         trace,
-        replay(trace, default_allocator("", None, (2, 13))),
+        Runs(replay(trace, default_allocator("", None, (2, 13)))),
         described_device("a card", (9, 0), GIB, 132, 2048),
         model="",
         runtime="pytorch",
         allocator="",
         step="",
-        limited=None,
     )
     assert estimate.reserved == 102 * MIB
     assert estimate.moment.operator == "again"

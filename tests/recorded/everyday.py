@@ -8,17 +8,15 @@ import contextlib
 import io
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.whole import CARD, WholePrograms
 
 if TYPE_CHECKING:
-    from graphmem.trace import Trace
+    from graphmem.run import Run
 
 FOLDER = places.ROOT / "tests" / "recorded" / "cases" / "everyday"
 #: More optimizer steps than any of the programs takes: they end by themselves.
@@ -27,9 +25,10 @@ _STEPS = 200
 
 @dataclass(frozen=True)
 class EverydayProgram:
-    """A file."""
+    """A file, predicted in ``steps`` optimizer steps."""
 
     path: Path
+    steps: int = _STEPS
 
     @property
     def name(self) -> str:
@@ -66,7 +65,7 @@ class EverydayProgram:
                     raise
                 return None
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
+    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
         from graphmem.answering import runs
         from graphmem.answering.question import Question
         from graphmem.training.program import Program
@@ -74,14 +73,15 @@ class EverydayProgram:
         question = Question(
             Program(str(self.path)),
             device=CARD,
-            iterations=_STEPS,
+            iterations=None if short else self.steps,
             torch_version=".".join(map(str, torch_version)),
             cudnn=library or "never",
         )
         with contextlib.redirect_stdout(io.StringIO()):
-            made: Any = runs.record(question, runs.load(question))
+            made = runs.record(question, runs.load(question))
+        assert made.ending is not None
         assert not made.ending.failed, made.ending.words()
-        return made.trace, made.assumed
+        return made
 
 
 def programs() -> dict[str, EverydayProgram]:

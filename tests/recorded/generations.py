@@ -17,14 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphmem.diagnostics import Diagnostic
 from graphmem.training import Generation, Inference
 from tests import places
 from tests.recorded.whole import CARD, WholePrograms
 
 if TYPE_CHECKING:
     from graphmem.capture.patches import Patches
-    from graphmem.trace import Trace
+    from graphmem.run import Run
 
 Values = Mapping[str, Any]
 
@@ -108,7 +107,7 @@ class GeneratingProgram:
             del output
         return model
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
+    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
         from graphmem.answering import runs
         from graphmem.answering.question import Question
 
@@ -130,8 +129,7 @@ class GeneratingProgram:
                 torch_version=".".join(map(str, torch_version)),
                 cudnn=library or "never",
             )
-            made: Any = runs.record(question, runs.load(question))
-        return made.trace, made.assumed
+            return runs.record(question, runs.load(question))
 
 
 def _file(folder: str, name: str, values: Values) -> Path:

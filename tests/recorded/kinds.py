@@ -131,6 +131,12 @@ KINDS = {
         (f"{_below((2, 13))}/everyday/*.json.gz",),
         on_stub=False,
     ),
+    "left_early": Listed(
+        "whole programs that train in several runs or on batches of many sizes, of which a few steps are predicted",
+        "tests.recorded.left_early:KIND",
+        (f"{_below((2, 13))}/left_early/*.json.gz",),
+        on_stub=False,
+    ),
     "sharded": Listed(
         "one rank of several: FSDP, ZeRO, Accelerate, Trainer, tensor, context and pipeline parallelism, adapters",
         "tests.recorded.sharded:KIND",
@@ -219,7 +225,7 @@ KINDS = {
     "tensorflow_steps": Listed(
         "training steps of Keras models under TensorFlow's CUDA build, and the steps as TensorFlow prepared them",
         "tests.recorded.tensorflow_steps:KIND",
-        ("tensorflow/steps.jsonl", "tensorflow/prepared/*.json.gz"),
+        ("tensorflow/steps.jsonl", "tensorflow/foretold.json", "tensorflow/prepared/*.json.gz"),
         on_stub=False,
     ),
     "serving": Listed(
@@ -240,6 +246,9 @@ WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
     "onnxruntime/cuda_ratchet.json",
     "reports/*.txt",
+    f"{_below((2, 13))}/verdicts.jsonl",
+    f"{_below((2, 13))}/suites.json",
+    "tensorflow/foretold.json",
     "tensorflow/steps_ratchet.json",
     "public_api.txt",
 )

@@ -3,17 +3,15 @@ says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.cases.libraries import CASES, Case
-from tests.recorded.whole import WholePrograms, traced
+from tests.recorded.whole import WholePrograms, captured
 
 if TYPE_CHECKING:
-    from graphmem.trace import Trace
+    from graphmem.run import Run
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class LibraryProgram:
     def run(self) -> Any:
         return self.case.program()
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
-        return traced(self.case.program, self.name, torch_version, library, data_dependent=1.0)
+    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+        return captured(self.case.program, self.name, torch_version, library, data_dependent=1.0)
 
 
 PROGRAMS = {name: LibraryProgram(case) for name, case in CASES.items()}

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.cases.sharded import CASES, Case
-from tests.recorded.whole import WholePrograms, traced
+from tests.recorded.whole import WholePrograms, captured
 
 if TYPE_CHECKING:
-    from graphmem.trace import Trace
+    from graphmem.run import Run
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class ShardedProgram:
             _agree_on_batches()
         return self.case.program()
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
+    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
         with _environment(_launched(self.case)):
-            return traced(self.case.program, self.name, torch_version, library)
+            return captured(self.case.program, self.name, torch_version, library)
 
 
 def _launched(case: Case) -> dict[str, str]:

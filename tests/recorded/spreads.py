@@ -7,6 +7,13 @@ recordings that are committed are compared. With parts of names only their rows 
   them, and needs cuDNN.
 - ``versions``: steps that were recorded with two releases of PyTorch, neighbours among those recorded. A row is (step,
   older, newer, change of the allocated peak, change of the reserved peak), as parts of the older.
+- ``shortened``: programs of several runs, or with batches of many sizes, of which a few steps were predicted. A row is
+  (program, change of the allocated peak, of the reserved peak), from what was predicted to what was recorded.
+- ``programs``: how far recorded whole programs were off, with the diagnostics that nothing bounds: ``python -m
+  tests.recorded.verdicts`` writes them.
+
+- ``cards``: how far language models that others measured on real cards were from their predictions, as the accuracy
+  report (``reports/accuracy.md``) has them.
 
 The records of ``models_zoo/measured`` are not among them: with those the accuracy report tests the intervals.
 """
@@ -16,6 +23,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +31,9 @@ from typing import Any
 
 import graphmem
 from tests import places
+from tests.recorded import left_early
 
-TARGET = Path(graphmem.__file__).parent / "causes" / "measured.json"
+TARGET = Path(graphmem.__file__).parent / "answering" / "causes" / "measured.json"
 COMMAND = "python -m tests.recorded.spreads"
 _STEP = ".json.gz"
 
@@ -34,13 +43,15 @@ def main(parts: list[str]) -> None:
     document = _read()
     kept = [row for row in document["versions"] if parts and not _is_named(row[0], parts)]
     document["versions"] = sorted([*kept, *_versions(parts)])
+    document["shortened"] = list(_shortened())
+    document["cards"] = sorted(_cards())
     write(document)
 
 
 def replace_rows(kind: str, name: str, rows: list[list[Any]]) -> None:
-    """Write the file with other rows of that kind and first name."""
+    """Write the file with other rows of that kind and first name, or of all names where none is given."""
     document = _read()
-    kept = [row for row in document.get(kind, []) if row[0] != name]
+    kept = [row for row in document.get(kind, []) if name and row[0] != name]
     write({**document, kind: sorted([*kept, *rows])})
 
 
@@ -56,7 +67,7 @@ def _is_named(name: str, parts: list[str]) -> bool:
 def write(document: dict[str, Any]) -> None:
     """One line a row, so that a diff shows which moved."""
     lines = [f'"command": {json.dumps(COMMAND)}']
-    for name in ("networks", "versions"):
+    for name in ("networks", "versions", "programs", "cards", "shortened"):
         rows = ",\n".join(f"  {json.dumps(row)}" for row in document.get(name, []))
         lines.append(f'"{name}": [\n{rows}\n]')
     TARGET.parent.mkdir(exist_ok=True)
@@ -71,6 +82,28 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
                 first, second = (_peaks(folder / path.name) for folder in (before, after))
                 changes = [round(new / old - 1, 6) for old, new in zip(first, second, strict=True)]
                 yield [path.name.removesuffix(_STEP), before.parent.name, after.parent.name, *changes]
+
+
+def _shortened() -> Iterator[list[Any]]:
+    """By its ratchet, how far each program that is left early was off: the changes from what was predicted."""
+    for name, reached in sorted(json.loads(left_early.RATCHET.read_text(encoding="utf-8")).items()):
+        recorded = left_early.KIND.load(name)
+        peaks = recorded.peak_allocated_bytes, recorded.peak_reserved_bytes
+        errors = reached["allocated_error_bytes"], reached["reserved_error_bytes"]
+        yield [name, *(round(-error / (peak + error), 6) for peak, error in zip(peaks, errors, strict=True))]
+
+
+#: Programs of ``models_zoo/published`` that train or run whole language models.
+_LANGUAGE_MODELS = ("cs336_", "gpt_from_scratch ", "sdpa_benchmark ", "xmem_language ")
+_CASE = re.compile(r"\| (?P<case>[^|]+) \| (?P<level>allocated|reserved) \|(?:[^|]+\|){3} (?P<error>[-+][\d.]+) % \|")
+
+
+def _cards() -> Iterator[list[Any]]:
+    """Rows of the accuracy report; an error there is a part of what was measured, here of what was predicted."""
+    for line in (places.ROOT / "reports" / "accuracy.md").read_text(encoding="utf-8").splitlines():
+        found = _CASE.match(line)
+        if found and found["case"].startswith(_LANGUAGE_MODELS):
+            yield [found["case"], found["level"], round(1 / (1 + float(found["error"]) / 100) - 1, 6)]
 
 
 def _peaks(path: Path) -> tuple[int, int]:

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded import stub
 
 if TYPE_CHECKING:
-    from graphmem.trace import Trace
+    from graphmem.run import Run
     from tests.recorded.steps.runs import Comparison, PredictedRun, RecordedRun
 
 SUFFIX = ".json.gz"
@@ -51,8 +50,8 @@ class WholeProgram(Protocol):
     def run(self) -> Any:
         """Run it in this process, on a card or the stub; what it returns lives until the peaks are read."""
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
-        """Capture it, and what was assumed on the way; ``library``: the cuDNN to ask."""
+    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+        """Its capture; ``library``: the cuDNN to ask; ``short``: left after as many steps as ``graphmem run`` takes."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,10 @@ class WholePrograms:
         from graphmem.replay import replay
         from tests.recorded.steps import runs
 
-        _let_torchvision_load(program)
-        gc.collect()  # the previous capture goes before the next one starts
         start = time.perf_counter()
-        trace, assumed = program.trace(torch_version, library)
-        for one, count in assumed.items():
+        run = capture(program, torch_version, library)
+        trace = run.trace
+        for one, count in run.assumed.items():
             print(f"    assumed {count}: {one.message}", file=sys.stderr)
         # A share of the card's memory that the program set holds on the card it was captured for.
         capacity = device_named(CARD).capacity_bytes if trace.fractions else None
@@ -186,19 +184,21 @@ class WholePrograms:
         return [program for program in found if parts or missing(program) is None]
 
 
-def _let_torchvision_load(program: WholeProgram) -> None:
-    """Many packages import torchvision, which here may be a CUDA build beside a CPU build of PyTorch."""
+def capture(program: WholeProgram, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+    """The capture of a program. Many packages import torchvision, which here may be a CUDA build beside a CPU build of
+    PyTorch."""
     if program.needs:
         from models_zoo.libraries import make_torchvision_importable
 
         make_torchvision_importable()
+    gc.collect()  # the previous capture goes before the next one starts
+    return program.captured(torch_version, library, short=short)
 
 
-def traced(
+def captured(
     program: Callable[[], Any], name: str, torch_version: tuple[int, int], library: str | None, **options: Any
-) -> tuple[Trace, Mapping[Diagnostic, int]]:
-    """What a function allocates on the recordings' card, ``library`` asked for plans, and what had to be assumed;
-    ``options`` of the capture."""
+) -> Run:
+    """The capture of a function on the recordings' card, ``library`` asked for plans; ``options`` of the capture."""
     from graphmem.capture.session.session import capture
     from graphmem.cudnn.library import Cudnn
     from graphmem.runtimes.base import Setting
@@ -208,7 +208,7 @@ def traced(
 
     setting = Setting(CARD, torch_version)
     with contextlib.ExitStack() as stack:
-        captured = capture(
+        return capture(
             lambda session: program(),
             source=name,
             device=CARD,
@@ -217,7 +217,6 @@ def traced(
             cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
             **options,
         )
-    return captured.trace, captured.assumed
 
 
 def missing(program: WholeProgram) -> str | None:

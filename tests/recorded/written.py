@@ -4,18 +4,16 @@ predicted by the built-in step with the options that ask for the same, as ``grap
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.cases.written import CASES, Case, source_of
 from tests.recorded.whole import WholePrograms
 
 if TYPE_CHECKING:
-    from graphmem.trace import Trace
+    from graphmem.run import Run
 
 #: The card that the recordings are made on.
 _CARD = "H200-141GB"
@@ -38,7 +36,7 @@ class WrittenLoop:
     def run(self) -> Any:
         return self.case.program()
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
+    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
         from graphmem.answering import runs
         from graphmem.answering.question import Question
         from graphmem.training import Training
@@ -57,8 +55,7 @@ class WrittenLoop:
                 torch_version=".".join(map(str, torch_version)),
                 cudnn=library or "never",
             )
-            made: Any = runs.record(question, runs.load(question))
-        return made.trace, made.assumed
+            return runs.record(question, runs.load(question))
 
 
 PROGRAMS = {name: WrittenLoop(case) for name, case in CASES.items()}

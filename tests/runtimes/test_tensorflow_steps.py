@@ -3,8 +3,11 @@ TensorFlow prepared them; and the rules of the executor one by one. Needs no Ten
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +18,9 @@ from graphmem.cudnn.recurrent import Network
 from graphmem.devices import device_named
 from graphmem.errors import SourceError
 from graphmem.runtimes.tensorflow.dataflow import Executor, trace_of
+from graphmem.runtimes.tensorflow.edges import Addresses
 from graphmem.runtimes.tensorflow.library import CudnnSpaces
+from graphmem.runtimes.tensorflow.partition import partitioned
 from graphmem.runtimes.tensorflow.step import read_step
 from graphmem.sources.hints import refuse_keras
 from graphmem.sources.keras_tensorflow import MORE_PERCENT, MORE_PERCENT_WITH_XLA
@@ -26,7 +31,7 @@ from tests.support import ratchet
 
 REACHED = places.GOLDEN / "tensorflow" / "steps_ratchet.json"
 #: Models that are large; the others take a second together.
-_SLOW = ("resnet50", "mobilenet")
+_SLOW = ("resnet50", "mobilenet", "vit", "attention", "attention_bfloat16", "decoder", "encoder_float16", "simple_rnn")
 _NAMES = [name for name in steps.recorded() if (steps.PREPARED / f"{steps.CASES[name].model}.json.gz").exists()]
 
 
@@ -34,8 +39,8 @@ _NAMES = [name for name in steps.recorded() if (steps.PREPARED / f"{steps.CASES[
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in _NAMES]
 )
 def test_a_recorded_step_gets_no_further_away(name: str, request: pytest.FixtureRequest) -> None:
-    row = steps.recorded()[name]
-    off = 100 * (steps.predicted(name)[-1] / steps.peak(row) - 1)
+    """From what nine of ten recorded processes stay at or under: peaks of one program differ by process."""
+    off = steps.off_percent(name)
     if request.config.getoption("--update-goldens"):
         ratchet.write(REACHED, ratchet.read(REACHED) | {name: round(off, 2)})
         return
@@ -48,27 +53,47 @@ def test_what_tensors_ask_for_is_as_recorded(name: str) -> None:
     assert steps.predicted_requests(name) == pytest.approx(steps.recorded()[name]["requested"], rel=1e-3)
 
 
-def test_orders_of_processes_spread_as_recorded_ones_do() -> None:
-    """Processes of ``mlp`` and ``cnn`` do not differ, those of ``lstm`` by some per cent."""
-    rows = steps.recorded()
+def test_drawn_processes_spread_as_recorded_ones_do() -> None:
+    """Processes of ``mlp`` and ``cnn`` do not differ, those of ``lstm`` and ``autoencoder`` by some per cent."""
     for name in ("mlp", "cnn"):
-        assert {round(steps.largest_of(name, seed), -5) for seed in range(3)} == {round(steps.peak(rows[name]), -5)}
-    drawn = [steps.largest_of("lstm", seed) for seed in range(6)]
-    assert max(drawn) > min(drawn) * 1.01
-    assert min(drawn) <= max(steps.runs(rows["lstm"]))
-    assert max(drawn) >= min(steps.runs(rows["lstm"]))
+        assert {round(peak, -5) for peak in steps.drawn(name).peaks} == {
+            round(steps.runs(steps.recorded()[name])[0], -5)
+        }
+    for name in ("lstm", "autoencoder"):
+        drawn = steps.drawn(name).peaks
+        assert drawn[-1] > drawn[0] * 1.02
+        assert all(abs(off) <= 1 for off in steps.outside_percent(name))
 
 
 def test_most_recorded_steps_are_within_two_per_cent() -> None:
     modelled = {name: off for name, off in ratchet.read(REACHED).items() if not steps.prepared(name)[0].jit}
-    assert sum(abs(off) <= 2 for off in modelled.values()) >= 30
+    assert sum(abs(off) <= 2 for off in modelled.values()) >= 36
+    assert max(map(abs, modelled.values())) <= 3
 
 
-@pytest.mark.parametrize(("jit", "said"), [(False, MORE_PERCENT), (True, MORE_PERCENT_WITH_XLA)])
-def test_the_interval_is_that_of_what_was_recorded(jit: bool, said: tuple[float, ...]) -> None:
-    seen = steps.more_percent(ratchet.read(REACHED), jit=jit)
-    assert len(said) == len(seen)
-    assert max(abs(one - other) for one, other in zip(said, seen, strict=True)) <= 0.2, seen
+@pytest.mark.slow
+def test_hardly_a_recorded_process_takes_more_than_one_per_cent_more() -> None:
+    more = [off for name in steps.known() if not steps.prepared(name)[0].jit for off in steps.more_percent(name)]
+    assert sum(off > 1 for off in more) <= 2
+    assert len(more) >= 96
+
+
+def test_models_were_foretold() -> None:
+    """The predictions were committed before anything of these models was recorded."""
+    foretold = json.loads((steps.FILE.parent / "foretold.json").read_text())
+    recorded = {name: steps.upper(steps.runs(steps.recorded()[name])) for name in steps.FORETOLD}
+    assert all(abs(foretold[name]["shown"] / peak - 1) <= 0.01 for name, peak in recorded.items())
+
+
+@pytest.mark.slow
+def test_the_interval_is_that_of_what_was_recorded() -> None:
+    followed = [name for name in steps.known() if steps.is_followed(name)]
+    compiled = [name for name in steps.known() if steps.prepared(name)[0].jit]
+    outside = sorted(off for name in followed for off in steps.outside_percent(name))
+    more = sorted(off for name in compiled for off in steps.more_percent(name))
+    for said, seen in ((MORE_PERCENT, outside), (MORE_PERCENT_WITH_XLA, more)):
+        assert len(said) == len(seen)
+        assert max(abs(one - other) for one, other in zip(said, seen, strict=True)) <= 0.2, [round(x, 1) for x in seen]
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -140,7 +165,7 @@ def test_variables_are_updated_in_place_unless_somebody_still_reads_them() -> No
 def test_of_a_condition_the_branch_for_true_is_followed() -> None:
     nodes = [
         row("Greater", "p", ["x", "x"], [], outputs=[["bool", []]], host=[[], [0]]),
-        row("Switch", "s", ["x", "p"], [64], outputs=[["float32", [64]], ["float32", [64]]]),
+        row("Switch", "s", ["x", "p"], [64], outputs=[["float32", [64]], ["float32", [64]]], host=[[1], []]),
         row("Sum", "no", ["s:0"], [64]),
         row("Exp", "yes", ["s:1"], [64]),
         row("Merge", "m", ["no", "yes"], [64], outputs=[["float32", [64]], ["int32", []]]),
@@ -156,7 +181,7 @@ def test_variables_are_updated_through_conditions() -> None:
     ]
     nodes = [
         row("Greater", "p", ["x", "x"], [], outputs=[["bool", []]], host=[[], [0]]),
-        row("Switch", "s", ["m", "p"], [], outputs=[["resource", []], ["resource", []]]),
+        row("Switch", "s", ["m", "p"], [], outputs=[["resource", []], ["resource", []]], host=[[1], []]),
         row("AssignAddVariableOp", "add", ["s:1", "x"], [8], outputs=[]),
     ]
     slots = {"optimizer": [2, 3], "captured": {"m": 2, "v": 3}, "variables": variables}
@@ -204,7 +229,7 @@ def test_a_loop_turns_as_often_as_the_host_counts() -> None:
     ]  # fmt: skip
     assert follow(nodes) == [("batch", 256), *[("negative", 256)] * 3, ("stack", 768)]
     endless = [{**node, "value": None} if node["name"] == "limit" else node for node in nodes]
-    executor = Executor(read_step(document(endless)), TraceBuilder(source="test"), NoLibrary())
+    executor = Executor(partitioned(read_step(document(endless))), TraceBuilder(source="test"), NoLibrary())
     executor.build()
     executor.run(1)
     assert executor.uncounted == {"condition"}
@@ -214,17 +239,50 @@ def test_constants_are_folded_up_to_a_size_and_stay() -> None:
     const = row("Const", "c", [], [1])
     tile = row("Tile", "t", ["c"], [64])
     add = row("AddV2", "a", ["x", "t"], [64])
-    assert follow([const, tile, add], 1) == [("batch", 256), ("t", 256), ("a", 256)]
+    assert follow([const, tile, add], 1) == [("batch", 256), ("t/_folded", 256), ("a", 256)]
     assert follow([const, tile, add]) == [("batch", 256), ("a", 256)]
     large = [row("Tile", "t", ["c"], [3 << 20]), row("Neg", "n", ["t"], [3 << 20])]
     assert follow([const, *large]) == [("batch", 256), ("t", 12 << 20)]  # once a step
 
 
+def test_a_folded_constant_that_others_wait_for_runs_all_the_same() -> None:
+    const, late = row("Const", "c", [], [1]), row("Neg", "late", ["x", "^t"], [64])
+    nodes = [const, row("Tile", "t", ["c"], [64]), row("AddV2", "a", ["x", "t"], [64]), late]
+    assert follow(nodes, 1) == [("batch", 256), ("c", 4), ("t/_folded", 256), ("t", 256), ("a", 256), ("late", 256)]
+
+
+def test_what_is_on_the_host_is_received_once_for_all_its_readers() -> None:
+    x = ["int32", [64], "x"]
+    readers = [row("Cast", name, ["x"], [64]) for name in ("a", "b")]
+    assert follow(readers, data=[x]) == [("x/_Recv0", 256), ("a", 256), ("b", 256)]
+    there = row("Shape", "s", ["x"], [], host=[[0], [0]])
+    assert follow([there], data=[x]) == []
+
+
+def test_a_filter_of_one_place_is_a_product_where_channels_are_last() -> None:
+    attributes = {"strides": [1, 1, 1, 1], "padding": "SAME", "dilations": [1, 1, 1, 1]}
+    image, filters = row("Reshape", "i", ["x"], [1, 4, 4, 4]), row("Fill", "k", ["x"], [1, 1, 4, 2])
+    for order, taken in (("NHWC", 1), ("NCHW", 7)):
+        shape = [1, 4, 4, 2] if order == "NHWC" else [1, 2, 4, 4]
+        node = row("Conv2D", "c", ["i", "k"], shape, attributes={**attributes, "data_format": order})
+        assert sum(name == "c" for name, _ in follow([image, filters, node], 1)) == taken
+
+
+def test_more_than_eight_edges_follow_each_other_by_address() -> None:
+    few, many = ([*enumerate(range(count))] for count in (8, 40))
+    drawn = [Addresses(Random(seed)).ordered(many) for seed in range(8)]
+    assert Addresses(Random(0)).ordered(few) == [*range(8)]
+    assert all(sorted(order) == [*range(40)] for order in drawn)
+    assert len({tuple(order) for order in drawn}) > 4
+    # neighbours share a slot and are scattered by steps of 1, 2, 3 ...: runs of a few in ascending order
+    assert all(sum(a < b for a, b in pairwise(order)) > 20 for order in drawn)
+
+
 def test_a_transposition_of_ones_alone_moves_nothing() -> None:
     order = row("Const", "p", [], [4], outputs=[["int32", [4]]], host=[[], [0]], value=[0, 2, 3, 1])
-    turn = row("Transpose", "t", ["a", "p"], [1, 8, 8, 1])
+    turn = row("Transpose", "t", ["a", "p"], [1, 8, 8, 1], host=[[1], []])
     assert follow([order, row("Reshape", "a", ["x"], [1, 1, 8, 8]), turn]) == [("batch", 256)]
-    turn = row("Transpose", "t", ["a", "p"], [2, 8, 4, 1])
+    turn = row("Transpose", "t", ["a", "p"], [2, 8, 4, 1], host=[[1], []])
     assert follow([{**order, "value": [0, 3, 2, 1]}, row("Reshape", "a", ["x"], [2, 1, 4, 8]), turn])[1:] == [
         ("t", 256)
     ]
@@ -333,4 +391,4 @@ def test_the_installed_tensorflow_prepares_what_was_recorded() -> None:
     estimate = analyze(
         f"keras:{steps.MODELS}:mlp", device=steps.CARD, alloc_conf="allow_growth:true", runtime="tensorflow"
     )
-    assert estimate.allocated == steps.predicted("mlp")[-1]
+    assert estimate.allocated == steps.predicted("mlp")

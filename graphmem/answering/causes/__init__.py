@@ -25,6 +25,7 @@ from graphmem.base.figures import (
     Cause,
     Doubts,
     Figure,
+    Record,
     Spread,
     bounded,
     cause_of,
@@ -32,9 +33,9 @@ from graphmem.base.figures import (
     unknown,
 )
 from graphmem.base.records import dataclass
-from graphmem.base.versions import NEWEST, RECORDED, Version, words
+from graphmem.base.versions import NEWEST, RECORDED, Version, cudnn_words, wheel_cudnn, words
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, VALUES, Diagnostic, Effect
+from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, REMEDIES, VALUES, Code, Diagnostic, Effect
 from graphmem.estimate import Peak
 from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
@@ -70,7 +71,8 @@ def causes_of_trace(
     values. ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted
     for; ``tried``: the outcomes, with other values, of the lines that read assumed values."""
     sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
-    return [*_of_plans(trace, peak, device), *filter(None, sized), *_of_diagnostics(diagnostics, peak, tried or {})]
+    of_codes = (*_of_shortened(diagnostics, peak), *_of_diagnostics(diagnostics, peak, tried or {}))
+    return [*_of_plans(trace, peak, device), *filter(None, sized), *of_codes]
 
 
 @dataclass(frozen=True)
@@ -127,13 +129,60 @@ def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
     """As parts of their peaks, how those of networks that no tree was grown from change once cuDNN is asked: workspaces
     move the peak, and memory reserved for them is used by others later, so that a small one may move much."""
     if trace.predicted_plans:
-        card = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)  # as it was captured
-        ((_, count, *columns),) = (row for row in _measured()["networks"] if row[0] == card.limits.cudnn_trees)
-        source = (
-            f"of {trace.predicted_plans} shapes predicted: {count} random networks, on cards of this kind, changed so "
-            "once cuDNN was asked, as a library of it can be (--cudnn)"
-        )
-        yield _as_measured("cuDNN's plans", source, peak, list(zip(*columns, strict=True)), count)
+        cause = _as_networks("cuDNN's plans", f"of {trace.predicted_plans} shapes predicted", peak, device)
+        yield replace(cause, remedy="--cudnn PATH asks a cuDNN")
+
+
+def _as_networks(name: str, source: str, peak: Peak, device: Device) -> Cause:
+    card = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)  # as it was captured
+    ((_, count, *columns),) = (row for row in _measured()["networks"] if row[0] == card.limits.cudnn_trees)
+    changed = (
+        f"{source}: {count} random networks, on cards of this kind, changed so once cuDNN was asked, as a library of "
+        "it can be (--cudnn)"
+    )
+    return _as_measured(name, changed, peak, list(zip(*columns, strict=True)), count)
+
+
+def cause_of_cudnn(asked: str, version: Version, peak: Peak, device: Device) -> Cause | None:
+    """The uncertainty of plans that another cuDNN was ``asked`` for than the one in PyTorch's wheel, such as 9.20.0:
+    each chooses its own, and those of two versions are taken to be as far from each other as predicted ones are."""
+    own = cudnn_words(wheel_cudnn(version))
+    if not asked or asked == own:
+        return None
+    source = f"cuDNN {asked} was asked, and PyTorch {words(version)} comes with {own}, whose plans are others"
+    cause = _as_networks("another cuDNN", source, peak, device)
+    return replace(cause, remedy="--cudnn PATH asks that of the run")
+
+
+#: Operators of a language model: rows of words, and attention, by any of its ways.
+_WORDS, _ATTENTION = "aten.embedding.default", ("aten._scaled_dot_product", "aten._softmax")
+
+
+def cause_of_real_card(trace: Trace, peak: Peak) -> Cause | None:
+    """How far language models that others measured on real cards, and published, were from their predictions, whatever
+    is certain on the stub driver: the driver's addresses decide which block is taken, and versions are of their day."""
+    names = {operator.name for operator in trace.operators}
+    if _WORDS not in names or not any(name.startswith(_ATTENTION) for name in names):
+        return None
+    rows = {
+        level: [change for _, at, change in _measured()["cards"] if at == level] for level in ("allocated", "reserved")
+    }
+    source = f"{sum(map(len, rows.values()))} peaks of language models, measured by others on real cards, were off so"
+    allocated = seen(int(peak.allocated_bytes * change) for change in rows["allocated"])
+    reserved = seen(int(peak.reserved_bytes * change) for change in rows["reserved"])
+    spreads = {"requested": allocated, "allocated": allocated, "reserved": reserved, "device": reserved}
+    count = min(map(len, rows.values()))
+    remedy = "graphmem verify measures it on a card"
+    inside = round((count - 1) / (count + 1), 4)
+    return Cause("real cards", MEASURED, source, spreads, inside=inside, count=count, remedy=remedy)
+
+
+def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cause]:
+    """As recorded programs were off that were predicted in a few steps of several runs, or of batches of many sizes."""
+    if any(one.code is Code.SHORTENED for one in diagnostics):
+        rows = _measured()["shortened"]
+        source = f"{len(rows)} programs, recorded to their end, were off so (--iterations follows more steps)"
+        yield _as_measured("steps left out", source, peak, [row[1:] for row in rows])
 
 
 def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
@@ -148,11 +197,25 @@ def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mappin
 
 
 def _open(name: str, source: str, found: Sequence[Diagnostic]) -> Cause:
-    """A cause with an end that nothing bounds. Where none of its diagnostics is of any size, much room is enough."""
+    """A cause with an end that nothing bounds. Much room is enough, but for diagnostics of any size of which too few
+    programs were recorded."""
     effects = {one.effect for one in found}
     spread = Spread(below=any(_OPEN[one].below for one in effects), above=any(_OPEN[one].above for one in effects))
-    times = None if any(one.meaning.any_size for one in found) else MOST_TIMES
-    return Cause(name, UNKNOWN, source, dict.fromkeys(TRACE_LEVELS, spread), times=times)
+    codes = {one.code.name.lower() for one in found}
+    of_any_size = {one.code.name.lower() for one in found if one.meaning.any_size}
+    times = None if any(len(_changes({code})) < _ENOUGH for code in of_any_size) else MOST_TIMES
+    record = Record(_changes(codes)) if all(map(_changes, ({code} for code in codes))) else None
+    spreads = dict.fromkeys(TRACE_LEVELS, spread)
+    return Cause(name, UNKNOWN, source, spreads, times=times, record=record, remedy=REMEDIES.get(name, ""))
+
+
+#: Recorded programs from which on a record shows of which size a cause is.
+_ENOUGH = 10
+
+
+def _changes(codes: set[str]) -> tuple[float, ...]:
+    """Of every recorded program with one of these diagnostics, the part that its peak was more than predicted."""
+    return tuple(change for _, change, *found in _measured()["programs"] if not codes.isdisjoint(found))
 
 
 @dataclass(frozen=True)
@@ -235,7 +298,10 @@ def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[flo
 def _measured() -> dict[str, Any]:
     """``networks``: rows of (family of trees, networks, changes of the allocated peak, of the reserved peak), changes
     as quantiles at equal steps;
-    ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak)."""
+    ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak); ``programs``: rows
+    of (recorded program, change of its peak against the prediction, codes of diagnostics that nothing bounds);
+    ``cards``: rows of (language model of others, level, change of its measured peak against the prediction);
+    ``shortened``: rows of (program, change of the allocated peak, of the reserved peak)."""
     found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
     return found
 

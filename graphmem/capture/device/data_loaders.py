@@ -29,16 +29,29 @@ _loader: Any = private("torch.utils.data.dataloader._MultiProcessingDataLoaderIt
 _kinds: Any = private("torch.utils.data.dataloader._DatasetKind", _LOST)
 _worker: Any = private("torch.utils.data._utils.worker", _LOST)
 _pinning: Any = private("torch.utils.data._utils.pin_memory", "data loaders that pin memory cannot be followed")
+_collators: Any = private("torch.utils.data._utils.collate.default_collate_fn_map", _LOST)
 _wrapped_error: Any = private("torch._utils.ExceptionWrapper", "errors of data loaders' workers are not raised")
 
 
 def patch_data_loaders(patches: Patches) -> None:
     """Run workers here until ``patches`` are undone."""
     patches.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", _LOST, _InProcess)
+    collators = {**_collators, torch.Tensor: _collated}
+    patches.replace("torch.utils.data._utils.collate.default_collate_fn_map", _LOST, collators)
     lost = "data loaders with workers ask about processes that are not there"
     patches.replace("torch.utils.data._utils.signal_handling._set_worker_pids", lost, lambda *_: None)
     patches.replace("torch.utils.data._utils.signal_handling._remove_worker_pids", lost, lambda *_: None)
     patches.replace("torch.utils.data._utils.signal_handling._set_SIGCHLD_handler", lost, lambda *_: None)
+
+
+def _collated(batch: Any, **options: object) -> object:
+    """A batch of tensors as PyTorch collates it outside of a worker, which would write it into shared memory of its own
+    (``collate_tensor_fn``, torch/utils/data/_utils/collate.py) where no fake tensor can be."""
+    info, _worker._worker_info = _worker._worker_info, None
+    try:
+        return _collators[torch.Tensor](batch, **options)
+    finally:
+        _worker._worker_info = info
 
 
 class _InProcess(_loader):  # type: ignore[misc]

@@ -9,6 +9,7 @@ Every tensor created on ``meta`` while the pretence lasts is a device tensor.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import functools
@@ -243,6 +244,12 @@ def _overridable(fake: FakeTensor, kind: type) -> FakeTensor:
     return fake
 
 
+def library_class(kind: type) -> type:
+    """The class of a library that a class of fake tensors stands for; any other class itself."""
+    shown = kind.__bases__[0]
+    return shown if shown is not torch.Tensor and fake_kind(shown) is kind else kind
+
+
 def is_of_own_class(parameter: torch.Tensor) -> bool:
     """True if a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
@@ -299,8 +306,8 @@ def _set_item(self: torch.Tensor, index: object, value: object) -> None:
 
 
 def _pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
-    """A copy in pinned host memory (``at::native::_pin_memory``). A real host tensor, as a data loader's, stays."""
-    if not isinstance(self, FakeTensor) or hasattr(self, "_graphmem_pinned"):
+    """A copy in pinned host memory (``at::native::_pin_memory``)."""
+    if hasattr(self, "_graphmem_pinned"):
         return self
     if self.is_cuda:
         raise RuntimeError("cannot pin a tensor on the device; only dense CPU tensors can be pinned")
@@ -329,7 +336,8 @@ def _deep_copy(values: KnownValues) -> _Make:
 
     def deep_copy(original: _Make, self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if not isinstance(self, FakeTensor):
-            with disable_current_modes():
+            is_real = not _wants_own_dispatch(self)
+            with disable_current_modes() if is_real else contextlib.nullcontext():
                 return original(self, memo)
         if id(self) in memo:
             return memo[id(self)]
@@ -339,9 +347,11 @@ def _deep_copy(values: KnownValues) -> _Make:
             if self.layout is not torch.strided:
                 copied = self.detach().clone().requires_grad_(self.requires_grad)
             elif isinstance(self, torch.nn.Parameter):
-                copied = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
+                kind = torch.nn.Parameter if type(self) is FakeTensor else library_class(type(self))
+                copied = kind(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
             else:
                 copied = _storage_copied(self, memo).requires_grad_(self.requires_grad)
+                copied.__class__ = type(self)
                 known = values.of(self)
                 if known is not None:
                     values.learn(copied, known)

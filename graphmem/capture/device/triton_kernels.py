@@ -14,7 +14,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from graphmem.base.imports import watched_imports
+from graphmem.base.imports import library_folder, watched_imports
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import namespace_that_imports
@@ -194,9 +193,7 @@ def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
 
 def _is_own(namespace: dict[str, Any]) -> bool:
     """True if the code that imports is the program's own: no installed package, and not PyTorch."""
-    file = str(namespace.get("__file__") or "")
-    parts = set(file.split(os.sep))
-    return _package(namespace) not in _QUIET and not {"site-packages", "dist-packages"} & parts
+    return _package(namespace) not in _QUIET and not library_folder(str(namespace.get("__file__") or ""))
 
 
 def _package(namespace: dict[str, Any]) -> str:

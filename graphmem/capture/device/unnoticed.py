@@ -5,7 +5,7 @@ that no card makes (``is_tracing`` in ``transformers/utils/import_utils.py``, 5.
 the class is hidden by who asks: outside ``torch``, ``torch._subclasses.FakeTensor`` is a class without instances, and
 ``is_fake`` is false (DeepSpeed holds that function since its own import: it is changed from within).
 
-Not hidden: ``type(t) is torch.Tensor``, which is the interpreter's answer (DeepSpeed's ZeRO-3 asks it of outputs).
+``type(t) is torch.Tensor`` is answered by :mod:`graphmem.capture.device.shown_types`.
 """
 
 from __future__ import annotations

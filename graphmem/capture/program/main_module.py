@@ -6,15 +6,19 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
 
 from graphmem.base.documents import read_content
-from graphmem.capture.program.leaving import Leaving, Left, Loops
+from graphmem.capture.program.asking import Loops
+from graphmem.capture.program.jobs import one_job
+from graphmem.capture.program.leaving import Leaving, Left
 from graphmem.capture.program.loops import compiled, rewritten_loops
-from graphmem.errors import SourceError, first_line
+from graphmem.capture.program.notebooks import cells, cells_of_kernel
+from graphmem.capture.program.started import started_processes
+from graphmem.errors import SourceError, first_line, said
 from graphmem.training.program import Ending, Program
 
 
@@ -23,19 +27,30 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
 
     Raises :class:`SourceError` for a file that Python cannot read or compile.
     """
-    folder = Path.cwd() if program.is_module else _script(program).resolve().parent
-    with _environment(program), _restored(), rewritten_loops(Loops(leaving), folder):
-        sys.path.insert(0, str(folder))
-        module, code = _of_module(program) if program.is_module else _of_file(program)
-        sys.argv = [str(module.__file__), *program.arguments]
+    leaving.epochs.limit(program.epoch)
+    is_file = not program.is_module and not program.is_code
+    folder = _script(program).resolve().parent if is_file else Path.cwd()
+    with (
+        _environment(program),
+        _restored(),
+        rewritten_loops(Loops(leaving), folder),
+        cells_of_kernel(),
+        started_processes(leaving.recorder.storages),
+        one_job(program.job) as jobs,
+    ):
+        sys.path.insert(0, "" if program.is_code else str(folder))
+        module, parts = _found(program)
+        sys.argv = [str(getattr(module, "__file__", "-c")), *program.arguments]
         sys.modules["__main__"] = module
         try:
-            exec(code, vars(module))
+            for code in parts:
+                exec(code, vars(module))
+            ending = Ending("shortened" if leaving.is_ending else "itself", leaving.steps)
         except Left:
-            return Ending("left", leaving.steps)
+            ending = Ending("left", leaving.steps)
         except SystemExit as error:
-            return _exit(error.code, leaving.steps)
-        return Ending("shortened" if leaving.is_ending else "itself", leaving.steps)
+            ending = _exit(error.code, leaving.steps)
+        return replace(ending, jobs=tuple(jobs))
 
 
 def _exit(code: object, steps: int) -> Ending:
@@ -48,43 +63,62 @@ def _exit(code: object, steps: int) -> Ending:
 # --- what is run ------------------------------------------------------------------------------------------------------
 
 
+def _found(program: Program) -> tuple[ModuleType, Iterable[CodeType]]:
+    """The program's module, and its code in the order in which it runs."""
+    if program.is_code:
+        return ModuleType("__main__"), [_compiled(program.target, "<string>", "-c")]
+    if program.is_module:
+        return _of_module(program)
+    return _of_file(program)
+
+
 def _script(program: Program) -> Path:
     path = Path(program.target)
     return path / "__main__.py" if path.is_dir() else path
 
 
-def _of_file(program: Program) -> tuple[ModuleType, Any]:
+def _of_file(program: Program) -> tuple[ModuleType, Iterable[CodeType]]:
     path = _script(program)
-    try:
-        code = compiled(read_content(path), str(path))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SourceError(f"{path} cannot be run: {_where(error)}{type(error).__name__}: {first_line(error)}") from None
     module = ModuleType("__main__")
     module.__file__ = str(path)
-    return module, code
+    content = _content(path)
+    if path.suffix == ".ipynb":
+        vars(module)["display"] = lambda *_, **__: None  # of IPython, which has it everywhere
+        return module, [_compiled(text, name, str(path)) for name, text in cells(path, content)]
+    return module, [_compiled(content, str(path), str(path))]
 
 
-def _of_module(program: Program) -> tuple[ModuleType, Any]:
+def _of_module(program: Program) -> tuple[ModuleType, Iterable[CodeType]]:
     """As ``runpy`` finds it: of a package, its ``__main__``."""
     try:
         spec = importlib.util.find_spec(program.target)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{program.target}.__main__")
-    except ModuleNotFoundError as error:
-        raise SourceError(f"no Python module {error.name!r}; for a file, write graphmem run path/to/file.py") from None
+    except ImportError as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        reason = f"no Python module {missing!r}" if missing else f"{program.target} cannot be imported: {said(error)}"
+        raise SourceError(f"{reason}; for a file, write graphmem run path/to/file.py") from None
     if spec is None or spec.loader is None or spec.origin is None:
         raise SourceError(f"{program.target} is no module that can be run; for a file, write its path")
     module = ModuleType("__main__")
     module.__file__, module.__spec__, module.__package__ = spec.origin, spec, spec.parent
+    return module, [_compiled(_content(Path(spec.origin)), spec.origin, program.target)]
+
+
+def _content(path: Path) -> bytes:
     try:
-        code = compiled(Path(spec.origin).read_bytes(), spec.origin)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SourceError(f"{program.target} cannot be run: {_where(error)}{first_line(error)}") from None
-    return module, code
+        return read_content(path)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} cannot be run: {type(error).__name__}: {first_line(error)}") from None
 
 
-def _where(error: BaseException) -> str:
-    return f"{error.filename}:{error.lineno}: " if isinstance(error, SyntaxError) else ""
+def _compiled(source: str | bytes, file: str, name: str) -> CodeType:
+    """The code of a part of a program. Raises :class:`SourceError`, which ``name`` is in."""
+    try:
+        return compiled(source, file)
+    except (SyntaxError, ValueError) as error:
+        where = f"{error.filename}:{error.lineno}: " if isinstance(error, SyntaxError) else ""
+        raise SourceError(f"{name} cannot be run: {where}{type(error).__name__}: {first_line(error)}") from None
 
 
 # --- around it --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,20 +29,26 @@ _CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @contextlib.contextmanager
-def missing_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]) -> Iterator[None]:
+def missing_weights(
+    add_file: Callable[[str], None], remark: Callable[[Diagnostic], None], folders: Mapping[str, str]
+) -> Iterator[None]:
     """Until the end transformers finds weights where only a configuration is. ``add_file`` gets the file that
-    stands for them, ``remark`` notes it."""
+    stands for them, ``remark`` notes it; ``folders``: names on the Hub -> where their configurations are."""
 
     def follow(patches: Patches, module: ModuleType) -> None:
         if hasattr(module, "_get_resolved_checkpoint_files"):
-            _patch(patches, module, add_file, remark)
+            _patch(patches, module, add_file, remark, folders)
 
     with patched_imports({_MODULE: follow}):
         yield
 
 
 def _patch(
-    patches: Patches, module: ModuleType, add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]
+    patches: Patches,
+    module: ModuleType,
+    add_file: Callable[[str], None],
+    remark: Callable[[Diagnostic], None],
+    folders: Mapping[str, str],
 ) -> None:
     """Let ``from_pretrained`` load a folder that has a configuration and no weights: a file in it is made up, for which
     the model's own checkpoint is loaded."""
@@ -53,7 +59,8 @@ def _patch(
         try:
             return resolve(*args, **kwargs)
         except OSError:
-            folder = _folder(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
+            name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+            folder = folders.get(str(name)) or _folder(name)
             if folder is None:
                 raise
         _refuse_quantized(folder)

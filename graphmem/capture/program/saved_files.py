@@ -27,6 +27,7 @@ import torch
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorage, bytes_of, patch_pickling
+from graphmem.capture.program.hub_names import hub_names
 from graphmem.capture.program.missing_weights import missing_weights
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
 from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
@@ -78,7 +79,10 @@ def files_of_tensors(
             patch_safetensors(patches, stage, folder.place, values, missing)
         if hasattr(shutil, "_fastcopy_sendfile") and hasattr(os, "SEEK_DATA"):
             patches.set(shutil, "_fastcopy_sendfile", keeping_holes(shutil._fastcopy_sendfile))
-        with missing_weights(lambda path: missing.update({os.path.abspath(path): {}}), remark):
+        with (
+            hub_names(remark) as folders,
+            missing_weights(lambda path: missing.update({os.path.abspath(path): {}}), remark, folders),
+        ):
             yield
         if books.omitted:
             remark(Code.WEIGHTS_OMITTED.about(size=format_bytes(books.omitted)))

@@ -27,6 +27,7 @@ from graphmem.capture.operators.kernel_decompositions import COMPARISONS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import (
+    FakeTensor,
     OpOverload,
     TorchDispatchMode,
     current_graph_task_id,
@@ -81,7 +82,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         if recorder.storages.error is not None:
             recorder.storages.settle()
         if recorder.wrappers and not recorder.wrappers.isdisjoint(types):
-            return NotImplemented  # it unwraps its tensors, and the operators on them come here
+            return self._by_class(func, types, args, kwargs or {})
         route = self._routes.get(func)
         if route is None:
             route = self._routes[func] = Route(facts_of(func))
@@ -98,6 +99,17 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             if route.facts.writes_first:
                 recorder.written_views.note_write(args[0], args)
         return self.go_on(route, call)
+
+    def _by_class(self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+        """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
+        not told of fake tensors, which are plain ones on a card."""
+        kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
+        for kind in kinds if len(kinds) < len(types) else ():
+            with self:
+                out = kind.__torch_dispatch__(func, kinds, args, kwargs)  # type: ignore[attr-defined]
+            if out is not NotImplemented:
+                return out
+        return NotImplemented
 
     def go_on(self, route: Route, call: OperatorCall) -> object:
         """Answer a call that is in the trace."""
@@ -261,7 +273,7 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> object:
 
 
 def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
-    is_whole = mode.in_decomposition or torch.is_inference_mode_enabled()
+    is_whole = mode.in_decomposition or torch.is_inference_mode_enabled() or mode.recorder.wrappers
     if not is_whole and not any(t.is_inference() for t in tensors_in(call.args)):
         return NOT_HANDLED  # tensors that were made in it keep their composites whole elsewhere, too
     composite = mode.recorder.composites.get(call.func)
@@ -536,7 +548,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     ),
     Interceptor(
         "inference decomposition",
-        "in inference mode composites arrive whole, and so they do from what runs in place of a kernel",
+        "in inference mode composites arrive whole, and so they do from tensors around others and in place of a kernel",
         lambda facts: facts.is_composite or facts.decomposes,
         _inference_decomposition,
         is_noted=False,

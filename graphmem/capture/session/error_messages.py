@@ -40,7 +40,8 @@ _EXPLAINED = (
     ),
     (
         r"_nested_|arguments from the 'NestedTensor|shape_env must not be None",
-        "nested tensors are not modelled; pad to a rectangular tensor for the analysis",
+        "this operator of nested tensors is not modelled (attention is not, nor layout=torch.strided); pad to a "
+        "rectangular tensor for the analysis",
     ),
     (
         r"Could not run '(?P<name>[\w:.]+)' with arguments from the",
@@ -72,8 +73,8 @@ _EXPLAINED = (
     (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
     (
         r"not compiled with CUDA|without ATen_cuda|not linked with support for cuda|no NVIDIA driver",
-        "PyTorch looks for a driver, and an analysis pretends to have a card only inside the step; do this in the "
-        "function that graphmem calls, not when the file is imported",
+        "compiled code (a kernel of a library, or an operator of PyTorch that is not modelled) asks for a driver, and "
+        "there is none; choose the model's PyTorch implementation for the analysis",
     ),
 )
 _MISSING_C_FUNCTION = re.compile(r"module 'torch\._C' has no attribute '_?cuda_?\w*'")

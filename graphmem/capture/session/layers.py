@@ -14,10 +14,11 @@ import logging
 import sys
 import threading
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ class Layer:
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
         waits = self.doors or self.libraries
-        if not waits or self.is_due(context) or any(map(_is_loaded, self.libraries)):
+        if not waits or self.is_due(context) or _is_loaded(self.libraries):
             self._install(context, stack)
         else:
             stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks))
@@ -107,9 +108,12 @@ class Layer:
             context.recorder.unmodelled.update([Code.NAME_GONE.about(path=error.path, lost=self.lost)])
 
 
-def _is_loaded(library: str) -> bool:
-    """True if the library, or a part of it, was imported before."""
-    return library in sys.modules or any(name.startswith(f"{library}.") for name in list(sys.modules))
+def _is_loaded(libraries: Sequence[str]) -> bool:
+    """True if one of the libraries, or a part of one, was imported before."""
+    if any(library in sys.modules for library in libraries):
+        return True
+    is_part = methodcaller("startswith", tuple(f"{library}." for library in libraries))
+    return bool(libraries) and any(map(is_part, list(sys.modules)))
 
 
 def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
@@ -181,10 +185,13 @@ def _data_loaders(patches: Patches, _: Context) -> None:
     patch_data_loaders(patches)
 
 
-def _unnoticed(_: Context) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def _unnoticed(_: Context) -> Iterator[None]:
+    from graphmem.capture.device.shown_types import shown_types
     from graphmem.capture.device.unnoticed import unnoticed
 
-    return unnoticed()
+    with unnoticed(), shown_types():
+        yield
 
 
 @_patching
@@ -314,6 +321,14 @@ def _recorder(context: Context) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _flex_attention(_: Context) -> Iterator[None]:
+    from graphmem.capture.record.flex_attention import follow_flex_attention
+
+    follow_flex_attention()
+    yield
+
+
 def _moved_modules(_: Context) -> AbstractContextManager[None]:
     from graphmem.capture.device.moved_modules import moved_modules
 
@@ -347,7 +362,8 @@ def _leaving(context: Context) -> Iterator[None]:
     if context.leave_after is None:
         yield
         return
-    from graphmem.capture.program.leaving import Leaving, patch_leaving
+    from graphmem.capture.program.asking import patch_leaving
+    from graphmem.capture.program.leaving import Leaving
 
     context.leaving = Leaving(context.leave_after, context.recorder, context.ends_alike_loops, context.shortens)
     context.recorder.phases.names_stages = True
@@ -479,7 +495,11 @@ LAYERS: tuple[Layer, ...] = (
         "data loaders",
         "device/data_loaders",
         "a worker process would have no capture: the batches that it sends are fetched here",
-        ("torch.utils.data.dataloader.*", "torch.utils.data._utils.signal_handling.*"),
+        (
+            "torch.utils.data.dataloader.*",
+            "torch.utils.data._utils.signal_handling.*",
+            "torch.utils.data._utils.collate.default_collate_fn_map",
+        ),
         _data_loaders,
         lost="data loaders with workers cannot be followed",
         doors=("torch.utils.data.dataloader.DataLoader._get_iterator",),
@@ -676,6 +696,15 @@ LAYERS: tuple[Layer, ...] = (
         _recorder,
     ),
     Layer(
+        "flex attention",
+        "record/flex_attention",
+        "outside of compiled code it is plain attention, which an operator of higher order hides",
+        (),
+        _flex_attention,
+        lost="flex_attention is followed in compiled code alone",
+        libraries=("torch.nn.attention.flex_attention",),
+    ),
+    Layer(
         "moved modules",
         "device/moved_modules",
         "parameters stay the objects that they are when they are moved, with their hooks; those that were made before "
@@ -706,6 +735,8 @@ LAYERS: tuple[Layer, ...] = (
             "*.safe_open",
             "safetensors.torch.*",
             "transformers.modeling_utils.*",
+            "transformers.utils.hub.cached_files",
+            "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",
             "shutil._fastcopy_sendfile",
         ),
         _saved_files,
@@ -722,7 +753,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._tensor._rebuild_from_type_v2",
             "torch._C.PyTorchFileWriter",
         ),
-        libraries=("safetensors", "transformers.modeling_utils"),
+        libraries=("safetensors", "transformers.utils.hub", "transformers.modeling_utils"),
     ),
     Layer(
         "leaving",

@@ -18,10 +18,11 @@ from inspect import CO_OPTIMIZED
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.base.imports import library_folder
 from graphmem.capture.torch_internals import current_autograd_node
 from graphmem.torch_names import private
 
@@ -101,7 +102,7 @@ def user_frames() -> tuple[Where, ...]:
 
 def is_library(filename: str) -> bool:
     """Whether a file is an installed library's."""
-    return f"{os.sep}site-packages{os.sep}" in filename
+    return bool(library_folder(filename))
 
 
 def raised_at(error: BaseException) -> str:
@@ -117,12 +118,12 @@ def place_of(frame: FrameType) -> str:
 
 
 def _shorten(filename: str) -> str:
-    """The file's name for people: relative to ``site-packages`` or the working directory; "" if it is hidden."""
+    """The file's name for people: relative to ``site-packages``, or wherever else packages are installed, or to the
+    working directory; "" if it is hidden."""
     if filename.startswith(_HIDDEN):
         return ""
-    _, separator, tail = filename.rpartition("site-packages" + os.sep)
-    if separator:
-        return tail
+    if folder := library_folder(filename):
+        return filename.removeprefix(folder + os.sep)
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return filename if relative.startswith("..") else relative
 
@@ -239,6 +240,8 @@ called_to_check_draft = LibraryCaller(_GENERATION, "_assisted_decoding", "_specu
 called_to_fit_quantizer = LibraryCaller("hqq/core/optimize.py")
 #: ``torch.distributions`` looks if its parameters and samples are in range, as they are in a program that works.
 called_to_validate_distribution = LibraryCaller("torch/distributions/distribution.py", "__init__", "_validate_sample")
+#: ``SyncBatchNorm`` leaves out the statistics of processes whose input is empty: they are all like the one analysed.
+called_to_drop_empty_inputs = LibraryCaller("torch/nn/modules/_functions.py", "forward")
 _looks_for_end, _drafts = LibraryCaller(_STOPPING), LibraryCaller(_DRAFTING)
 _asks_confidence, _keeps_probabilities = (
     LibraryCaller(_STOPPING, "__call__"),
@@ -331,6 +334,20 @@ def lists_by_name() -> list[list[object]]:
         names.clear()  # a copy, which the frame would hold on to with all that is named (until Python 3.13)
     inner = (item for outer in found if len(outer) <= 256 for item in outer if type(item) is list)
     return [*found, *inner]
+
+
+def ends_lightnings_epoch() -> bool:
+    """Whether Lightning asks a loader for a batch; its next one is the last of the epoch then, for it counts them and
+    validates, saves and logs after as many as the loader has (``loops/fetchers.py``, ``_DataFetcher.__next__``)."""
+    for frame in _frames(sys._getframe(1)):
+        code = frame.f_code
+        if code.co_name == "__next__" and code.co_filename.replace(os.sep, "/").endswith("/loops/fetchers.py"):
+            fetcher: Any = frame.f_locals["self"]
+            if fetcher.length is None:
+                return False
+            fetcher.fetched = max(fetcher.fetched, fetcher.length - 1)
+            return True
+    return False
 
 
 def named_arguments() -> dict[str, object]:

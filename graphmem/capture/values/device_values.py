@@ -42,6 +42,9 @@ _FILLS: dict[OpOverload, Callable[..., Number]] = {
     _aten.full.default: lambda size, number, *_: number,
     _aten.ones.default: lambda *_: 1,
     _aten.zeros.default: lambda *_: 0,
+    _aten.ones_like.default: lambda *_: 1,
+    _aten.zeros_like.default: lambda *_: 0,
+    _aten.new_zeros.default: lambda *_: 0,
 }
 _AND, _TIMES, _OR = _aten.bitwise_and.Tensor, _aten.mul.Tensor, _aten.bitwise_or.Tensor
 _LOGICAL_OR = _aten.logical_or.default
@@ -174,6 +177,8 @@ def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> Diagn
 
 def _outcome(values: KnownValues, func: OpOverload, args: Sequence[object]) -> Number | None:
     """The number in every element of the result; None where it is not known."""
+    if func in _FILLS:
+        return _FILLS[func](*args)
     combine = _ONE_NUMBER.get(func)
     if combine is None:
         return True if func is _CURVATURE_CONDITION and _descents and values.number(args[0]) is None else None

@@ -45,6 +45,10 @@ _full, _ones = torch.full, torch.ones
 #: Largest tensors on the device whose values are followed, in elements. Integers and booleans decide what a program
 #: does (masks of a batch of 512 sequences of 8,192 tokens fit); floats seldom do, and cost time.
 INTEGER_LIMIT, FLOAT_LIMIT = 1 << 22, 1 << 12
+#: Operators that write numbers at some places of a tensor.
+_MARKING = {
+    _aten.scatter_.value, _aten.index_put_.default, _aten.index_fill_.int_Scalar, _aten.masked_fill_.Scalar,
+}  # fmt: skip
 #: Parameters with so few elements are configuration (a temperature, a scale), and keep their values.
 _SMALL_PARAMETER = 1
 
@@ -226,6 +230,8 @@ class KnownValues:
         if not (operator.written or operator.is_random) and isinstance(out, FakeTensor) and not self._fits(out):
             return  # as most results
         call = HostCall(func, args, kwargs)
+        if func in _MARKING:
+            self._begin_mask(call)
         for target in call.targets if operator.written else ():
             self.numbers.forget(target)
         if operator.is_random and self._draw_on_host(call, out):
@@ -333,6 +339,16 @@ class KnownValues:
             self._forget_all(tensors)
         elif operator.is_random or self._has_drawn:
             self._mark_written(call, tensors)
+
+    def _begin_mask(self, call: HostCall) -> None:
+        """A tensor of one number, too large to be followed, gets other numbers at known places: it is a mask written in
+        floats, and decides how much is selected as one of booleans does."""
+        target, *rest = call.tensors
+        number = self.numbers.of(target) if isinstance(target, FakeTensor) else None
+        if number is None or self._fits(target) or target.numel() > INTEGER_LIMIT or not self._is_whole(target):
+            return
+        if all(not isinstance(tensor, FakeTensor) or self.is_known(tensor) for tensor in rest):
+            self.fill(target, number)
 
     def _overwrites(self, call: HostCall, targets: Sequence[torch.Tensor]) -> bool:
         """Whether all that a storage holds is written, and none of it read."""
@@ -580,7 +596,7 @@ class KnownValues:
         elements = tensor.numel()
         if elements <= FLOAT_LIMIT:
             return True
-        if elements <= INTEGER_LIMIT and not (tensor.is_floating_point() or tensor.is_complex()):
+        if elements <= INTEGER_LIMIT and (self.is_known(tensor) or not _is_inexact(tensor)):
             return True
         return bool(tensor.fake_device.type != "cuda" and tensor.nbytes <= self.budget.one)
 
@@ -653,5 +669,8 @@ class KnownValues:
 
 def _kind(tensor: torch.Tensor) -> int:
     """The kind of random numbers that was drawn into a tensor."""
-    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-    return INTEGERS if is_integer else FLOATS
+    return FLOATS if _is_inexact(tensor) or tensor.dtype is torch.bool else INTEGERS
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())

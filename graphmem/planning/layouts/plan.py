@@ -12,6 +12,7 @@ from typing import Any
 from graphmem.answering import stages
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, RunCache, shape_of
+from graphmem.base.spellings import also_named
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts import search
@@ -110,6 +111,7 @@ class Plan(Answer):
         }  # fmt: skip
 
 
+@also_named("gpus", "gpu")
 def plan(
     model: Any,
     example_inputs: Any = None,

@@ -1,8 +1,9 @@
 """TensorFlow's executor over a prepared step, as a trace.
 
-On a GPU every kernel counts as cheap (``OpKernel::IsExpensive``, op_kernel.cc), so one thread runs them all, first
-ready, first run (``ExecutorState::Process``, executor.cc), and those that become ready together follow each other in
-the order of the graph (:mod:`graphmem.runtimes.tensorflow.propagation`). Each edge holds a reference to the tensor's
+On a GPU every kernel counts as cheap (``OpKernel::IsExpensive``, op_kernel.cc), so one thread runs them, first ready,
+first run (``ExecutorState::Process``, executor.cc), and those that become ready together follow each other in the order
+of edges (:mod:`graphmem.runtimes.tensorflow.propagation`). What another device sends is gone on with by another thread
+(:mod:`graphmem.runtimes.tensorflow.partition`). Each edge holds a reference to the tensor's
 buffer; it goes when the reader has run. An output is written over an input whose buffer nobody else holds, where the
 kernel tries to (:mod:`graphmem.runtimes.tensorflow.kernels`). Variables hold the buffer that was assigned last: reading
 one shares it, and adding to one writes over it if nobody else holds it (``PrepareToUpdateVariable``,
@@ -16,11 +17,12 @@ all gradients until the step returns; nothing is written over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from random import Random
 
 from graphmem.runtimes.tensorflow import kernels
 from graphmem.runtimes.tensorflow.folding import folded
+from graphmem.runtimes.tensorflow.partition import ARGUMENT, begins_thread, partitioned
 from graphmem.runtimes.tensorflow.propagation import Propagator, Ready
 from graphmem.runtimes.tensorflow.step import Node, Step, Tensor, Variable
 from graphmem.runtimes.tensorflow.values import LISTS, Buffer, Known, Memory, Value, computed, number
@@ -29,6 +31,8 @@ from graphmem.trace import Category, Trace, TraceBuilder
 _ASSIGNS = frozenset(("AssignVariableOp",))
 #: Names of what a gradient tape computes.
 _TAPE = "gradient_tape/"
+#: In the middle of recorded ones.
+_LATENCY = 32
 #: Operators whose output is their first input; and those of them through which loops and branches are entered and left.
 _PASS_ON = frozenset(("Switch", "Identity", "Enter", "Merge", "Exit"))
 _CONTROL_FLOW = frozenset(("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"))
@@ -47,9 +51,9 @@ class Executor:
         self._nodes = {node.name: node for node in step.nodes}
         self._memory = Memory(lambda tensor, name: self._take(tensor, Category.ACTIVATION, name), self._free)
         self._propagator: Propagator[Value] = Propagator(step.nodes, self._memory.hold, self._memory.drop, order)
-        self._arguments = [*step.resources, *step.data]
-        if order is not None:
-            order.shuffle(self._arguments)
+        self._elsewhere = {node.name for node in step.nodes if begins_thread(node, self._nodes)}
+        self._draw = order
+        self._batch: dict[str, Buffer | None] = {}
         self._variables: list[Value | None] = []
         self._constants: dict[str, Buffer] = {}
         self._phase = self._operator = 0
@@ -130,26 +134,42 @@ class Executor:
         """One step, from the batch to what is fetched."""
         self._phase = self._builder.phase(iteration, "train step" if self._step.training else "run")
         self._begin("batch")
-        batch = {name: self._take(tensor, Category.INPUT, name) for name, tensor in self._step.data.items()}
+        given = {name: tensor for name, tensor in self._step.data.items() if _on_card(self._nodes[name], 0)}
+        self._batch = {name: self._take(tensor, Category.INPUT, name) for name, tensor in given.items()}
         if iteration == 1:
             self._make_constants()
-        ready = deque(self._propagator.begin())
-        for name in self._arguments:
-            ready.extend(self._propagator.give(name, batch.get(name)))
-        for name, tensor in self._step.data.items():  # integers of 32 bits are copied for their readers alone
-            if tensor.dtype == "int32":
-                self._drop(batch.pop(name))
         self._kept: list[Value | None] = []
         self._fetched = {*self._step.fetched, *(self._gradients() if self._step.eager else ())}
+        ready = self._propagator.begin()
         if self._step.eager:  # as Python comes to them
             for node in self._step.nodes:
                 self._process(self._propagator.now(node.name))
-            ready.clear()
-        while ready:
-            ready.extend(self._process(ready.popleft()))
+        else:
+            self._work_off(ready)
         self._begin("end of step")
-        for value in (*self._kept, *batch.values()):
+        for value in (*self._kept, *self._batch.values()):
             self._drop(value)
+
+    def _work_off(self, ready: Iterable[Ready[Value]]) -> None:
+        """Run the graph. Each thread goes through what is ready in its own order, and all go on at one speed; what
+        another device sends takes its time."""
+        threads: deque[deque[Ready[Value] | None]] = deque([deque(ready)])
+        while threads:
+            if self._draw is not None:
+                threads.rotate(self._draw.randrange(len(threads)))
+            thread = threads.popleft()
+            now = thread.popleft()
+            for found in self._process(now) if now is not None else ():
+                if found.node.name in self._elsewhere:
+                    threads.append(deque([*[None] * self._latency(), found]))
+                else:
+                    thread.append(found)
+            if thread:
+                threads.append(thread)
+
+    def _latency(self) -> int:
+        """How many nodes a thread runs until a copy is there: 1 to 1,200 in recorded steps, as often few as many."""
+        return _LATENCY if self._draw is None else int(_LATENCY ** self._draw.uniform(0, 2))
 
     def _gradients(self) -> set[tuple[str, int]]:
         """What ``train_step`` holds in a list until it returns: tensors of the tape that others read."""
@@ -199,6 +219,8 @@ class Executor:
             return [known]
         if node.op == "Const":
             return [self._hold(self._constants.get(node.name))]
+        if node.op == ARGUMENT:
+            return [self._hold(self._batch.get(node.name))]
         if node.op == "ReadVariableOp":
             return [self._hold(self._variable(node))]
         self._begin(node.op, node.name)
@@ -287,16 +309,11 @@ class Executor:
 
     def _tensors(self, node: Node, given: Sequence[Value | None]) -> list[Tensor]:
         """The inputs; those whose shape the graph does not say, as they are."""
-        found = [self._tensor(name, position) for name, position in node.inputs]
+        found = [self._nodes[name].outputs[position] for name, position in node.inputs]
         return [
             value.tensor if tensor.shape is None and isinstance(value, Buffer) else tensor
             for tensor, value in zip(found, given, strict=True)
         ]
-
-    def _tensor(self, name: str, position: int) -> Tensor:
-        if name in self._nodes:
-            return self._nodes[name].outputs[position]
-        return self._step.data.get(name, Tensor("resource", ()))
 
     def _over(
         self, node: Node, position: int, tensor: Tensor, given: Sequence[Value | None], tensors: Sequence[Tensor]
@@ -352,7 +369,7 @@ def trace_of(
     loops of which nobody knows how often they turn are added to ``uncounted``. ``order`` draws one of the orders that
     processes differ by."""
     builder = TraceBuilder(source=name)
-    executor = Executor(folded(step), builder, library, order)
+    executor = Executor(partitioned(folded(step)), builder, library, order)
     executor.build()
     for iteration in range(1, iterations + 1):
         executor.run(iteration)

@@ -213,6 +213,8 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     if shapes is None:
         return Need()
     image, kernel, result = shapes
+    if _is_product(node, image, kernel):
+        return Need()
     direction = _DIRECTIONS[node.op]
     item = node.outputs[0].bytes // max(1, node.outputs[0].elements)
     even, padded = _padding(node, image, kernel, result)
@@ -237,6 +239,17 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
     own = None if direction != "backward data" else 3 if is_padded else 1
     return Need((), after, (plans[0], *cropped), (guarded,), tried, own)
+
+
+def _is_product(node: Node, image: _Shape, kernel: _Shape) -> bool:
+    """Whether cuBLAS computes it, which takes nothing: channels last and in one group, and the filter sees one place
+    or all of them (conv_ops_gpu.cc, conv_grad_ops_3d.cc ...)."""
+    if node.op == "_FusedConv2D" or not node.attributes.get("data_format", "NHWC").endswith("C"):
+        return False
+    steps = (*_spatial(node, "strides"), *_spatial(node, "dilations"))
+    one_place = set(kernel[2:]) == {1} and set(steps) == {1}
+    whole = kernel[2:] == image[2:] and set(_spatial(node, "dilations")) == {1}
+    return kernel[1] == image[1] and (one_place or (whole and node.attributes.get("padding") == "VALID"))
 
 
 _DIRECTIONS = {

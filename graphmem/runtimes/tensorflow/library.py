@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 
 from graphmem.cudnn.library import Cudnn
@@ -14,11 +15,12 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 class CudnnSpaces:
-    """Workspaces by question. ``estimated``: how many were not told by cuDNN."""
+    """Workspaces by question, each asked once. ``estimated``: how many were not told by cuDNN."""
 
     def __init__(self, card: Device, cudnn: Cudnn | None) -> None:
         self._card, self._cudnn = card, cudnn
         self.estimated = 0
+        self.convolution, self.recurrent = cache(self.convolution), cache(self.recurrent)  # type: ignore[method-assign]
 
     def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
         """Workspaces of the plans that are tried out, in their order. ``fused``: with bias and activation. Without

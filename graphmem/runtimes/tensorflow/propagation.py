@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Generic, TypeVar
 
+from graphmem.runtimes.tensorflow.edges import Addresses
+from graphmem.runtimes.tensorflow.partition import ARGUMENT
 from graphmem.runtimes.tensorflow.step import Node
 
 V = TypeVar("V")
 #: TensorFlow's default of ``parallel_iterations``.
 _PARALLEL = 10
-#: More edges of a node are a set by address (``EdgeSet::kInline``, edgeset.h): another order in every process.
-INLINE_EDGES = 8
 
 
 @dataclass
@@ -74,9 +74,8 @@ class Ready(Generic[V]):
 
 class Propagator(Generic[V]):
     """The state of one run of a graph. ``hold`` is called for each edge, and each loop, that a value is kept by;
-    ``drop`` when a loop lets one go. Edges are let go by whoever runs the node. ``order`` draws in which order readers
-    of one node follow each other, where they are so many that TensorFlow keeps them by address; without it they follow
-    as in the graph."""
+    ``drop`` when a loop lets one go. Edges are let go by whoever runs the node. ``order`` draws the addresses of edges,
+    and with them the order of those that leave one node; without it they follow each other as in the graph."""
 
     def __init__(
         self, nodes: Sequence[Node], hold: Callable[[V], object], drop: Callable[[V], object],
@@ -88,34 +87,35 @@ class Propagator(Generic[V]):
         self._after: dict[str, list[Node]] = defaultdict(list)
         self._enters = {node.name for node in nodes if node.op == "Enter"}
         self._entries = Counter(_frame_of(node) for node in nodes if node.op == "Enter")
+        self._roots = sorted((node for node in nodes if not node.inputs and not node.after), key=_is_on_host)
+        self._connect(nodes, order)
+        self._root = self._begin(Frame[V](None, "", 0, 1))
+
+    def _connect(self, nodes: Sequence[Node], order: Random | None) -> None:
+        """Edges are made node by node, those to its inputs first, and those from the source of the graph at last."""
+        leaving: dict[str, list[tuple[int, tuple[Node, int, int] | Node]]] = defaultdict(list)
+        number = 0
         for node in nodes:
             for position, (name, output) in enumerate(node.inputs):
-                self._edges[name].append((node, position, output))
-            for name in node.after:
-                self._after[name].append(node)
-        if order is not None:
-            for name in [*self._nodes]:
-                if len(self._edges[name]) + len(self._after[name]) > INLINE_EDGES:
-                    order.shuffle(self._edges[name])
-                    order.shuffle(self._after[name])
-        self._root = self._begin(Frame[V](None, "", 0, 1))
-
-    def readers(self, name: str, output: int) -> int:
-        """How many edges leave an output."""
-        return sum(position == output for _, _, position in self._edges[name])
+                leaving[name].append((number + position, (node, position, output)))
+            for position, name in enumerate(node.after, len(node.inputs)):
+                leaving[name].append((number + position, node))
+            number += len(node.inputs) + len(node.after)
+        addresses = Addresses(order) if order is not None else None
+        for name, found in leaving.items():
+            for edge in addresses.ordered(found) if addresses else (edge for _, edge in found):
+                if isinstance(edge, Node):
+                    self._after[name].append(edge)
+                else:
+                    self._edges[name].append(edge)
+        if addresses is not None:
+            self._roots = addresses.ordered([*enumerate(self._roots, number)], reserved=False)
 
     def begin(self) -> list[Ready[V]]:
-        """A new run of the graph: the nodes that wait for nothing."""
+        """A new run of the graph: the nodes that wait for nothing, in the order in which they run."""
         self._root = self._begin(Frame[V](None, "", 0, 1))
-        found = [node for node in self._nodes.values() if not node.inputs and not node.after]
-        self._root.unfinished += len(found)
-        return [Ready(node, self._root, {}, dead=False) for node in found]
-
-    def give(self, name: str, value: V | None) -> list[Ready[V]]:
-        """An argument of the graph; the nodes that are ready then."""
-        ready: list[Ready[V]] = []
-        self._deliver(self._root, name, [value], False, ready)
-        return ready
+        self._root.unfinished += len(self._roots)
+        return [Ready(node, self._root, {}, dead=False) for node in self._roots]
 
     def now(self, name: str) -> Ready[V]:
         """A node with the inputs that it has, whether it is ready or not."""
@@ -255,6 +255,11 @@ class Propagator(Generic[V]):
         for name in frame.dead_exits:
             self._deliver(frame.parent, name, (), True, ready)
         self._settle(frame.parent.frame, ready)
+
+
+def _is_on_host(node: Node) -> bool:
+    """What comes from the host is received, which is numbered after arguments and constants."""
+    return node.op == ARGUMENT and not node.on_card
 
 
 def _frame_of(node: Node) -> str:

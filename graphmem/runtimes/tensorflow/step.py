@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from graphmem.errors import SourceError
@@ -33,12 +34,12 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...] | None
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """0 for one of an unknown shape."""
         return math.prod(self.shape) if self.shape is not None else 0
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """0 for what has no bytes on a card: resources, variants, strings."""
         return self.elements * _BYTES.get(self.dtype, 0)

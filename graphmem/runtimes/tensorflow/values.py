@@ -129,6 +129,7 @@ _COMPUTED: Mapping[str, Callable[..., int]] = {
     "Minimum": min, "FloorDiv": operator.floordiv, "Less": operator.lt, "LessEqual": operator.le,
     "Greater": operator.gt, "GreaterEqual": operator.ge, "Equal": operator.eq, "NotEqual": operator.ne,
     "LogicalAnd": operator.and_, "LogicalOr": operator.or_, "LogicalNot": operator.not_, "Identity": int,
+    "_Recv": int,
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -176,3 +178,19 @@ module(
 
 def DECODER() -> nn.Module:
     return nn.TransformerDecoderLayer(512, 8, 2048, batch_first=True)
+
+
+def _flex(query: torch.Tensor, bias: bool = False, causal: bool = False) -> torch.Tensor:
+    """Outside of ``torch.compile``."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = None
+    if causal:
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 512, 512, device=query.device)
+    score = (lambda s, b, h, i, j: s + (i - j)) if bias else None
+    out: torch.Tensor = flex_attention(query, query, query, score_mod=score, block_mask=mask)
+    return out
+
+
+for name, options in (("plain", {}), ("biased", {"bias": True}), ("causal", {"causal": True})):
+    add(f"flex_attention_{name}", functools.partial(_flex, **options), t(2, 4, 512, 64))

@@ -36,6 +36,13 @@ for _name, _function in {
     "as_strided_scatter": lambda x: torch.as_strided_scatter(x, x[:1024, :1024], (1024, 1024), (1024, 1)),
     "as_strided_": lambda x: x.clone().as_strided_((1024, 1024), (1, 1024)),
     "clamp_min_": lambda x: x.clone().clamp_min_(x),
+    "add_out": lambda x: torch.add(x, x, alpha=0.5, out=x.clone()),
+    "sub_out": lambda x: torch.sub(x, x, out=x.clone()),
+    "hardswish_": lambda x: torch.nn.functional.hardswish(x.clone(), inplace=True),
+    "bitwise_and_by_number": lambda x: x.long() & 7,
+    "bitwise_or_by_number": lambda x: x.long() | 7,
+    "bitwise_xor_by_number": lambda x: x.long() ^ 7,
+    "stack_of_columns": lambda x: torch.stack([x[:, 0], x[:, 1], x.mT[0]], 1),
     "div_out": lambda x: torch.div(x, x[0, 0], out=x.clone()),
     "mul_out": lambda x: torch.mul(x, 0.5, out=x.clone()),
     "expand_copy": lambda x: torch.expand_copy(x[:, :1], (2048, 2048)),
@@ -48,8 +55,11 @@ for _name, _function in {
 }.items():
     add(f"large_{_name}", _function, _SQUARE)
 for _name, _function in {
+    "div": lambda many: torch._foreach_div(many, 2.0),
     "div_": lambda many: torch._foreach_div_(many, 2.0),
     "div_by_tensor_": lambda many: _aten._foreach_div_.Tensor(many, torch.ones((), device="cuda")),
+    "lerp": lambda many: torch._foreach_lerp(many, many, 0.5),
+    "lerp_by_number_": lambda many: torch._foreach_lerp_(many, many, 0.5),
     "lerp_": lambda many: torch._foreach_lerp_(many, many, [0.5] * _TENSORS),
     "maximum_": lambda many: torch._foreach_maximum_(many, 2.0),
     "mul": lambda many: torch._foreach_mul(many, 2.0),

@@ -417,3 +417,71 @@ def fitted() -> Any:
     h = layers.Dense(512, activation="silu")(layers.Flatten()(h))
     out = layers.Dense(20, activation="softmax")(layers.Dropout(0.5)(h))
     return _compiled(i, out, _floats(64, 48, 48, 3), _integers(64), optimizer=keras.optimizers.Nadam(1e-3))
+
+
+# --- predicted before anything was recorded ---------------------------------------------------------------------------
+
+
+def mixer() -> Any:
+    """Patches mixed over places and over channels by dense layers; Lion."""
+    i = keras.Input((64, 64, 3))
+    h = layers.Reshape((64, 192))(layers.Conv2D(192, 8, strides=8)(i))
+    for _ in range(4):
+        a = layers.Permute((2, 1))(layers.LayerNormalization()(h))
+        a = layers.Dense(64)(layers.Dense(256, activation="gelu")(a))
+        h = layers.Add()([h, layers.Permute((2, 1))(a)])
+        a = layers.Dense(192)(layers.Dense(768, activation="gelu")(layers.LayerNormalization()(h)))
+        h = layers.Add()([h, layers.Dropout(0.1)(a)])
+    out = layers.Dense(40, activation="softmax")(layers.GlobalAveragePooling1D()(layers.LayerNormalization()(h)))
+    return _compiled(i, out, _floats(96, 64, 64, 3), _integers(96), optimizer=keras.optimizers.Lion(1e-4))
+
+
+def text_cnn() -> Any:
+    """Words under filters of three widths; Adam (merging sparse gradients, as RMSprop does, needs a card's values)."""
+    i = keras.Input((200,), dtype="int32")
+    h = layers.SpatialDropout1D(0.2)(layers.Embedding(12000, 160)(i))
+    found = [layers.GlobalMaxPooling1D()(layers.Conv1D(128, width, activation="relu")(h)) for width in (3, 4, 5)]
+    h = layers.Dense(256, activation="relu")(layers.Dropout(0.4)(layers.Concatenate()(found)))
+    out = layers.Dense(6, activation="softmax")(h)
+    return _compiled(i, out, _integers(64, 200), _integers(64), optimizer=keras.optimizers.Adam(5e-4))
+
+
+def gru_tagger() -> Any:
+    """Words in both directions, a label each; AdamW."""
+    i = keras.Input((60,), dtype="int32")
+    h = layers.Dropout(0.2)(layers.Embedding(9000, 144)(i))
+    h = layers.Bidirectional(layers.GRU(176, return_sequences=True))(h)
+    h = layers.LayerNormalization()(layers.Bidirectional(layers.GRU(112, return_sequences=True))(h))
+    out = layers.Dense(24, activation="softmax")(layers.Dropout(0.3)(h))
+    return _compiled(i, out, _integers(72, 60), _integers(72, 60), optimizer=keras.optimizers.AdamW(2e-3))
+
+
+def inception() -> Any:
+    """Branches of several filters, a filter of one place first in each; SGD with momentum."""
+    i = keras.Input((80, 80, 3))
+    h = layers.MaxPooling2D(2)(layers.Conv2D(48, 5, strides=2, padding="same", activation="relu")(i))
+    for width in (32, 64, 96):
+        narrow = layers.Conv2D(width, 1, activation="relu")(h)
+        branches = [
+            narrow,
+            layers.Conv2D(width, 3, padding="same", activation="relu")(narrow),
+            layers.Conv2D(width // 2, 5, padding="same", activation="relu")(layers.Conv2D(width // 2, 1)(h)),
+            layers.Conv2D(width // 2, 1, activation="relu")(layers.AveragePooling2D(3, strides=1, padding="same")(h)),
+        ]
+        h = layers.MaxPooling2D(2)(layers.BatchNormalization()(layers.Concatenate()(branches)))
+    out = layers.Dense(30, activation="softmax")(layers.Dropout(0.4)(layers.GlobalAveragePooling2D()(h)))
+    return _compiled(i, out, _floats(40, 80, 80, 3), _integers(40), optimizer=keras.optimizers.SGD(0.02, momentum=0.9))
+
+
+def recommender() -> Any:
+    """Embeddings of several inputs, crossed, and a deep tower; gradients are clipped by their norm."""
+    named = [(keras.Input((1,), dtype="int32"), rows) for rows in (30000, 18000, 500, 90)]
+    h = [layers.Flatten()(layers.Embedding(rows, 48)(i)) for i, rows in named]
+    crossed = layers.Multiply()([h[0], h[1]])
+    deep = layers.Concatenate()(h)
+    for width in (512, 256, 128):
+        deep = layers.Dropout(0.1)(layers.BatchNormalization()(layers.Dense(width, activation="silu")(deep)))
+    out = layers.Dense(1, activation="sigmoid")(layers.Concatenate()([crossed, deep]))
+    optimizer = keras.optimizers.Adam(1e-3, clipnorm=1.0)
+    x = [_integers(2048, 1) for _ in named]
+    return _compiled([i for i, _ in named], out, x, _floats(2048, 1), loss="binary_crossentropy", optimizer=optimizer)

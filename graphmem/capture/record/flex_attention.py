@@ -1,0 +1,39 @@
+"""``flex_attention`` outside of ``torch.compile``: PyTorch computes it as plain attention, with all scores in memory.
+
+It is an operator of higher order, which asks the topmost mode how it runs there. Under the recorder its own dense
+implementation runs (``sdpa_dense``, torch/_higher_order_ops/flex_attention.py), operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.torch_names import private
+
+_LOST = "flex_attention is followed in compiled code alone"
+_OPERATORS: tuple[Any, ...] = (
+    private("torch._higher_order_ops.flex_attention", _LOST),
+    private("torch._higher_order_ops.flex_attention_backward", _LOST),
+)
+_DENSE: Any = private("torch._C.DispatchKey.CompositeExplicitAutograd", _LOST)
+
+
+def follow_flex_attention() -> None:
+    """Let the recorder run the operator and its gradient as a card does. For all captures of the process."""
+    for operator in _OPERATORS:
+        if RecordingMode not in operator.python_key_table:
+            operator.py_impl(RecordingMode)(_under(operator.py_kernels[_DENSE]))
+
+
+def _under(dense: Callable[..., object]) -> Callable[..., object]:
+    def run(mode: RecordingMode, *args: object, **kwargs: object) -> object:
+        outer, mode.in_decomposition = mode.in_decomposition, True
+        try:
+            with mode:
+                return dense(*args, **kwargs)
+        finally:
+            mode.in_decomposition = outer
+
+    return run

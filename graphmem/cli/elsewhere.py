@@ -1,0 +1,45 @@
+"""Options that people know from other tools, and the options here that mean the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import click
+
+_BATCH = "-b N (graphmem fit looks for the largest)"
+_PRECISION = "--amp bf16 (autocast) or --dtype bf16 (the weights too)"
+_QUANTIZED = "--weights nf4, fp4 or int8 for inference; to train so, a function or a program that does it: train.py"
+_LORA = "a function that returns the adapted model, peft.get_peft_model(...): graphmem analyze train.py:build, or run"
+_CARDS = "--world-size N with --ddp, --fsdp, --zero 3 or --tp N (graphmem plan MODEL --gpus 8xH100 looks for a layout)"
+_NOTHING = "no size depends on it: leave it out"
+
+#: option of other tools -> what to write here
+ELSEWHERE = {
+    **dict.fromkeys(("--bs", "--per-device-train-batch-size", "--micro-batch-size", "--max-batch-size"), _BATCH),
+    **dict.fromkeys(("--precision", "--mixed-precision", "--fp16", "--bf16", "--half", "--torch-dtype"), _PRECISION),
+    **dict.fromkeys(("--quantization", "--quantize", "--load-in-4bit", "--load-in-8bit", "--qlora"), _QUANTIZED),
+    **dict.fromkeys(("--lora", "--use-lora", "--use-peft", "--peft", "--lora-r", "--lora-rank"), _LORA),
+    **dict.fromkeys(("--num-gpus", "--gpus", "--devices", "--n-gpus", "--num-processes"), _CARDS),
+    **dict.fromkeys(("--lr", "--learning-rate", "--epochs", "--num-train-epochs", "--seed"), _NOTHING),
+    **dict.fromkeys(("--device", "--card", "--gpu-name"), "--gpu NAME (graphmem gpus lists them)"),
+    **dict.fromkeys(("--vram", "--memory", "--gpu-mem"), "--gpu-memory 24GiB"),
+    **dict.fromkeys(("--max-length", "--max-seq-length", "--context-length", "--ctx", "--seqlen"), "-s N"),
+    **dict.fromkeys(("--gradient-checkpointing", "--activation-checkpointing"), "--checkpoint-activations"),
+    "--gradient-accumulation-steps": "--grad-accum N",
+    "--tensor-parallel-size": "--tp N",
+    "--pipeline-parallel-size": "--pp N",
+    "--json": "--format json",
+}
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """An option that there is not, and that is known from elsewhere, is answered with the one that there is."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        known = ELSEWHERE.get(error.option_name.replace("_", "-").lower())
+        if known is None:
+            raise
+        raise click.UsageError(f"no option {error.option_name}; here: {known}", error.ctx) from None

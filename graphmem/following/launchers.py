@@ -1,0 +1,71 @@
+"""What launchers find in place of cards and other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from graphmem.base.imports import watched_imports
+from graphmem.following.children import told
+
+#: The module by which ``torchrun``, ``accelerate launch`` and others start their processes.
+LAUNCHING = "torch.distributed.launcher.api"
+
+
+def import_launching(module: Any, run: Callable[[], None]) -> None:
+    """``launch_agent`` (torch/distributed/launcher/api.py) starts the process that is analysed, with the environment
+    that its agent would give it, and waits for nobody else."""
+    run()
+    module.launch_agent = _launch_one
+
+
+@contextlib.contextmanager
+def replaced_agent() -> Iterator[None]:
+    """Until the end, programs of this process that start others by ``torchrun``'s agent start one."""
+    with watched_imports({LAUNCHING: import_launching}):
+        yield
+
+
+def _launch_one(config: Any, entrypoint: Any, arguments: Sequence[Any], **_: object) -> dict[int, Any]:
+    from graphmem.training.processes import Processes
+
+    each = config.nproc_per_node
+    world = each * config.max_nodes
+    rank = min(told()["rank"], world - 1)
+    values = Processes(world, rank, each).environment() | {
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
+        "TORCHELASTIC_RUN_ID": str(config.run_id or "none"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }  # fmt: skip
+    if callable(entrypoint):
+        os.environ.update(values)
+        return {rank: entrypoint(*arguments)}
+    code = subprocess.call([entrypoint, *map(str, arguments)], env={**os.environ, **values})
+    if code:
+        raise SystemExit(code)
+    return {rank: None}
+
+
+def show_cards(torch: Any, count: int, touched: Callable[[], Any]) -> None:
+    """PyTorch that was just imported finds ``count`` cards, and calls ``touched`` where it would begin to use one."""
+
+    def start(*_: object, **__: object) -> Any:
+        return touched()
+
+    def number(*_: object) -> int:
+        return count
+
+    def is_there(*_: object) -> bool:
+        return True
+
+    cuda: ModuleType = torch.cuda
+    replaced = {"device_count": number, "is_available": is_there, "_lazy_init": start}
+    for name, value in replaced.items():
+        setattr(cuda, name, value)
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        accelerator.device_count, accelerator.is_available = number, is_there
+        accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")

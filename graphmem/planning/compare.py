@@ -1,0 +1,123 @@
+"""Two reports side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from graphmem.base.documents import fits, read_json
+from graphmem.errors import SourceError
+from graphmem.estimate import LEVELS, SCHEMA, Estimate, Fit
+from graphmem.reports import Answer
+from graphmem.reports.document import Column, Document, Facts, Table, section
+from graphmem.reports.estimate import WORDS
+
+_ABOUT = ("model", "step", "runtime", "allocator", "gpu")
+_COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "bytes"), Column("change", "change"))
+
+
+@dataclass(frozen=True)
+class Comparison(Answer):
+    """Two reports; ``values`` has all figures before and after, and their changes, in bytes."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much device memory grew; negative where it shrank."""
+        return int(self.values["peak"]["device"]["change"])
+
+    def document(self, *, details: bool = False) -> Document:
+        """The answer of ``graphmem compare``."""
+        return _document(self.values)
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.growth_bytes:+,} bytes>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document as Python values (schema ``graphmem.comparison/1``; memory in bytes)."""
+        return dict(self.values)
+
+
+def compare(before: Estimate | str | PathLike[str], after: Estimate | str | PathLike[str]) -> Comparison:
+    """Compare two estimates, or files that ``graphmem analyze --format json`` wrote. Raises :class:`SourceError`."""
+    first, second = (one.to_dict() if isinstance(one, Estimate) else _read(str(one)) for one in (before, after))
+    return Comparison(
+        {
+            "schema": "graphmem.comparison/1",
+            "before": {name: first[name] for name in _ABOUT},
+            "after": {name: second[name] for name in _ABOUT},
+            "fits": {"before": _fits(first), "after": _fits(second)},
+            "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
+            "breakdown": {
+                name: _change(first["breakdown"], second["breakdown"], name)
+                for name in {**first["breakdown"], **second["breakdown"]}
+            },
+        }
+    )
+
+
+def _document(compared: Mapping[str, Any]) -> Document:
+    """Before, after and change of every level and of its parts."""
+    before, after, fits = (compared[name] for name in ("before", "after", "fits"))
+    about = [(name, _changed(before[name], after[name])) for name in _ABOUT]
+    if any(fits.values()):
+        about.append(("fits", _changed(*(fits[when] or "no card" for when in ("before", "after")))))
+    peaks = [(name, *row.values()) for name, row in compared["peak"].items()]
+    parts = [
+        (WORDS.get(name, name), *row.values())
+        for name, row in compared["breakdown"].items()
+        if row["before"] or row["after"]
+    ]
+    sections = (
+        section("", Facts(about)),
+        section("Peak memory", Table(_COLUMNS, peaks)),
+        section("What it is made of at the peak", Table(_COLUMNS, parts)),
+    )
+    return Document("comparison", "Two reports side by side", sections, lambda: dict(compared))
+
+
+def _changed(before: str, after: str) -> str:
+    return before if before == after else f"{before} -> {after}"
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The report in the file. Raises :class:`SourceError`."""
+    try:
+        document = read_json(Path(name))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
+    try:
+        figures = [document["peak"][f"{level}_bytes"] for level in LEVELS] + list(document["breakdown"].values())
+        texts = [document[key] for key in _ABOUT]
+        if not all(fits(figure, int) for figure in figures) or not all(isinstance(text, str) for text in texts):
+            raise TypeError
+    except (KeyError, TypeError, AttributeError):
+        raise SourceError(f"{name} is a damaged report; write it again with graphmem analyze --format json") from None
+    return document
+
+
+def _fits(report: dict[str, Any]) -> str | None:
+    """``yes``, ``no`` or ``likely, 97 %``, as the report's own verdict; None without a card. Raises
+    :class:`SourceError` for one that no report has."""
+    fit = report.get("fits")
+    if fit is None:
+        return None
+    try:
+        verdict, chance = fit["verdict"], fit["probability"]
+        if verdict not in ("yes", "no", "likely", "likely not") or not (chance is None or 0 <= chance <= 1):
+            raise TypeError
+        chance_words = Fit("", 0, 0, 0, verdict in ("yes", "likely"), probability=chance, margin=fit["margin"]).chance
+    except (KeyError, TypeError):
+        raise SourceError("a report's verdict is damaged; write it again with graphmem analyze --format json") from None
+    return f"{verdict}, {chance_words}" if chance_words else verdict
+
+
+def _change(first: dict[str, int], second: dict[str, int], key: str) -> dict[str, int]:
+    before, after = first.get(key, 0), second.get(key, 0)
+    return {"before": before, "after": after, "change": after - before}
