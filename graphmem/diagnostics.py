@@ -120,6 +120,13 @@ class Code(Enum):
     PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
     )
+    NOT_FOLLOWED = Meaning(
+        "headline",
+        Effect.MORE,
+        "{ending}; it needs at least what it did until then, and whether it fits is not known",
+        CUT_SHORT,
+        any_size=True,
+    )
     RUNS_SKIPPED = _more(
         "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
         NOT_SEEN,

@@ -47,7 +47,8 @@ def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnost
         yield from other_compiler(asked, run.installed_version) if question.step.compile is not None else ()
         yield from (*counted(run.decided), *run.refusals, *counted(run.assumed))
         if run.ending is not None and run.ending.failed:
-            yield Code.PROGRAM_FAILED.about(ending=run.ending.words())
+            code = Code.NOT_FOLLOWED if run.ending.how == "unfollowed" else Code.PROGRAM_FAILED
+            yield code.about(ending=run.ending.words())
         yield from run.cudnn.refused() if run.cudnn is not None else ()
     yield from taken.diagnostics
 

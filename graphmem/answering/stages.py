@@ -254,6 +254,8 @@ def replay_on(
         margin=question.margin_share,
         levels=runtime.levels,
     )
+    if run.ending is not None and run.ending.how == "unfollowed" and estimate.fit is not None and estimate.fit.fits:
+        estimate = replace(estimate, fit=None)  # what came after is not known
     return _beside_formulas(estimate, run)
 
 

@@ -161,6 +161,8 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if dead is not None and dead["in_its_room"]:
         return post_mortem.sentences(dead)
     if fit is None:
+        if estimate.gpu:
+            return (f"Needs at least {format_bytes(estimate.device)} of device memory on {estimate.gpu}.",)
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     likely, gpu = "" if fit.is_sure else "LIKELY ", fit.gpu
     gpu += f" ({fit.chance})" if fit.chance else ""
