@@ -218,8 +218,8 @@ class Code(Enum):
     )
     EPOCH_ALIKE = _harmless("{read} batches of {place} were read, all of one shape; the others were not")
     EPOCH_READ = _harmless(
-        "all {read} batches of {place} were read, of {shapes} shapes; the {analysed} that are larger than all before "
-        "them were analysed beside the first ones"
+        "all {read} batches of {place} were read, of {shapes} shapes; {analysed}, the largest and others of new "
+        "shapes, were analysed beside the first ones"
     )
     HOST_BUDGET = _harmless("host tensors exceeded the budget (--host-values) and have shapes only")
     HOST_DRAWS = _harmless(

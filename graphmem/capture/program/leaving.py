@@ -148,8 +148,8 @@ class Leaving:
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         builder, ends, steps = self.recorder.builder, self._ends[number], self.log.count(number)
         spans = [iterations.body(builder, *begin, until=end[0]) for begin, end in pairwise(ends)]
-        if any(before[0] != after[0] for before, after in pairwise(spans)) and number not in self._known:
-            return Code.STEPS_DIFFER.about(place=where, steps=steps)
+        if any(before[0] != after[0] for before, after in pairwise(spans)):
+            return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
         if kept <= _NUMBERS_BYTES:
             return None
