@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,13 +36,15 @@ def watched_for_unnoticed(root: int, notes: Notes) -> Iterator[None]:
     watch = _Watch(root, notes)
     watch.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            watch.is_over.set()
+            watch.join()
+            time.sleep(0)  # an interrupt by the watch comes here at the latest
     except KeyboardInterrupt:
         if not watch.found:
             raise
-    finally:
-        watch.is_over.set()
-        watch.join()
     if watch.found:
         raise CaptureError(watch.found)
 
