@@ -51,6 +51,7 @@ class Meaning:
 #: Names of causes of doubt, in the order of reports.
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
 CUT_SHORT, VALUES, ASSUMPTIONS = "a program that failed", "values assumed", "assumptions"
+NOT_SEEN = "batches and runs that were not followed"
 DIFFERING = "steps that differ"
 #: What removes such a doubt, where one thing does for all of its diagnostics.
 REMEDIES = {
@@ -118,6 +119,22 @@ class Code(Enum):
     )
     PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
+    )
+    NOT_FOLLOWED = Meaning(
+        "headline",
+        Effect.MORE,
+        "{ending}; it needs at least what it did until then, and whether it fits is not known",
+        CUT_SHORT,
+        any_size=True,
+    )
+    RUNS_SKIPPED = _more(
+        "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
+        NOT_SEEN,
+    )
+    EPOCH_VARIES = _more(
+        "{read} batches of {place} were read, the largest of them analysed; sizes differ, and those that were not read "
+        "may be larger (--epoch all reads on)",
+        NOT_SEEN,
     )
     RECORDING_ENDS = Meaning(
         "headline",
@@ -190,6 +207,20 @@ class Code(Enum):
     FINITE = _harmless("values were taken to be finite where the step checks them")
     DISTRIBUTION_VALID = _harmless("parameters and samples of torch.distributions were taken to be in range")
     ASSUMPTION_UNUSED = _harmless("--assume {place}: nothing unknown was read there")
+    RUNS_ALIKE = _harmless(
+        "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
+    )
+    SHORTENED = Meaning(
+        "note",
+        Effect.INTERVAL,
+        "several runs, or batches of many sizes, of which a few steps were followed: what the allocator has cached "
+        "from other sizes may be cut up further in later ones",
+    )
+    EPOCH_ALIKE = _harmless("{read} batches of {place} were read, all of one shape; the others were not")
+    EPOCH_READ = _harmless(
+        "all {read} batches of {place} were read, of {shapes} shapes; the {analysed} that are larger than all before "
+        "them were analysed beside the first ones"
+    )
     HOST_BUDGET = _harmless("host tensors exceeded the budget (--host-values) and have shapes only")
     HOST_DRAWS = _harmless(
         "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"

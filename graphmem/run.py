@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphmem.base.textbook import Sharded
     from graphmem.cudnn.library import Cudnn
     from graphmem.runtimes.base import Taken
-    from graphmem.training.program import Ending
+    from graphmem.training.program import Ending, EpochRead, ItemRun
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Run:
     # What was run:
     is_own_step: bool = False  # the program, or the factory, ran all iterations itself
     ending: Ending | None = None  # of a whole program
+    items: tuple[ItemRun, ...] = ()  # of its loops around training, which were runs of their own
+    epochs: tuple[EpochRead, ...] = ()  # whose batches were read beyond those that its steps took
     sandbox: Mapping[str, Any] = field(default_factory=dict)  # what a whole program would have done to files
     installed_version: tuple[int, int] = (0, 0)  # of the PyTorch that ran it
     cudnn: Cudnn | None = None  # that was asked for plans of convolutions

@@ -50,5 +50,5 @@ def parse_size(text: str) -> int:
     """:func:`parse_bytes` for memory of a card, where a small number without a unit was meant to have one."""
     count = parse_bytes(text)
     if text.strip().replace(".", "", 1).isdigit() and 0 < count < MIB:
-        raise UsageError(f"{text.strip()} bytes are less than any card's; write the unit: {text.strip()}GiB")
+        raise UsageError(f"{text.strip()} bytes are less than any card's; write a unit: {text.strip()}GiB")
     return count

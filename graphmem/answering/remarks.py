@@ -13,10 +13,12 @@ from graphmem.base.versions import beyond_known, other_compiler, version_notes, 
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.labels import WORKSPACES_OF_CUDNN
+from graphmem.replay import Replay
 from graphmem.run import Run
 from graphmem.runtimes.base import Runs, Taken
 from graphmem.trace import Trace
 from graphmem.training import Training
+from graphmem.training.program import ItemRun
 from graphmem.units import format_bytes
 
 #: The share of the reserved peak from which on a predicted workspace is worth a remark.
@@ -45,13 +47,14 @@ def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnost
         yield from other_compiler(asked, run.installed_version) if question.step.compile is not None else ()
         yield from (*counted(run.decided), *run.refusals, *counted(run.assumed))
         if run.ending is not None and run.ending.failed:
-            yield Code.PROGRAM_FAILED.about(ending=run.ending.words())
+            code = Code.NOT_FOLLOWED if run.ending.how == "unfollowed" else Code.PROGRAM_FAILED
+            yield code.about(ending=run.ending.words())
         yield from run.cudnn.refused() if run.cudnn is not None else ()
     yield from taken.diagnostics
 
 
-def details(question: Question, run: Run) -> dict[str, Any]:
-    """The ``details`` of an estimate that a run alone gives."""
+def details(question: Question, run: Run, replay: Replay) -> dict[str, Any]:
+    """The ``details`` of an estimate that a run and its replay give."""
     found: dict[str, Any] = {}
     processes = question.step.processes if isinstance(question.step, Training) else None
     if run.recorded:
@@ -65,6 +68,10 @@ def details(question: Question, run: Run) -> dict[str, Any]:
         }
     if run.ending is not None:
         found["program"] = {**asdict(run.ending), "words": run.ending.words()}
+        if len(run.items) > 1:
+            found["runs"] = [_peaks_of(item, replay) for item in run.items]
+        if run.epochs:
+            found["epochs"] = [asdict(epoch) for epoch in run.epochs]
         if run.sandbox:
             found["sandbox"] = run.sandbox
     if run.loop:
@@ -72,6 +79,14 @@ def details(question: Question, run: Run) -> dict[str, Any]:
     if run.cudnn is not None:
         found["cudnn"] = run.cudnn.details()
     return found
+
+
+def _peaks_of(item: ItemRun, replay: Replay) -> dict[str, Any]:
+    """The most that was allocated and reserved while an item of a loop around training ran."""
+    rows = slice(item.first, item.end)
+    levels = {"allocated_bytes": replay.allocated_bytes[rows], "reserved_bytes": replay.reserved_bytes[rows]}
+    peaks = {name: int(values.max(initial=0)) for name, values in levels.items()}
+    return {"where": item.where, "item": item.item, **peaks}
 
 
 # --- on a card --------------------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def replay_on(
     runs = runtime.run(trace, options, setting)
     known = tuple(remarks.diagnostics(question, run, taken))
     assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
-    details: Mapping[str, Any] = {**remarks.details(question, run), **runs.details}
+    details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
     refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
     finds = [] if taken.findings is None else [partial(taken.findings, options)]
@@ -254,6 +254,8 @@ def replay_on(
         margin=question.margin_share,
         levels=runtime.levels,
     )
+    if run.ending is not None and run.ending.how == "unfollowed" and estimate.fit is not None and estimate.fit.fits:
+        estimate = replace(estimate, fit=None)  # what came after is not known
     return _beside_formulas(estimate, run)
 
 

@@ -27,7 +27,7 @@ from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
-from graphmem.training.program import OPTIMIZER_STEPS, Program
+from graphmem.training.program import EPOCH_SECONDS, OPTIMIZER_STEPS, Program
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
@@ -74,6 +74,12 @@ class Followed:
     )
     code: str | None = option(None, "Run this program text instead of a file.", flags="-c --code", metavar="TEXT")
     iterations: int = option(OPTIMIZER_STEPS, "Optimizer steps after which the program's loops end.", Whole())
+    epoch: str = option(
+        "auto",
+        f"Batches whose shapes are looked at behind those of the steps, the largest of which are analysed too: as many "
+        f"as are read in {EPOCH_SECONDS:.0f} seconds (auto), none (first), all, or the next N (sample N).",
+        metavar="auto|first|all|'sample N'",
+    )
     data_dependent: float | None = option(None, option_of(Training, "data_dependent"))
     assume: tuple[tuple[str, Assumed], ...] = option((), option_of(Training, "assume"))
     bounds: bool = option(False, BOUNDS)
@@ -174,6 +180,8 @@ def run_command(
         check_output(output.output)
     launch = _launch(launcher)
     line = program_or_command(words, followed.module, followed.code, launch)
+    if isinstance(line, Program):
+        line = replace(line, epoch=followed.epoch)
     analyzed = {
         "training": _step(followed, launcher, launch.processes, isinstance(line, Program)),
         "iterations": followed.iterations,

@@ -250,7 +250,7 @@ class _Iterations:
             if counted is not None:
                 limit = counted if limit is None else min(limit, counted)
             may_settle = number < _SETTLING and (counted is not None or not (is_known and can_end))
-            steady = self._steady(after) if may_settle else None
+            steady = self._steady(after, number, limit, state) if may_settle else None
             if steady is not None and limit is not None:
                 self._add(steady, limit - number)
                 given = (self._given(position, limit) for position in range(len(carried)))
@@ -271,18 +271,31 @@ class _Iterations:
             f"run{_hint(options, '; bind fewer with ')}"
         )
 
-    def _steady(self, condition: Given) -> Propagation | None:
-        """A run that stands for all that are left: its shapes follow from shapes alone, and it gives those it takes."""
+    def _steady(self, condition: Given, number: int, limit: int | None, state: Propagation) -> Propagation | None:
+        """A run that stands for all that are left: it gives the shapes that it takes, and its own follow from shapes
+        alone, or are those of this run, the second, and of the last two: what reads by the number of the run has sizes
+        that rise, fall or stay with it."""
         unknown = [
             one if self.counting.is_kept(name) else Given(one.spec)
             for name, one in zip(self.counting.carried, self.carried, strict=True)
         ]
-        state = self.scope.try_body("body", (Given(_NUMBER), condition, *unknown))
+        steady = self._repeating(Given(_NUMBER), condition, unknown)
+        if steady is not None or number != 1 or limit is None or limit <= _SETTLING + 2:
+            return steady
+        for last in (limit - 2, limit - 1):
+            counted = [self._given(position, last) for position in range(len(unknown))]
+            steady = self._repeating(_numbered(last), condition, counted)
+            if steady is None or steady.own_specs != state.own_specs:
+                return None
+        return steady
+
+    def _repeating(self, number: Given, condition: Given, carried: Sequence[Given]) -> Propagation | None:
+        """The run of this number, where it gives the shapes that it takes."""
+        state = self.scope.try_body("body", (number, condition, *carried))
         if isinstance(state, ShapeError):
             return None
-        kept = _outputs(state, 1)[: len(unknown)]
-        is_same = all(_kind(a) == _kind(b) for a, b in zip(kept, unknown, strict=True))
-        return state if is_same else None
+        kept = _outputs(state, 1)[: len(carried)]
+        return state if all(_kind(a) == _kind(b) for a, b in zip(kept, carried, strict=True)) else None
 
     def _counting(self, first: Propagation, carried: Sequence[Given]) -> CountingBody:
         """The body as one that counts, its first run being ``first``."""
@@ -316,8 +329,7 @@ class _Iterations:
         return min(bounds)
 
     def _run(self, number: int, condition: Given, carried: Sequence[Given]) -> Propagation:
-        counted = Given(_NUMBER, np.array(number, dtype=np.int64))
-        return self.scope.run(self.facts, (counted, condition, *carried))
+        return self.scope.run(self.facts, (_numbered(number), condition, *carried))
 
     def _add(self, state: Propagation, times: int) -> None:
         shapes = state.own_specs
@@ -330,6 +342,10 @@ class _Iterations:
 
 
 _NUMBER = TensorSpec("", "int64", ())
+
+
+def _numbered(run: int) -> Given:
+    return Given(_NUMBER, np.array(run, dtype=np.int64))
 
 
 def _kind(given: Given) -> tuple[Any, ...]:

@@ -55,11 +55,15 @@ class CountingBody:
         node = self._node(condition)
         if node is None:
             return None
-        if node.op_type in _PASSING:
-            return self.runs(node.inputs[0])
+        passed = node.inputs[0] if node.op_type in _PASSING else self._passed(node)
+        if passed is not None:
+            return self.runs(passed)
         if node.op_type == "And":
-            both = [runs for runs in map(self.runs, node.inputs) if runs is not None]
-            return min(both) if len(both) == 2 else None
+            sides = {name: self.runs(name) for name in node.inputs if not self._is_data(name)}
+            return min(filter(None, sides.values()), default=None) if None not in sides.values() else None
+        return self._compared(node)
+
+    def _compared(self, node: Node) -> int | None:
         if node.op_type not in _COMPARISONS:
             return None
         left, right = map(self.line, node.inputs)
@@ -80,8 +84,9 @@ class CountingBody:
         if constant is not None:
             return Line(constant)
         node = self._node(name)
-        if node is not None and _passes(node):
-            return self.line(node.inputs[0])
+        passed = self._passed(node)
+        if passed is not None:
+            return self.line(passed)
         if node is None or node.op_type not in ("Add", "Sub"):
             return None
         left, right = map(self.line, node.inputs)
@@ -106,11 +111,30 @@ class CountingBody:
 
     def _origin(self, name: str) -> str:
         """The tensor whose number ``name`` is given on."""
-        node = self._node(name)
-        while node is not None and _passes(node):
-            name = node.inputs[0]
-            node = self._node(name)
+        while (passed := self._passed(self._node(name))) is not None:
+            name = passed
         return name
+
+    def _passed(self, node: Node | None) -> str | None:
+        """The input whose number a node gives on: adding 0 is how Paddle's exporter writes an assignment."""
+        if node is None:
+            return None
+        if node.op_type in _PASSING:
+            return node.inputs[0] if node.op_type != "Cast" or node.attributes["to"] in _WIDE else None
+        if node.op_type != "Add":
+            return None
+        first, second = node.inputs
+        return first if self._is_zero(second) else second if self._is_zero(first) else None
+
+    def _is_zero(self, name: str) -> bool:
+        return name not in self.carried and self._constant(name) == 0
+
+    def _is_data(self, name: str) -> bool:
+        """Whether a condition is what a branch on data gives: the loop may end by it, and is taken at most."""
+        node = self._node(name)
+        while node is not None and node.op_type in (*_PASSING, "Not"):
+            node = self._node(node.inputs[0])
+        return node is not None and node.op_type == "If" and node.inputs[0] not in self.known
 
     def _constant(self, name: str) -> int | None:
         """The whole number that a tensor holds in every run."""
@@ -132,10 +156,6 @@ class CountingBody:
     @cached_property
     def _made_by(self) -> dict[str, Node]:
         return {name: node for node in self.nodes for name in node.outputs}
-
-
-def _passes(node: Node) -> bool:
-    return node.op_type in _PASSING and (node.op_type != "Cast" or node.attributes["to"] in _WIDE)
 
 
 def _first_false(difference: Line, holds_at_zero: bool) -> int | None:

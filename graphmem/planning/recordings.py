@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from graphmem.analyze import replay_trace
 from graphmem.answering.runs import Progress, silent
 from graphmem.base.documents import open_file, read_bounded, text_of
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device, device_named
 from graphmem.errors import SourceError, TraceError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.planning.post_mortem import replay_dead
-from graphmem.sources.snapshot import Recording, recording_in, trace_of
 from graphmem.trace import Trace, from_json
+
+if TYPE_CHECKING:
+    from graphmem.sources.snapshot import Recording
 
 
 @also_named("device", "gpu")
@@ -41,13 +42,17 @@ def replay(
     read = read_file(Path(path), snapshot_device)
     say("replaying")
     card = device_named(device) if isinstance(device, str) else device
-    if isinstance(read, Recording):
+    if not isinstance(read, Trace):
+        from graphmem.planning.post_mortem import replay_dead
+
         return replay_dead(
             read, device=card, alloc_conf=alloc_conf, torch_version=torch_version, runtime=runtime,
             batch=batch, top=top, margin=margin, say=say,
         )  # fmt: skip
     if batch is not None:
         raise UsageError("--batch is for the snapshot of a run that ran out of memory, and this one did not")
+    from graphmem.analyze import replay_trace
+
     return replay_trace(
         read, runtime=runtime, device=card, alloc_conf=alloc_conf, torch_version=torch_version, top=top, margin=margin
     )
@@ -59,6 +64,8 @@ def read_file(path: Path, device: int | None) -> Trace | Recording:
 
     Raises :class:`SourceError` or :class:`graphmem.errors.TraceError`.
     """
+    from graphmem.sources.snapshot import recording_in, trace_of
+
     try:
         with open_file(path) as file:
             if _begins_as_json(file.peek(64)[:64]):

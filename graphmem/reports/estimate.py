@@ -109,6 +109,8 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
         yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
+    if "runs" in estimate.details:
+        yield _runs(estimate.details["runs"], details)
     if "followed" in estimate.details:
         yield _followed(estimate.details["followed"])
     yield _breakdown(estimate)
@@ -159,6 +161,8 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if dead is not None and dead["in_its_room"]:
         return post_mortem.sentences(dead)
     if fit is None:
+        if estimate.gpu:
+            return (f"Needs at least {format_bytes(estimate.device)} of device memory on {estimate.gpu}.",)
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     likely, gpu = "" if fit.is_sure else "LIKELY ", fit.gpu
     gpu += f" ({fit.chance})" if fit.chance else ""
@@ -405,6 +409,20 @@ def _ranks(ranks: Mapping[str, Any]) -> Section:
     return section(title, *blocks)
 
 
+#: Runs of a program's loops that are shown without details, the largest of them.
+_RUNS = 12
+
+
+def _runs(runs: Sequence[Mapping[str, Any]], details: bool) -> Section:
+    by_size = sorted(runs, key=lambda run: run["reserved_bytes"], reverse=True)
+    largest = runs if details else [run for run in runs if run in by_size[:_RUNS]]
+    rows = [(f"{run['where']}  {run['item']}", run["allocated_bytes"], run["reserved_bytes"]) for run in largest]
+    blocks: list[Block] = [Table((Column("run"), Column("allocated", "bytes"), Column("reserved", "bytes")), rows)]
+    if len(rows) < len(runs):
+        blocks.append(Text([f"{len(runs) - len(rows)} more need less (--details)"]))
+    return section("Runs of the program's loops", *blocks)
+
+
 def _followed(followed: Mapping[str, Any]) -> Section:
     rows = [
         (f"{one['words']}{' *' * (at == followed['fullest'])}", *(one[f"{level}_bytes"] for level in _LEVELS))
@@ -447,7 +465,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "sandbox")
+_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
 def _details(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

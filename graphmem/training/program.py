@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from graphmem.errors import UsageError
 #: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
 #: first, the third finds the rare step whose fragmentation still grows.
 OPTIMIZER_STEPS = 3
+#: The batches of an epoch that are looked at: as many as are read in the seconds, the first ones alone, or all.
+EPOCHS = ("auto", "first", "all")
+EPOCH_SECONDS = 10.0  # of this process's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,8 @@ class Program:
     (``.ipynb``) is the program of its cells.
 
     ``job`` is the one of a program that runs itself for many settings (Hydra's multirun). ``environment`` holds what
-    the launcher adds to the environment, ``launcher`` names it for people ("": none).
+    the launcher adds to the environment, ``launcher`` names it for people ("": none);
+    ``epoch``: which batches of an epoch are looked at, one of :data:`EPOCHS` or ``sample N``.
 
     Raises :class:`UsageError` for a target that cannot be one.
     """
@@ -30,8 +35,11 @@ class Program:
     launcher: str = ""
     is_code: bool = False
     job: int = 0
+    epoch: str = "auto"
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(f"{'|'.join(EPOCHS)}|sample [1-9][0-9]{{0,8}}", self.epoch):
+            raise UsageError(f"--epoch is {self.epoch!r}; accepted: {', '.join(EPOCHS)}, 'sample N'")
         if self.is_code:
             return
         if not self.target.strip() or "\0" in self.target:
@@ -57,12 +65,40 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemRun:
+    """An item of a loop around training, which was a run of its own: ``where`` the loop is (``train.py:12``), the
+    ``item`` for people, the rows of the trace from ``first`` to before ``end``."""
+
+    where: str
+    item: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRead:
+    """The batches of one epoch: ``read`` so many, all if it is ``whole``, of ``shapes`` different kinds; ``smallest``,
+    ``median`` and ``largest`` count the numbers in a batch; ``analysed`` were given to the program after those that
+    its steps took."""
+
+    where: str
+    read: int
+    whole: bool
+    shapes: int
+    smallest: int
+    median: int
+    largest: int
+    analysed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The end of a program's run, after ``steps`` optimizer steps.
 
     ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
     could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
-    instead), ``raised`` (``error``: its place and message). ``jobs``: the settings of all jobs, of which one ran.
+    instead), ``raised`` (``error``: its place and message), ``unfollowed`` (the same, but the statement passes on the
+    host: graphmem failed there, and not the program). ``jobs``: the settings of all jobs, of which one ran.
     """
 
     how: str
@@ -74,11 +110,13 @@ class Ending:
     @property
     def failed(self) -> bool:
         """True if Python would have ended with another status than 0."""
-        return self.how == "raised" or self.code != 0
+        return self.how in ("raised", "unfollowed") or self.code != 0
 
     def words(self) -> str:
         """The ending as a sentence without a full stop."""
         steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
+        if self.how == "unfollowed":
+            return f"graphmem's limit, not your program's, after {steps}: {self.error} (the same passes on the host)"
         if self.how == "raised":
             return f"the program raised an error after {steps}: {self.error}"
         if self.how == "exit":

@@ -140,6 +140,85 @@ def test_loops_end_at_their_top(name: str, tmp_path: Path, capsys: pytest.Captur
     assert ending(estimate) == ("shortened", steps, 0, "")
 
 
+FIT = """
+def fit(width, data, opt=None):
+    net = nn.Linear(64, width).cuda()
+    opt = opt or torch.optim.Adam(net.parameters())
+    for epoch in range(9):
+        for (batch,) in data:
+            net(batch.cuda()).sum().backward()
+            opt.step()
+            seen.append(width)
+data = DataLoader(TensorDataset(torch.zeros(40, 64)), batch_size=4)
+"""
+#: (loop around training, the widths of all steps, the items that are reported)
+RUNS = {
+    "a list": ("for width in (8, 64, 16): fit(width, data)", [8, 64, 16], ["8", "64", "16"]),
+    "a product": (
+        "import itertools\nfor width, lr in itertools.product((8, 16), (1, 2)): fit(width, data)",
+        [8, 8, 16, 16],
+        ["(8, 1)", "(8, 2)", "(16, 1)", "(16, 2)"],
+    ),
+    "numbers that decide": (
+        "opt = torch.optim.SGD(model.parameters(), 0.1)\nfor epoch in range(50):\n"
+        "    width = 8 if epoch < 20 else 32\n    for (batch,) in data:\n"
+        "        model(batch.cuda()).sum().backward()\n        opt.step()\n        seen.append(width)",
+        [8, 32],
+        ["0", "20"],
+    ),
+    "epochs": ("opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(50): fit(8, data, opt)", [8], []),
+    "called again": ("fit(8, data)\nfit(32, data)", [8, 32], []),
+    "the same optimizer again": ("fit(8, data, optimizer)\nfit(16, data, optimizer)", [8, 16], []),
+    "phases": (
+        "for phase in ('train', 'val'):\n    if phase == 'train': fit(8, data)\n    else: seen.append(1)",
+        [8],
+        [],
+    ),
+    "many that are alike": ("for fold in range(300): fit(8, data)", [8] * 7, ["0"] * 7),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_loops_around_training_are_followed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, widths, items = RUNS[name]
+    estimate = run(tmp_path, f"{FIT}\n{source}\nprint(*(w for w in seen if w != 1))")
+    assert said(capsys).split() == [str(width) for width in widths for _ in range(3)]
+    runs = estimate.details.get("runs", [])
+    assert len(runs) == (len(items) if len(items) > 1 else 0)
+    if name == "a list":
+        assert [one["item"] for one in runs] == [f"width = {item}" for item in items]
+        assert runs[1]["allocated_bytes"] == estimate.peak.allocated_bytes
+
+
+EPOCH = """
+sizes = [4] * 9 + [64] + [8] * 5 + [32]
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return len(sizes)
+    def __getitem__(self, i): return torch.zeros(sizes[i], 64)
+for batch in %s:
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    seen.append(batch.shape[-2])
+print(*seen)
+"""
+
+
+@pytest.mark.parametrize("items", ["DataLoader(Rows(), batch_size=None)", "[Rows()[i] for i in range(16)]"])
+def test_the_largest_batches_of_an_epoch_follow(items: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And of the others the first of each shape."""
+    estimate = run(tmp_path, EPOCH % items)
+    assert said(capsys).split() == ["4", "4", "4", "64", "8", "32"]
+    (epoch,) = estimate.details["epochs"]
+    assert (epoch["read"], epoch["whole"], epoch["shapes"], epoch["largest"]) == (16, True, 4, 64 * 64)
+
+
+def test_batches_that_cannot_be_read_make_it_more(tmp_path: Path) -> None:
+    source = "for n in (x(8 * 2 ** i) for i in range(99)):\n    model(n).sum().backward()\n    optimizer.step()"
+    estimate = run(tmp_path, source)
+    assert "STEPS_DIFFER" in {one.code.name for one in estimate.diagnostics}
+
+
 def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``list(map(...))`` is no loop of the program's."""
     source = "try:\n    list(map(lambda _: train_step(), range(3000)))\nexcept Exception: print('caught')"
@@ -403,7 +482,7 @@ answer = f(), C.k
         OVER: lambda items, where, **_: items,
         BEGIN: lambda where, **_: where,
         GOES_ON: lambda loop: True,
-        CALLS: lambda **_: None,
+        CALLS: lambda *_, **__: None,
     }
     exec(compiled(source, "train.py"), rewritten)
     assert rewritten["answer"] == plain["answer"]

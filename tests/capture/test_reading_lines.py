@@ -14,6 +14,9 @@ from graphmem.capture.values.reading_lines import becomes_whole, only_logs, only
 #: Bodies of a function; the read is at the line that ends with "# read".
 _ONLY_LOGGED = {
     "printed": "print(loss.item())  # read",
+    "the_beginning_of_each_text": "print([text[:5] for text in tokens.tolist()])  # read",
+    "a_name_that_others_use": "t = 3\nprint([t[:5] for t in tokens.tolist()])  # read\nreturn torch.zeros(t)",
+    "the_first_of_a_list": "print(tokens.tolist()[0][:8])  # read",
     "a_metric_of_the_caller": "correct += hits.sum().item()  # read\nreturn correct / total, total",
     "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
@@ -22,6 +25,8 @@ _DECIDING = {
     "returned": "n = lengths.max().item()  # read\nreturn n",
     "a_branch_on_a_share": "n = hits.sum().item()  # read\nif n / total > 0.5:\n    return torch.zeros(5)",
     "a_share_rounded_to_a_size": "n = hits.sum().item()  # read\nreturn torch.zeros(int(n / total))",
+    "a_size_for_each": "x = [torch.zeros(n) for n in lengths.tolist()]  # read\nreturn x",
+    "a_bound_from_a_list": "n = lengths.tolist()  # read\nreturn x[: n[0]]",
     "floor_division": "n = hits.sum().item()  # read\nreturn n // 2",
 }
 

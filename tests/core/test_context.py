@@ -61,7 +61,7 @@ def test_every_figure_lies_in_its_interval_and_has_a_source(device: Device, run:
         ("V100", Loads(cuda=(11, 2)), 1216, 1359),  # SchedTune: 1232; Hugging Face: 1343
         ("RTX-3090", Loads(cuda=(11, 1)), 1685, 1695),  # pytorch#55277: 1687 with 2 of a tensor
         ("A100-80GB", Loads(), 414, 645),  # optimum-benchmark: 414 loaded, 508 after a prefill
-        ("A100-40GB", Loads(cudnn=True), 670, 996),  # GPUMemNet: 250 to 350 more
+        ("A100-40GB", Loads(cudnn=True), 420, 930),  # OutOfMemory texts: 512; GPUMemNet: 250 to 350 more
         ("B200", Loads(), 612, 804),  # unsloth#8669: 612 with nothing run
     ],
 )

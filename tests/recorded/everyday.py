@@ -25,9 +25,10 @@ _STEPS = 200
 
 @dataclass(frozen=True)
 class EverydayProgram:
-    """A file."""
+    """A file, predicted in ``steps`` optimizer steps."""
 
     path: Path
+    steps: int = _STEPS
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class EverydayProgram:
         question = Question(
             Program(str(self.path)),
             device=CARD,
-            iterations=None if short else _STEPS,
+            iterations=None if short else self.steps,
             torch_version=".".join(map(str, torch_version)),
             cudnn=library or "never",
         )

@@ -131,6 +131,12 @@ KINDS = {
         (f"{_below((2, 13))}/everyday/*.json.gz",),
         on_stub=False,
     ),
+    "left_early": Listed(
+        "whole programs that train in several runs or on batches of many sizes, of which a few steps are predicted",
+        "tests.recorded.left_early:KIND",
+        (f"{_below((2, 13))}/left_early/*.json.gz",),
+        on_stub=False,
+    ),
     "sharded": Listed(
         "one rank of several: FSDP, ZeRO, Accelerate, Trainer, tensor, context and pipeline parallelism, adapters",
         "tests.recorded.sharded:KIND",
@@ -241,6 +247,8 @@ WRITTEN_BY_TESTS = (
     "onnxruntime/cuda_ratchet.json",
     "reports/*.txt",
     f"{_below((2, 13))}/verdicts.jsonl",
+    f"{_below((2, 13))}/suites.json",
+    "tensorflow/foretold.json",
     "tensorflow/steps_ratchet.json",
     "public_api.txt",
 )

@@ -7,6 +7,8 @@ recordings that are committed are compared. With parts of names only their rows 
   them, and needs cuDNN.
 - ``versions``: steps that were recorded with two releases of PyTorch, neighbours among those recorded. A row is (step,
   older, newer, change of the allocated peak, change of the reserved peak), as parts of the older.
+- ``shortened``: programs of several runs, or with batches of many sizes, of which a few steps were predicted. A row is
+  (program, change of the allocated peak, of the reserved peak), from what was predicted to what was recorded.
 - ``programs``: how far recorded whole programs were off, with the diagnostics that nothing bounds: ``python -m
   tests.recorded.verdicts`` writes them.
 
@@ -29,6 +31,7 @@ from typing import Any
 
 import graphmem
 from tests import places
+from tests.recorded import left_early
 
 TARGET = Path(graphmem.__file__).parent / "answering" / "causes" / "measured.json"
 COMMAND = "python -m tests.recorded.spreads"
@@ -40,6 +43,7 @@ def main(parts: list[str]) -> None:
     document = _read()
     kept = [row for row in document["versions"] if parts and not _is_named(row[0], parts)]
     document["versions"] = sorted([*kept, *_versions(parts)])
+    document["shortened"] = list(_shortened())
     document["cards"] = sorted(_cards())
     write(document)
 
@@ -63,7 +67,7 @@ def _is_named(name: str, parts: list[str]) -> bool:
 def write(document: dict[str, Any]) -> None:
     """One line a row, so that a diff shows which moved."""
     lines = [f'"command": {json.dumps(COMMAND)}']
-    for name in ("networks", "versions", "programs", "cards"):
+    for name in ("networks", "versions", "programs", "cards", "shortened"):
         rows = ",\n".join(f"  {json.dumps(row)}" for row in document.get(name, []))
         lines.append(f'"{name}": [\n{rows}\n]')
     TARGET.parent.mkdir(exist_ok=True)
@@ -78,6 +82,15 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
                 first, second = (_peaks(folder / path.name) for folder in (before, after))
                 changes = [round(new / old - 1, 6) for old, new in zip(first, second, strict=True)]
                 yield [path.name.removesuffix(_STEP), before.parent.name, after.parent.name, *changes]
+
+
+def _shortened() -> Iterator[list[Any]]:
+    """By its ratchet, how far each program that is left early was off: the changes from what was predicted."""
+    for name, reached in sorted(json.loads(left_early.RATCHET.read_text(encoding="utf-8")).items()):
+        recorded = left_early.KIND.load(name)
+        peaks = recorded.peak_allocated_bytes, recorded.peak_reserved_bytes
+        errors = reached["allocated_error_bytes"], reached["reserved_error_bytes"]
+        yield [name, *(round(-error / (peak + error), 6) for peak, error in zip(peaks, errors, strict=True))]
 
 
 #: Programs of ``models_zoo/published`` that train or run whole language models.

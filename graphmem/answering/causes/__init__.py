@@ -35,7 +35,7 @@ from graphmem.base.figures import (
 from graphmem.base.records import dataclass
 from graphmem.base.versions import NEWEST, RECORDED, Version, cudnn_words, wheel_cudnn, words
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, REMEDIES, VALUES, Diagnostic, Effect
+from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, REMEDIES, VALUES, Code, Diagnostic, Effect
 from graphmem.estimate import Peak
 from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
@@ -71,7 +71,8 @@ def causes_of_trace(
     values. ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted
     for; ``tried``: the outcomes, with other values, of the lines that read assumed values."""
     sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
-    return [*_of_plans(trace, peak, device), *filter(None, sized), *_of_diagnostics(diagnostics, peak, tried or {})]
+    of_codes = (*_of_shortened(diagnostics, peak), *_of_diagnostics(diagnostics, peak, tried or {}))
+    return [*_of_plans(trace, peak, device), *filter(None, sized), *of_codes]
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,14 @@ def cause_of_real_card(trace: Trace, peak: Peak) -> Cause | None:
     remedy = "graphmem verify measures it on a card"
     inside = round((count - 1) / (count + 1), 4)
     return Cause("real cards", MEASURED, source, spreads, inside=inside, count=count, remedy=remedy)
+
+
+def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cause]:
+    """As recorded programs were off that were predicted in a few steps of several runs, or of batches of many sizes."""
+    if any(one.code is Code.SHORTENED for one in diagnostics):
+        rows = _measured()["shortened"]
+        source = f"{len(rows)} programs, recorded to their end, were off so (--iterations follows more steps)"
+        yield _as_measured("steps left out", source, peak, [row[1:] for row in rows])
 
 
 def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
@@ -291,7 +300,8 @@ def _measured() -> dict[str, Any]:
     as quantiles at equal steps;
     ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak); ``programs``: rows
     of (recorded program, change of its peak against the prediction, codes of diagnostics that nothing bounds);
-    ``cards``: rows of (language model of others, level, change of its measured peak against the prediction)."""
+    ``cards``: rows of (language model of others, level, change of its measured peak against the prediction);
+    ``shortened``: rows of (program, change of the allocated peak, of the reserved peak)."""
     found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
     return found
 

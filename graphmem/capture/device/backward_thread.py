@@ -5,8 +5,8 @@ The engine runs the ready node with the highest sequence number first, and every
 and make new nodes, on the device's thread: those have low numbers, whatever the forward pass has counted. Here all runs
 on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture. A program
 begins to count at nothing in both; the caller's thread may have counted before, and the other one is made to catch up.
-The stack of ``torch.func`` transforms is the thread's too: it goes there with the pass and comes back, as the engine
-carries it (``ThreadLocalState``).
+Passes inside ``torch.func`` transforms stay: the stack of transforms is the thread's, and Python cannot give it to
+another.
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ from graphmem.capture.torch_internals import (
     push_function_mode,
 )
 from graphmem.capture.values.callers import is_transformed
-from graphmem.torch_names import private
 
 _KINDS = ("cuda", "cpu")
-_LOST = "the order in which gradients of gradients are computed may be another one inside torch.func"
-_off: Any = private("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack", _LOST, None)
-_on: Any = private("torch._functorch.pyfunctorch.temporarily_restore_interpreter_stack", _LOST, None)
 
 #: So many nodes are made at once, at most, for nothing but to count them (1.5 microseconds each). In a process that has
 #: made more before the capture, the nodes of backward passes have lower numbers than on a card.
@@ -87,15 +83,14 @@ class _DeviceThread:
 
         def work() -> None:
             try:
-                with _under(state), _on(transforms) if transforms else contextlib.nullcontext():
+                with _under(state):
                     outcome.append((function(), None))
             except BaseException as error:
                 outcome.append((None, error))
             done.set()
 
-        with _off() if is_transformed() else contextlib.nullcontext([]) as transforms:
-            self._work.put(work)
-            done.wait()
+        self._work.put(work)
+        done.wait()
         result, error = outcome.pop()
         if error is not None:
             raise error
@@ -152,8 +147,7 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
         def run() -> object:
             return original(tensors, gradients, retain, create_graph, *args, **kwargs)
 
-        may_go = _off is not None and _on is not None
-        if not create_graph or (threads and threads[0].is_current()) or (is_transformed() and not may_go):
+        if not create_graph or (threads and threads[0].is_current()) or is_transformed():
             return run()
         if not threads:
             threads.append(_DeviceThread(numbers))

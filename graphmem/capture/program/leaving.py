@@ -3,7 +3,10 @@
 A loop ends at its top, so that what follows it (evaluation, generation, saving) still runs:
 
 - a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
-  steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`);
+  steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`). Of the batches that it has not come to, those that are
+  larger follow (:mod:`graphmem.capture.program.epochs`);
+- a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
+  in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
   taken and given back in the same order, and nothing kept on the device. One that keeps something there goes on to its
   end. What it collects on the host is remembered: were that put on the device, too little of it would be there. One
@@ -12,42 +15,41 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
 
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
-iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch. A
-loop that nobody can end, in a library, is left by an exception when an optimizer begins a step beyond the last.
+iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch, until
+another run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a
+library, is left by an exception when an optimizer begins a step beyond the last.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from operator import length_hint
 from typing import Any
 
 import torch
-from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import dataloader
 
-from graphmem.capture.patches import Patches
-from graphmem.capture.program.decoding import FEWEST, Decoding
-from graphmem.capture.program.loop_state import Lists
+from graphmem.capture.program import iterations
+from graphmem.capture.program.epochs import Epochs, Rest
+from graphmem.capture.program.places import Place, has_moved_on, here
+from graphmem.capture.program.runs import MOST_RUNS, Runs
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.values import callers
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.torch_names import private
-from graphmem.trace import EventKind, Place
+from graphmem.training.program import ItemRun
 from graphmem.units import format_bytes
 
 #: Iterations in a row that have to be alike.
 ALIKE_ITERATIONS = 3
-#: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
-MOST_TRIALS = 25
 #: Bytes that a step may keep and its loop still be called alike: a few numbers for a log.
 _NUMBERS_BYTES = 1024
 #: Epochs that a library may begin on a loader that has no batches left.
 AGAIN = 3
+#: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
+MOST_TRIALS = 25
 
 
 class Left(BaseException):
@@ -55,7 +57,7 @@ class Left(BaseException):
 
 
 class Leaving:
-    """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes.
+    """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes in a run.
     ``ends_alike_loops``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
     whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
 
@@ -64,38 +66,77 @@ class Leaving:
         self.ends_alike_loops = ends_alike_loops
         self.shortens = shortens
         self.recorder = recorder
+        self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
+        self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
         self.log: list[int] = []  # numbers of the optimizers, step by step
-        self.made: Counter[int] = Counter()
         self.is_ending = False  # whether a loop that trained was ended
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
-        self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
+        self.runs: list[ItemRun] = []
+        self.epochs = Epochs()
+        self.remarks: dict[Diagnostic, int] = {}
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
+        self.optimizers = 0  # how many there have been
+        self._finished: weakref.WeakKeyDictionary[Any, _Finished] = weakref.WeakKeyDictionary()  # loaders that trained
+        self._runs_begun = 0  # after the first one
+        self._run_start = 0  # in the log
+        self._ended = 0  # in the log, when a loop ended last
+        self._reopened = 0  # how often by a new optimizer
+        self._place: Place = ()  # of the last step
+        self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ends: dict[int, deque[tuple[int, int]]] = {}  # optimizer -> where its last steps ended: row, storages
         self._doubted: set[int] = set()  # optimizers whose steps are known to differ
+        self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
+        self._loops: list[weakref.ref[Loop]] = []
+
+    def findings(self) -> dict[Diagnostic, int]:
+        """What the reader must know of steps, runs and batches that were not followed."""
+        found = self.remarks | self.epochs.remarks
+        if self.is_ending and (self._runs_begun or self.epochs.varied):
+            found[Code.SHORTENED.about()] = 1
+        return found
+
+    # --- optimizers ---
 
     @property
     def steps(self) -> int:
         """The steps of the optimizer that made the most."""
-        return max(self.made.values(), default=0)
+        return max(Counter(self.log).values(), default=0)
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is made: what it trains on may be read from the start."""
+        self._number(optimizer)
+        if not self._finished:
+            return
+        self._reopened += 1
+        if self._reopened <= MOST_RUNS or any(loop.is_list for loop in self._active()):
+            self._finished.clear()
+        else:
+            self.remarks[Code.RUNS_SKIPPED.about(place="a loop of a library", followed=MOST_RUNS)] = 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises :class:`Left` at a step beyond the last. Where loops were ended there may be one more, of what is left
-        over of micro-batches."""
-        if self.made[self._number(optimizer)] >= self.wanted + self.is_ending:
+        """Raises :class:`Left` at a step beyond the last that no loop has asked for. Where loops were ended there may
+        be one more, of what is left over of micro-batches."""
+        since = max((loop.asked for loop in self._active()), default=0)
+        since = max(since, self._run_start, self._ended)
+        if self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending:
             self.doubt_others(0, "a loop that was left")
             raise Left
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        number = self._number(optimizer)
+        number, builder = self._number(optimizer), self.recorder.builder
         self.log.append(number)
-        self.made[number] += 1
-        builder = self.recorder.builder
         ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
         ends.append((len(builder.rows), len(builder.storage_bytes)))
+        self._place = here(self.files)
+        loops = [loop for loop in self._active() if loop.runs is not None]
+        if loops:
+            loops[-1].steps_itself = True
 
-    def doubt_others(self, since: int, where: str) -> None:
-        """Note that a loop was left whose steps from number ``since`` on do not show what later ones take."""
+    def doubt_others(self, since: int, where: str, are_known: bool = False) -> None:
+        """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
+        ``are_known``: the batches of those are."""
+        self._known.update(self.log[since:] if are_known else ())
         for number in sorted({*self.log[since:]} - self._doubted):
             found = self._doubt(number, where)
             if found is not None:
@@ -105,9 +146,9 @@ class Leaving:
     def _doubt(self, number: int, where: str) -> Diagnostic | None:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
-        builder, ends, steps = self.recorder.builder, self._ends[number], self.made[number]
-        spans = [_body(builder, *begin, until=end[0]) for begin, end in pairwise(ends)]
-        if any(before[0] != after[0] for before, after in pairwise(spans)):
+        builder, ends, steps = self.recorder.builder, self._ends[number], self.log.count(number)
+        spans = [iterations.body(builder, *begin, until=end[0]) for begin, end in pairwise(ends)]
+        if any(before[0] != after[0] for before, after in pairwise(spans)) and number not in self._known:
             return Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
         if kept <= _NUMBERS_BYTES:
@@ -115,38 +156,122 @@ class Leaving:
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
     def _number(self, optimizer: torch.optim.Optimizer) -> int:
-        return self._numbers.setdefault(optimizer, len(self._numbers))
-
-    def begin_anew(self) -> None:
-        """Every optimizer makes its steps once more."""
-        self.made.clear()
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = self.optimizers
+            self.optimizers += 1
+        return self._numbers[optimizer]
 
     def is_trained(self, since: int) -> bool:
-        """Whether the steps from number ``since`` on are there, and were the last of all their optimizers."""
-        stepped = set(self.log[since:])
-        return bool(stepped) and all(self.made[number] >= self.wanted for number in stepped)
+        """Whether the steps from number ``since`` on are there, and the last that their optimizers make in this run."""
+        if since == len(self.log):
+            return False
+        made = Counter(self.log[min(since, self._run_start) :])
+        return all(made[number] >= self.wanted for number in set(self.log[since:]))
+
+    # --- loops ---
+
+    def _active(self) -> list[Loop]:
+        """The loops that run, in the order in which they began."""
+        loops = [loop for ref in self._loops if (loop := ref()) is not None and not loop.is_over]
+        self._loops = [weakref.ref(loop) for loop in loops]
+        return loops
+
+    def begin(self, loop: Loop) -> None:
+        """A loop begins, and with it another run if the program has moved on since the last one."""
+        is_inside = any(other.began < len(self.log) for other in self._active())
+        if len(self.log) > self._run_start and not is_inside and has_moved_on(self._place, here(self.files)):
+            self.begin_run()
+        self._loops.append(weakref.ref(loop))
+
+    def begin_run(self) -> None:
+        """Every optimizer makes its steps once more, and loaders have batches again."""
+        self._runs_begun += 1
+        self._run_start = len(self.log)
+        self._finished.clear()
+
+    def note_end(self) -> None:
+        """A loop that has trained ends."""
+        self.is_ending = True
+        self._ended = len(self.log)
+
+    # --- loaders ---
+
+    def finish(self, loader: object, varies: bool) -> None:
+        """A loader has trained. One whose batches vary has a second epoch: the memory that was cached for the sizes of
+        the first is reused for others."""
+        if varies and loader not in self._begun_again:
+            self._begun_again.add(loader)
+        else:
+            self._finished[loader] = _Finished(here(self.files))
+
+    def open(self, loader: object) -> None:
+        """A pass over a loader begins: it has batches again if that is further on in the program's own files."""
+        finished = self._finished.get(loader)
+        if finished is not None and has_moved_on(finished.place, here(self.files)):
+            del self._finished[loader]
+
+    def is_finished(self, loader: object) -> bool:
+        """Whether a loader has no batches left. Raises :class:`Left` where that is asked again and again."""
+        finished = None if loader is None else self._finished.get(loader)
+        if finished is None:
+            return False
+        finished.times += 1
+        if finished.times > AGAIN:
+            raise Left
+        return True
+
+
+@dataclass
+class _Finished:
+    """A loader that has trained: where, and how often it was asked again."""
+
+    place: Place
+    times: int = 0
 
 
 class Loop:
-    """One run of one loop, from its beginning to its end. ``calls``: the names of what it calls."""
+    """One run of one loop, from its beginning to its end. ``calls``: the names of what it calls; ``runs``: of a loop of
+    the program's own files, its items; ``rest``: the batches that it has not come to, if it reads any."""
 
-    def __init__(self, leaving: Leaving, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        leaving: Leaving,
+        where: str,
+        searches: bool = False,
+        calls: tuple[str, ...] = (),
+        runs: Runs | None = None,
+        rest: Rest | None = None,
+    ) -> None:
         self._leaving = leaving
-        self._where = where
+        self.where = where
+        self.runs, self.rest = runs, rest
+        self.is_over = False
+        self.is_ending = False  # nothing follows but what is left of an epoch
+        self.has_trained = self.is_list = self.steps_itself = self.is_fed = False
+        self.began = self.asked = self._since = len(leaving.log)
         self._calls = calls
+        self._clock, self._varied = leaving.epochs.clock, float(leaving.epochs.varied)
         self._trials_left = MOST_TRIALS if searches else 0
-        self._trial_peak, self._trial_row = -1, len(leaving.recorder.builder.rows)
-        self._since = len(leaving.log)
         self._first = len(leaving.recorder.builder.storage_bytes)
-        self._is_over = self.has_trained = False
-        self._top = self._now()
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
+        self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self._always_goes_on = False
+        self._always_goes_on = self._ends_itself = False
+        self._begin_iteration()
+        leaving.begin(self)
+
+    def end_with(self, other: Loop) -> None:
+        """The loop that reads this one's items is ending."""
+        self.is_ending |= other.is_ending
+        self.has_trained |= other.has_trained
 
     def never_ends(self) -> None:
         """The loop is not one of repetitions: its items decide its length."""
         self._always_goes_on = True
+
+    def _begin_iteration(self) -> None:
+        self._top = self._now()
+        self._step, self._optimizers = len(self._leaving.log), self._leaving.optimizers
 
     def _now(self) -> tuple[int, int, int, int]:
         recorder = self._leaving.recorder
@@ -167,30 +292,110 @@ class Loop:
         finally:
             leaving.fetching = outer
 
+    # --- the top of the loop ---
+
     def goes_on(self, left: int = 1) -> bool:
         """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
         it ends by itself."""
-        if self._is_over or self._always_goes_on:
-            return not self._is_over
-        leaving = self._leaving
-        takes_other = self._trials_left > 0 and self._takes_other_memory()
-        if leaving.is_trained(self._since):
-            if takes_other:
-                self._trials_left -= 1
-                self._since = len(leaving.log)
-                leaving.begin_anew()
-                return True
-            leaving.is_ending = self._is_over = self.has_trained = True
-            if left:
-                leaving.doubt_others(self._since, self._where)
+        self._ends_itself = left == 0
+        if self._always_goes_on:
+            return True
+        if self.is_over or not self._wants_more():
+            self.is_over = True
             return False
-        if leaving.ends_alike_loops and self._repeats() and not self._may_train():
-            leaving.repeated[self._where] += 1
-            if self._collects():
-                leaving.recorder.collected.begin(self._first)
-            self._is_over = True
-            return False
+        self.asked = len(self._leaving.log)
+        self._begin_iteration()
         return True
+
+    def _wants_more(self) -> bool:
+        if self.is_ending:
+            return self._has_batches()
+        self._note_peak()
+        if self._was_run():
+            return self._goes_to_next_run()
+        if self._leaving.is_trained(self._since):
+            return self._tries_another_size() or self._end_training()
+        if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
+            return self._end_alike()
+        return True
+
+    def _end_training(self) -> bool:
+        """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
+        if self.runs is not None and not self.steps_itself and self._varied < self._leaving.epochs.varied:
+            self._varied = math.inf
+            return True
+        self.is_ending = self.has_trained = True
+        has_batches = self._has_batches()
+        self._leaving.note_end()
+        if not self._ends_itself:
+            are_known = any(rest.is_known for rest in self._rests())
+            self._leaving.doubt_others(self._since, self.where, are_known)
+        return has_batches
+
+    def _end_alike(self) -> bool:
+        leaving = self._leaving
+        self.is_ending = True
+        leaving.repeated[self.where] += 1
+        if all(kept > 0 for kept in self._on_host):  # one alone may be its batch
+            leaving.recorder.collected.begin(self._first)
+        return self._has_batches()
+
+    # --- what it reads ---
+
+    def _rests(self) -> list[Rest]:
+        """What is left of the batches that are read in this loop."""
+        found = self._leaving.epochs.read_since(self._clock)
+        return found if self.rest is None or self.is_fed else [*found, self.rest]
+
+    def _has_batches(self) -> bool:
+        return any(rest.has_more() for rest in self._rests())
+
+    # --- a list of runs ---
+
+    def _was_run(self) -> bool:
+        """Whether the iteration that ends was a run of its own."""
+        stepped = set(self._leaving.log[self._step :])
+        if self.runs is None or not stepped or self.is_fed:
+            return False
+        if self._made_its_optimizers():
+            return True
+        return self.runs.varies and (self.runs.are_settings or not self.steps_itself)
+
+    def _made_its_optimizers(self) -> bool:
+        return all(number >= self._optimizers for number in self._leaving.log[self._step :])
+
+    def _goes_to_next_run(self) -> bool:
+        leaving, runs, (row, *_) = self._leaving, self.runs, self._top
+        assert runs is not None
+        self.is_list = True
+        builder = leaving.recorder.builder
+        leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
+        goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
+        if runs.skipped:
+            code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
+            leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1
+        leaving.note_end()
+        if goes_on:
+            leaving.begin_run()
+            self._since = len(leaving.log)
+        return goes_on
+
+    # --- a search ---
+
+    def _tries_another_size(self) -> bool:
+        """Whether the last iteration's peak differs from the one before: a search tries another size."""
+        if self._trials_left == 0 or self._peaks[-2:-1] == self._peaks[-1:]:
+            return False
+        self._trials_left -= 1
+        self._since = len(self._leaving.log)
+        self._leaving.begin_run()
+        return True
+
+    def _note_peak(self) -> None:
+        if self._trials_left or (self._step < len(self._leaving.log) and not self.is_list):
+            self._peaks.append(iterations.peak(self._leaving.recorder.builder, self._top[0]))
+
+    # --- iterations that are alike ---
 
     def _may_train(self) -> bool:
         """Whether the loop, or the one that asks this loader for its batches, comes to training by what it calls."""
@@ -198,206 +403,19 @@ class Loop:
         calls = self._calls if inside is None else (*self._calls, *inside._calls)
         return come_to_training(calls, self._leaving.calls)
 
-    def _takes_other_memory(self) -> bool:
-        """Note the last iteration's peak; whether it differs from the one before: a search tries another size."""
-        builder, before = self._leaving.recorder.builder, self._trial_peak
-        self._trial_peak, self._trial_row = _peak(builder, self._trial_row), len(builder.rows)
-        return self._trial_peak != before
-
-    def _collects(self) -> bool:
-        """Whether every one of the last iterations left something on the host. One alone may be its batch."""
-        return all(kept > 0 for kept in self._on_host)
-
     def _repeats(self) -> bool:
         """Note the last iteration; whether the last ones were alike: forward passes that kept nothing."""
-        before, self._top = self._top, self._now()
+        before, now = self._top, self._now()
         if self._leaving.recorder.attribution.module_depth:
             return False
-        if self._top[2] != before[2] or self._top[3] == before[3] or len(self._leaving.log) != self._since:
+        if now[2] != before[2] or now[3] == before[3] or len(self._leaving.log) != self._since:
             self._bodies.clear()
             return False
         builder = self._leaving.recorder.builder
-        body, kept, on_host = _body(builder, before[0], before[1])
+        body, kept, on_host = iterations.body(builder, before[0], before[1])
         self._on_host.append(on_host)
         if kept or (self._bodies and self._bodies[-1] != body):
             self._bodies.clear()
         if not kept:
             self._bodies.append(body)
         return len(self._bodies) >= ALIKE_ITERATIONS
-
-
-_SIGNS = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
-
-
-def _peak(builder: Any, row: int) -> int:
-    """The most bytes on the device since a row of the trace, over those that were there."""
-    held = most = 0
-    for kind, subject, _, _ in builder.rows[row:]:
-        if kind in _SIGNS and builder.places[subject] is Place.DEVICE:
-            held += _SIGNS[kind] * builder.storage_bytes[subject]
-            most = max(most, held)
-    return most
-
-
-def _body(builder: Any, row: int, first: int, until: int | None = None) -> tuple[list[Any], int, int]:
-    """One iteration of a loop, to be compared with the next one: a loop whose iterations are equal is left.
-
-    The events on the device from a row of the trace on, storages counted from ``first``, the first that the iteration
-    made, and older ones given by their bytes; the bytes that were kept there, and those kept on the host.
-    """
-    body: list[Any] = []
-    kept = on_host = 0
-    sizes, places, streams = builder.storage_bytes, builder.places, builder.streams
-    for kind, subject, _, stream in builder.rows[row:until]:
-        if kind > EventKind.RECORD_STREAM:
-            body.append((kind, stream))
-            continue
-        if places[subject] is not Place.DEVICE:
-            on_host += _SIGNS.get(kind, 0) * sizes[subject] if places[subject] is Place.HOST else 0
-            continue
-        name = subject - first if subject >= first else -sizes[subject] - 1
-        if kind == EventKind.ALLOC:
-            kept += sizes[subject]
-            body.append((kind, sizes[subject], streams[subject]))
-        elif kind == EventKind.FREE:
-            kept -= sizes[subject]
-            body.append((kind, name))
-        else:
-            body.append((kind, name, stream))
-    return body, kept, on_host
-
-
-# --- where it is asked ------------------------------------------------------------------------------------------------
-
-
-def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
-    """Let data loaders and optimizers report to ``leaving``; returns the handles of hooks."""
-    loops: weakref.WeakKeyDictionary[Any, tuple[Any, Loop]] = weakref.WeakKeyDictionary()
-    finished: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # loaders -> how often since
-    iterator = private("torch.utils.data.dataloader._BaseDataLoaderIter", "loops over data loaders are not left early")
-    begin, following = dataloader.DataLoader.__iter__, iterator.__next__
-    only = patches.threads.only
-
-    def iterate(self: Any) -> object:
-        iterator = begin(self)
-        loops[iterator] = weakref.ref(self), Loop(leaving, "a data loader")
-        return iterator
-
-    def next_batch(self: Any) -> object:
-        loader, loop = loops.get(self, (None, None))
-        whole = loader() if loader is not None else None
-        if loop is None:
-            return following(self)
-        if whole in finished:
-            finished[whole] += 1
-            if finished[whole] > AGAIN:
-                raise Left
-            raise StopIteration
-        if not loop.goes_on():
-            if loop.has_trained and whole is not None:
-                finished[whole] = 0
-            raise StopIteration
-        return following(self)
-
-    patches.set(dataloader.DataLoader, "__iter__", iterate)
-    patches.set(iterator, "__next__", next_batch)
-    return [
-        torch_optimizer.register_optimizer_step_pre_hook(only(lambda optimizer, *_: leaving.before_step(optimizer))),
-        torch_optimizer.register_optimizer_step_post_hook(only(lambda optimizer, *_: leaving.after_step(optimizer))),
-    ]
-
-
-class Loops:
-    """The functions that the rewritten loops of a program call (:mod:`graphmem.capture.program.loops`)."""
-
-    def __init__(self, leaving: Leaving) -> None:
-        self._leaving = leaving
-
-    def over(
-        self,
-        items: Iterable[Any],
-        where: str,
-        searches: bool = False,
-        is_even: bool = False,
-        is_numbered: bool = False,
-        calls: tuple[str, ...] = (),
-    ) -> Iterator[Any]:
-        """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
-        ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls."""
-        loop = Loop(self._leaving, where, searches, calls)
-        numbers = _range(items) if is_even or is_numbered else range(0)
-        recorder = self._leaving.recorder
-        can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
-        if can_probe and len(numbers) >= FEWEST:
-            return _Numbers(
-                iter(items), loop, numbers, Decoding(recorder, len(numbers), Lists(), is_numbered=is_numbered)
-            )
-        return _Items(iter(items), loop)
-
-    def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
-        """A ``while`` loop begins."""
-        return Loop(self._leaving, where, searches, calls)
-
-    def know(self, /, **calls: tuple[str, ...]) -> None:
-        """Note what the functions of a file call."""
-        for name, called in calls.items():
-            self._leaving.calls.setdefault(name, set()).update(called)
-
-
-class _Items:
-    """An iterator that ends with its loop."""
-
-    def __init__(self, items: Iterator[Any], loop: Loop) -> None:
-        self._items, self._loop = items, loop
-        self._is_first = True
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> object:
-        if not self._loop.goes_on(length_hint(self._items, 1)):
-            raise StopIteration
-        item = self._loop.fetch(self._items)
-        if self._is_first:
-            self._is_first = False
-            if _holds_parts(item):
-                self._loop.never_ends()
-        return item
-
-
-class _Numbers(_Items):
-    """An iterator over numbers, which can go on at any of them."""
-
-    def __init__(self, items: Iterator[Any], loop: Loop, numbers: range, decoding: Decoding) -> None:
-        super().__init__(items, loop)
-        self._numbers, self._decoding = numbers, decoding
-        self._done = 0
-        self._is_put_forward = False
-
-    def __next__(self) -> object:
-        decoding = self._decoding
-        if self._done and not decoding.is_followed:
-            decoding.note(self._done, callers.lists_by_name())
-            self._is_put_forward |= decoding.is_probing
-        if not self._is_put_forward:
-            self._done += 1
-            return super().__next__()
-        self._done = decoding.length + 1
-        if self._done > len(self._numbers):
-            raise StopIteration
-        return self._numbers[self._done - 1]
-
-
-def _range(items: object) -> range:
-    """The numbers that a loop goes over, a progress bar around them or not; none if it is over something else."""
-    if type(items).__module__.partition(".")[0] == "tqdm":
-        items = getattr(items, "iterable", None)
-    return items if isinstance(items, range) else range(0)
-
-
-def _holds_parts(item: object) -> bool:
-    """Whether a loop goes over the parts of a model, or over optimizers: its length is no number of repetitions."""
-    parts = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    if isinstance(item, (tuple, list)):
-        return any(_holds_parts(part) for part in item)
-    return isinstance(item, parts)

@@ -28,7 +28,9 @@ from typing import Any
 
 from graphmem.base.imports import library_folder
 from graphmem.capture.device.shown_types import with_shown_types
-from graphmem.capture.program.leaving import Loop, Loops
+from graphmem.capture.program.asking import Loops
+from graphmem.capture.program.derived import derived
+from graphmem.capture.program.leaving import Loop
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
 OVER, BEGIN, GOES_ON = "__graphmem_over__", "__graphmem_begin__", "__graphmem_goes_on__"
@@ -38,18 +40,17 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 def compiled(source: str | bytes, filename: str) -> CodeType:
     """The code of a file, its loops rewritten. Raises :class:`SyntaxError` as Python does."""
-    tree = with_ends(ast.parse(source, filename), Path(filename).name)
+    tree = with_ends(ast.parse(source, filename), filename)
     code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
     return code
 
 
-def with_ends(tree: ast.Module, name: str) -> ast.Module:
+def with_ends(tree: ast.Module, filename: str) -> ast.Module:
     """The tree of a file of this name, its loops rewritten."""
     tree = with_shown_types(tree)
     calls = calls_by_function(tree)
-    tree = _Rewritten(name).visit(tree)
-    if calls:
-        tree.body.insert(_first_statement(tree), _registering(calls))
+    tree = _Rewritten(Path(filename).name).visit(tree)
+    tree.body.insert(_first_statement(tree), _registering(filename, calls))
     return ast.fix_missing_locations(tree)
 
 
@@ -61,10 +62,10 @@ def _first_statement(tree: ast.Module) -> int:
     return at
 
 
-def _registering(calls: dict[str, tuple[str, ...]]) -> ast.stmt:
-    """``__graphmem_calls__(learn=("backward", "sample"))``"""
+def _registering(filename: str, calls: dict[str, tuple[str, ...]]) -> ast.stmt:
+    """``__graphmem_calls__("train.py", learn=("backward", "sample"))``"""
     keywords = [ast.keyword(name, _names(called)) for name, called in calls.items()]
-    return ast.Expr(ast.Call(ast.Name(CALLS, ast.Load()), [], keywords))
+    return ast.Expr(ast.Call(ast.Name(CALLS, ast.Load()), [ast.Constant(filename)], keywords))
 
 
 def _names(names: tuple[str, ...]) -> ast.expr:
@@ -81,22 +82,27 @@ class _Rewritten(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
 
     def visit_For(self, node: ast.For) -> ast.For:
-        calls = calls_in(node)
+        calls, keys = calls_in(node), derived(node)
         self.generic_visit(node)
         node.iter = self._call(OVER, node, calls, node.iter)
+        node.iter.keywords.append(ast.keyword("name", ast.Constant(ast.unparse(node.target))))
+        if keys:
+            node.iter.keywords.append(ast.keyword("keys", ast.Tuple(keys, ast.Load())))
         if not _does_every_so_often(node):
             name = "is_numbered" if _reads(node) else "is_even"
             node.iter.keywords.append(ast.keyword(name, ast.Constant(True)))
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        """The loop, its state before it, which is deleted behind it."""
         calls = calls_in(node)
         self.generic_visit(node)
         name = f"__graphmem_loop_{node.lineno}__"
         begin = ast.Assign([ast.Name(name, ast.Store())], self._call(BEGIN, node, calls))
         asked = ast.Call(ast.Name(GOES_ON, ast.Load()), [ast.Name(name, ast.Load())], [])
         node.test = ast.BoolOp(ast.And(), [asked, node.test])
-        return [_at(begin, node), _at(node, node)]
+        forgotten = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None))
+        return [_at(begin, node), _at(node, node), _at(forgotten, node)]
 
     def _call(self, function: str, node: ast.stmt, calls: tuple[str, ...], *arguments: ast.expr) -> ast.Call:
         searches = [ast.Constant(True)] if _handles_memory(node) else []

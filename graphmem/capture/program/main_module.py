@@ -12,8 +12,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from graphmem.base.documents import read_content
+from graphmem.capture.program.asking import Loops
 from graphmem.capture.program.jobs import one_job
-from graphmem.capture.program.leaving import Leaving, Left, Loops
+from graphmem.capture.program.leaving import Leaving, Left
 from graphmem.capture.program.loops import compiled, rewritten_loops
 from graphmem.capture.program.notebooks import cells, cells_of_kernel
 from graphmem.capture.program.started import started_processes
@@ -26,6 +27,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
 
     Raises :class:`SourceError` for a file that Python cannot read or compile.
     """
+    leaving.epochs.limit(program.epoch)
     is_file = not program.is_module and not program.is_code
     folder = _script(program).resolve().parent if is_file else Path.cwd()
     with (

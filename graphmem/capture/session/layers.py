@@ -362,7 +362,8 @@ def _leaving(context: Context) -> Iterator[None]:
     if context.leave_after is None:
         yield
         return
-    from graphmem.capture.program.leaving import Leaving, patch_leaving
+    from graphmem.capture.program.asking import patch_leaving
+    from graphmem.capture.program.leaving import Leaving
 
     context.leaving = Leaving(context.leave_after, context.recorder, context.ends_alike_loops, context.shortens)
     context.recorder.phases.names_stages = True

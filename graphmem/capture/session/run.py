@@ -29,6 +29,7 @@ from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB
 
 if TYPE_CHECKING:
+    from graphmem.capture.program.host_retry import Retry
     from graphmem.sources.base import Built, Sizes
 
 #: What becomes of the model's output, by :data:`graphmem.training.LOOPS`.
@@ -113,12 +114,13 @@ class _Followed:
         self._iterations: int | None = None  # of a step that the subject did not run itself
         self._both: BothLoops | None = None
         self._facts: dict[str, Any] = {"is_own_step": True}  # fields of the run
+        self._retry: Retry | None = None  # of the statement at which a program failed
 
     def __call__(self, session: Session) -> None:
         session.recorder.phases.say = self._say
         program = self._subject.program
         if program is not None:
-            ending = _run(program, session)
+            ending, self._retry = _run(program, session)
             self._notes += _remarks(ending, session)
             self._facts.update(ending=ending, lacks_iterations=_lacks_iterations(session, ending))
             return
@@ -165,6 +167,9 @@ class _Followed:
 
     def completed(self, run: Run) -> Run:
         """The run with the known facts of its subject."""
+        ending: Ending | None = self._facts.get("ending")
+        if ending is not None and self._retry is not None and self._retry.passes():
+            self._facts["ending"] = replace(ending, how="unfollowed")
         if self._iterations is None or not isinstance(self._subject.step, Training):
             iterations = [] if self._iterations is None else [f"{self._iterations} iterations"]
             return replace(run, notes=(*self._notes, *iterations, *run.notes), **self._facts)
@@ -201,21 +206,22 @@ def _lacks_iterations(session: Session, ending: Ending) -> bool:
     return session.recorder.collected.reached_device or (left_alike and ending.failed)
 
 
-def _run(program: Program, session: Session) -> Ending:
-    """Run a whole program; an error it raises is its ending."""
+def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
+    """Run a whole program; an error it raises is its ending, with what can be tried again on the host."""
+    from graphmem.capture.program.host_retry import retry_of
     from graphmem.capture.program.main_module import run_program
 
     assert session.leaving is not None
     try:
         with _shortened(session):
-            return run_program(program, session.leaving)
+            return run_program(program, session.leaving), None
     except CannotShortenError:
         raise
     except Exception as error:
         raised = raised_by_program(error)
         if raised is None or (speaks_of_memory(error) and session.recorder.storages.refusals):
             raise
-        return Ending("raised", session.leaving.steps, 1, raised)
+        return Ending("raised", session.leaving.steps, 1, raised), retry_of(error)
 
 
 @contextlib.contextmanager

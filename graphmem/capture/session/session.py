@@ -174,7 +174,10 @@ def capture(
         compiled = context.compiled
         assumed = _assumptions(recorder) | (compiled.assumed if compiled is not None else {})
         refusals = tuple(recorder.storages.refusals)
+        found: dict[str, Any] = {}
         if context.leaving is not None:
+            assumed |= context.leaving.findings()
+            found = {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)
@@ -195,6 +198,7 @@ def capture(
         groups=tuple(recorder.groups.ranks.values()),
         communicators=recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
         sharded=recorder.sharded,
+        **found,
     )
     held = _of_holding_loop(recorder, shown_card, trace)
     return captured if held is None else replace(captured, other_loop=replace(captured, trace=held))

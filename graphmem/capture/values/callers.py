@@ -18,7 +18,7 @@ from inspect import CO_OPTIMIZED
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -334,6 +334,20 @@ def lists_by_name() -> list[list[object]]:
         names.clear()  # a copy, which the frame would hold on to with all that is named (until Python 3.13)
     inner = (item for outer in found if len(outer) <= 256 for item in outer if type(item) is list)
     return [*found, *inner]
+
+
+def ends_lightnings_epoch() -> bool:
+    """Whether Lightning asks a loader for a batch; its next one is the last of the epoch then, for it counts them and
+    validates, saves and logs after as many as the loader has (``loops/fetchers.py``, ``_DataFetcher.__next__``)."""
+    for frame in _frames(sys._getframe(1)):
+        code = frame.f_code
+        if code.co_name == "__next__" and code.co_filename.replace(os.sep, "/").endswith("/loops/fetchers.py"):
+            fetcher: Any = frame.f_locals["self"]
+            if fetcher.length is None:
+                return False
+            fetcher.fetched = max(fetcher.fetched, fetcher.length - 1)
+            return True
+    return False
 
 
 def named_arguments() -> dict[str, object]:

@@ -274,8 +274,18 @@ class _Uses:
             call = self._program.parents.get(up)
             return isinstance(call, ast.Call) and self.are_harmless(call)
         if isinstance(up, ast.comprehension) and node is up.iter:
-            return self._is_harmless_target(up.target, up)
+            return self._are_harmless_items(up)
+        if isinstance(up, ast.Subscript) and node is up.value and isinstance(up.ctx, ast.Load):  # a part of it
+            return self.are_harmless(up)
         return self._is_harmless_statement(up, node)
+
+    def _are_harmless_items(self, loop: ast.comprehension) -> bool:
+        """Whether every use of what a comprehension goes over is, whose names nobody else sees."""
+        parts = list(ast.walk(loop.target))
+        names = {one.id for one in parts if isinstance(one, ast.Name)}
+        used = (one for one in ast.walk(self._program.parents[loop]) if isinstance(one, ast.Name) and one.id in names)
+        is_plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.Store)) for one in parts)
+        return is_plain and all(self.are_harmless(one) for one in used if isinstance(one.ctx, ast.Load))
 
     def _is_harmless_statement(self, up: ast.AST | None, node: ast.AST) -> bool:
         if isinstance(up, ast.Call) and up.func is not node:

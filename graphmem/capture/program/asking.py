@@ -1,0 +1,220 @@
+"""Where :class:`graphmem.capture.program.leaving.Leaving` is asked: data loaders, optimizers, and the functions that
+the rewritten loops of a program call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from operator import length_hint
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import dataloader
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.program.decoding import FEWEST, Decoding
+from graphmem.capture.program.epochs import MOST_HELD, Rest
+from graphmem.capture.program.leaving import Leaving, Left, Loop
+from graphmem.capture.program.loop_state import Lists
+from graphmem.capture.program.runs import Key, Runs
+from graphmem.capture.values import callers
+from graphmem.torch_names import private
+
+# --- data loaders and optimizers --------------------------------------------------------------------------------------
+
+
+def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
+    """Let data loaders and optimizers report to ``leaving``; returns the handles of hooks."""
+    loops: weakref.WeakKeyDictionary[Any, _LoaderLoop] = weakref.WeakKeyDictionary()
+    iterator = private("torch.utils.data.dataloader._BaseDataLoaderIter", "loops over data loaders are not left early")
+    begin, following = dataloader.DataLoader.__iter__, iterator.__next__
+    make = torch_optimizer.Optimizer.__init__
+    only = patches.threads.only
+
+    def iterate(self: Any) -> object:
+        iterator = begin(self)
+        loops[iterator] = _LoaderLoop(leaving, self, iterator, following)
+        return iterator
+
+    def next_batch(self: Any) -> object:
+        loop = loops.get(self)
+        return following(self) if loop is None else loop.next_batch(self)
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        leaving.note_optimizer(self)
+
+    patches.set(dataloader.DataLoader, "__iter__", iterate)
+    patches.set(iterator, "__next__", next_batch)
+    patches.set(torch_optimizer.Optimizer, "__init__", made)
+    return [
+        torch_optimizer.register_optimizer_step_pre_hook(only(lambda optimizer, *_: leaving.before_step(optimizer))),
+        torch_optimizer.register_optimizer_step_post_hook(only(lambda optimizer, *_: leaving.after_step(optimizer))),
+    ]
+
+
+class _LoaderLoop:
+    """One pass over a data loader."""
+
+    def __init__(self, leaving: Leaving, loader: Any, iterator: Any, following: Any) -> None:
+        leaving.open(loader)
+        passing = weakref.ref(iterator)
+        self._leaving, self._loader, self._following = leaving, weakref.ref(loader), following
+        self._rest = Rest(leaving.epochs, "a data loader", lambda: following(passing()))
+        leaving.epochs.begin(self._rest)
+        self._loop = Loop(leaving, "a data loader", rest=self._rest)
+
+    def next_batch(self, iterator: Any) -> object:
+        leaving, loop, inside = self._leaving, self._loop, self._leaving.fetching
+        if inside is not None:
+            inside.is_fed = True
+            loop.end_with(inside)
+        if leaving.is_finished(self._loader()):
+            raise StopIteration
+        if not loop.goes_on():
+            if loop.has_trained and self._loader() is not None:
+                leaving.finish(self._loader(), self._rest.varies)
+            return self._rest.final_batch() if loop.has_trained and callers.ends_lightnings_epoch() else self._stop()
+        try:
+            batch = self._rest.next_batch() if loop.is_ending else self._following(iterator)
+        except StopIteration:
+            loop.is_over = True
+            raise
+        self._rest.note(batch)
+        return batch
+
+    def _stop(self) -> object:
+        raise StopIteration
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+
+
+class Loops:
+    """The functions that the rewritten loops of a program call (:mod:`graphmem.capture.program.loops`)."""
+
+    def __init__(self, leaving: Leaving) -> None:
+        self._leaving = leaving
+
+    def over(
+        self,
+        items: Iterable[Any],
+        where: str,
+        searches: bool = False,
+        is_even: bool = False,
+        is_numbered: bool = False,
+        calls: tuple[str, ...] = (),
+        name: str = "",
+        keys: Sequence[Key] = (),
+    ) -> Iterator[Any]:
+        """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
+        ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls; ``name`` of its items,
+        and the ``keys`` that it computes from them."""
+        numbers = _range(items)
+        runs = Runs(items, name, numbers, keys)
+        recorder = self._leaving.recorder
+        can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
+        if (is_even or is_numbered) and can_probe and numbers is not None and len(numbers) >= FEWEST:
+            decoding = Decoding(recorder, len(numbers), Lists(), is_numbered=is_numbered)
+            return _Numbers(self._leaving, items, where, searches, calls, runs, numbers, decoding)
+        return _Items(self._leaving, items, where, searches, calls, runs)
+
+    def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
+        """A ``while`` loop begins."""
+        return Loop(self._leaving, where, searches, calls, Runs())
+
+    def know(self, file: str, /, **calls: tuple[str, ...]) -> None:
+        """Note a file of the program, and what its functions call."""
+        self._leaving.files.add(file)
+        for name, called in calls.items():
+            self._leaving.calls.setdefault(name, set()).update(called)
+
+
+class _Items:
+    """An iterator that ends with its loop."""
+
+    def __init__(
+        self, leaving: Leaving, items: Iterable[Any], where: str, searches: bool, calls: tuple[str, ...], runs: Runs
+    ) -> None:
+        iterator = iter(items)
+        self._rest = Rest(leaving.epochs, where, lambda: next(iterator))
+        self._runs = runs
+        self._loop = Loop(leaving, where, searches, calls, runs, self._rest)
+        runs.over(iterator)
+        self._iterator = iterator
+        self._is_first = True
+        self._after = 0  # items that a loader gave after the loop was over
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> object:
+        loop = self._loop
+        try:
+            return self._next()
+        except StopIteration:
+            loop.is_over = True
+            raise
+
+    def _next(self) -> object:
+        loop = self._loop
+        if not loop.goes_on(length_hint(self._iterator, 1)):  # loaders end by themselves, behind those who read ahead
+            self._after += 1
+            if not loop.is_fed or self._after > MOST_HELD:
+                raise StopIteration
+        if loop.is_ending and self._rest.holds:
+            return self._rest.next_batch()
+        try:
+            item = self._runs.take(loop.fetch)
+        except Left:
+            if loop.is_ending:
+                raise StopIteration from None
+            raise
+        if self._is_first:
+            self._is_first = False
+            if _holds_parts(item):
+                loop.never_ends()
+        self._rest.note(item)
+        return item
+
+
+class _Numbers(_Items):
+    """An iterator over numbers, which can go on at any of them."""
+
+    def __init__(
+        self, leaving: Leaving, items: Iterable[Any], where: str, searches: bool, calls: tuple[str, ...], runs: Runs,
+        numbers: range, decoding: Decoding,
+    ) -> None:  # fmt: skip
+        super().__init__(leaving, items, where, searches, calls, runs)
+        self._numbers, self._decoding = numbers, decoding
+        self._done = 0
+        self._is_put_forward = False
+
+    def __next__(self) -> object:
+        decoding = self._decoding
+        if self._done and not decoding.is_followed:
+            decoding.note(self._done, callers.lists_by_name())
+            self._is_put_forward |= decoding.is_probing
+        if not self._is_put_forward:
+            self._done += 1
+            return super().__next__()
+        self._done = decoding.length + 1
+        if self._done > len(self._numbers):
+            raise StopIteration
+        return self._numbers[self._done - 1]
+
+
+def _range(items: object) -> range | None:
+    """The numbers that a loop goes over, a progress bar around them or not; None if it is over something else."""
+    if type(items).__module__.partition(".")[0] == "tqdm":
+        items = getattr(items, "iterable", None)
+    return items if isinstance(items, range) else None
+
+
+def _holds_parts(item: object) -> bool:
+    """Whether a loop goes over the parts of a model, or over optimizers: its length is no number of repetitions."""
+    parts = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    if isinstance(item, (tuple, list)):
+        return any(_holds_parts(part) for part in item)
+    return isinstance(item, parts)

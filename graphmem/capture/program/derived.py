@@ -1,0 +1,100 @@
+"""The values that the body of a ``for`` loop computes from its items, to be known for all of them ahead.
+
+    for epoch in range(30):
+        if epoch == 10: unfreeze()          lambda epoch: epoch == 10
+        size = 64 * 2**(epoch // 10)        lambda epoch: 64 * 2**(epoch // 10)
+
+They say which of the items make another run. Expressions that call, but for a few functions without effects, are left
+out, and those that other names decide which the body binds; what only goes to a log is left out too, and a number that
+an item is merely counted on from (``epoch + 1``).
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable, Iterator
+
+_PURE = (
+    ast.Attribute, ast.BinOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Dict, ast.IfExp, ast.List, ast.Name, ast.Set,
+    ast.Slice, ast.Subscript, ast.Tuple, ast.UnaryOp,
+)  # fmt: skip
+_PURE_FUNCTIONS = frozenset(
+    {"abs", "bool", "divmod", "float", "int", "isinstance", "len", "max", "min", "pow", "range", "round", "str", "sum"}
+)
+#: Functions and methods whose arguments are for people, files and schedules.
+_TOLD = frozenset(
+    {"add_scalar", "critical", "debug", "exception", "format", "info", "log", "log_metrics", "print", "report", "save"}
+    | {"save_checkpoint", "save_pretrained", "set_description", "set_epoch", "set_postfix", "state_dict", "step"}
+    | {"update_description", "warn", "warning", "write"}
+)
+_ITEM = "__graphmem_item__"
+#: More are of no loop around training.
+_MOST_KEYS = 12
+
+
+def derived(loop: ast.For) -> list[ast.expr]:
+    """Functions of an item, one for each value."""
+    names = _bound([loop.target])
+    others = _bound(loop.body) - names
+    found = {ast.unparse(part): part for part in _values(loop.body, names, others)}
+    return [_of_item(loop.target, part) for part in found.values()] if len(found) <= _MOST_KEYS else []
+
+
+def _of_item(target: ast.expr, value: ast.expr) -> ast.expr:
+    """``lambda item: [value for target in (item,)][0]``"""
+    item = ast.Tuple([ast.Name(_ITEM, ast.Load())], ast.Load())
+    listed = ast.ListComp(copy.deepcopy(value), [ast.comprehension(copy.deepcopy(target), item, [], 0)])
+    arguments = ast.arguments([], [ast.arg(_ITEM)], None, [], [], None, [])
+    return ast.Lambda(arguments, ast.Subscript(listed, ast.Constant(0), ast.Load()))
+
+
+def _bound(nodes: Iterable[ast.AST]) -> set[str]:
+    parts = (part for node in nodes for part in ast.walk(node))
+    return {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _values(nodes: Iterable[ast.AST], names: set[str], others: set[str]) -> Iterator[ast.expr]:
+    """The largest expressions that read one of ``names``, none of ``others``, and can be evaluated ahead."""
+    for node in nodes:
+        if isinstance(node, (ast.JoinedStr, ast.FunctionDef, ast.ClassDef, ast.Lambda)) or _is_told(node):
+            continue
+        if isinstance(node, ast.If) and all(map(_is_told, (*node.body, *node.orelse))):
+            continue
+        if isinstance(node, ast.expr) and _is_pure(node) and not others & _read(node):
+            if names & _read(node) and not _only_counts(node):
+                yield node
+            continue
+        yield from _values(ast.iter_child_nodes(node), names, others)
+
+
+def _is_told(node: ast.AST) -> bool:
+    """Whether a statement or a call only tells something."""
+    if isinstance(node, ast.Expr):
+        return _is_told(node.value)
+    if not isinstance(node, ast.Call):
+        return isinstance(node, ast.Pass)
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in _TOLD
+
+
+def _is_pure(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        is_known = isinstance(node.func, ast.Name) and node.func.id in _PURE_FUNCTIONS and not node.keywords
+        return is_known and all(map(_is_pure, node.args))
+    if not isinstance(node, _PURE) or isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+        return False
+    return all(_is_pure(part) for part in ast.iter_child_nodes(node) if isinstance(part, (ast.expr, ast.Slice)))
+
+
+def _only_counts(node: ast.expr) -> bool:
+    """``epoch``, ``epoch + 1``, and tuples of such."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return isinstance(node.right, ast.Constant) and _only_counts(node.left)
+    if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
+        return all(map(_only_counts, [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]))
+    return isinstance(node, (ast.Name, ast.Constant))

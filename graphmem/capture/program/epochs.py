@@ -1,0 +1,234 @@
+"""The rest of an epoch: the batches that a loop does not come to, as it is over after some steps.
+
+Host data is real. When a loop that reads batches is over, the rest of them is read without the program's step, for as
+long as :class:`Epochs` allows; only the shapes are kept. A batch that is larger than all before it, in all or in one of
+its dimensions, is held, and some of those whose shapes are new. The loop then goes on with these: its largest steps are
+captured as they are, in their order, and the allocator meets the sizes that it would.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from graphmem.capture.values.tensors import on_device
+from graphmem.diagnostics import Code, Diagnostic
+from graphmem.training.program import EPOCH_SECONDS, EpochRead
+
+#: Batches of one epoch that are given to the program after its steps.
+MOST_HELD = 12
+#: As many tensors of a batch are compared one by one.
+_FEW_TENSORS = 8
+#: How deep and how far containers are looked into for tensors.
+_DEEPEST, _MOST_ITEMS = 4, 4096
+
+#: The shapes of the tensors and arrays in a batch.
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Epochs:
+    """All epochs of a program, and how much of them may still be read."""
+
+    def __init__(self) -> None:
+        self.seconds = EPOCH_SECONDS
+        self.batches = math.inf
+        self._reading_since: float | None = None
+        self.clock = 0  # goes on with every batch that a loader is asked for
+        self.read: list[EpochRead] = []
+        self.varied = 0  # of them, with batches of several shapes
+        self.remarks: dict[Diagnostic, int] = {}
+        self._rests: list[weakref.ref[Rest]] = []
+
+    def limit(self, epoch: str) -> None:
+        """Read as :attr:`graphmem.training.program.Program.epoch` asks."""
+        if epoch == "first":
+            self.batches = 0
+        elif epoch != "auto":
+            self.seconds = math.inf
+        if epoch.startswith("sample"):
+            self.batches = int(epoch.split()[1])
+
+    def may_read(self) -> bool:
+        """Asked before every batch: whether the time and the number that are allowed are not over."""
+        now = time.process_time()
+        if self._reading_since is None:
+            self._reading_since = now
+        self.batches -= 1
+        return self.batches >= 0 and now - self._reading_since < self.seconds
+
+    def stop(self) -> None:
+        """An epoch is read."""
+        if self._reading_since is not None:
+            self.seconds -= time.process_time() - self._reading_since
+            self._reading_since = None
+
+    def begin(self, rest: Rest) -> None:
+        self._rests.append(weakref.ref(rest))
+
+    def read_since(self, clock: int) -> list[Rest]:
+        """Of the loaders that were asked for a batch since then."""
+        rests = [rest for ref in self._rests if (rest := ref()) is not None]
+        self._rests = [weakref.ref(rest) for rest in rests]
+        return [rest for rest in rests if rest.asked > clock]
+
+
+class Rest:
+    """The batches of one iterator: ``note`` those that the program takes; then ``next_batch`` of those that remain.
+    ``fetch`` gives the iterator's next batch."""
+
+    def __init__(self, epochs: Epochs, where: str, fetch: Callable[[], Any]) -> None:
+        self.where = where
+        self.asked = 0  # at which time of the epochs' clock
+        self._epochs, self._fetch = epochs, fetch
+        self._seen: list[Shapes] = []
+        self._most: dict[object, int] = {}
+        self._held: deque[Any] = deque()
+        self._final: Any = None
+        self._is_read = False
+        self._patience = MOST_HELD
+
+    def note(self, batch: object) -> None:
+        """The program takes a batch."""
+        self._epochs.clock += 1
+        self.asked = self._epochs.clock
+        if not self._is_read:
+            self._measure(batch)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the batches that remain were read."""
+        return self._is_read and bool(self._seen and self._seen[-1]) and self._epochs.batches > 0
+
+    @property
+    def varies(self) -> bool:
+        """Whether batches of several shapes were read, beside a last one that is smaller."""
+        return self._is_read and len(set(self._seen)) > 2
+
+    @property
+    def holds(self) -> bool:
+        """Whether a larger batch is held."""
+        return bool(self._held)
+
+    def has_more(self) -> bool:
+        """Whether there are larger batches; those that nobody asks for are given up."""
+        if not self._is_read:
+            self._is_read = True
+            if self._seen and self._seen[-1] and self._epochs.batches:
+                self._read()
+        self._patience -= 1
+        return bool(self._held) and self._patience > 0
+
+    def next_batch(self) -> Any:
+        """Raises :class:`StopIteration` after the last one."""
+        self._patience = MOST_HELD
+        if not self._held:
+            raise StopIteration
+        return self._held.popleft()
+
+    def final_batch(self) -> Any:
+        """The last batch of the epoch, once. Raises :class:`StopIteration` where it was not read."""
+        if self._final is None:
+            raise StopIteration
+        final, self._final = self._final, None
+        return final
+
+    # --- reading ---
+
+    def _measure(self, batch: object) -> bool:
+        """Note the shapes of a batch; whether it is larger than all before it in something."""
+        shapes = () if on_device(batch) else tuple(_shapes_in(batch))
+        self._seen.append(shapes)
+        sizes = _sizes(shapes)
+        is_larger = any(size > self._most.get(name, 0) for name, size in sizes.items())
+        self._most |= {name: max(size, self._most.get(name, 0)) for name, size in sizes.items()}
+        return is_larger
+
+    def _read(self) -> None:
+        held = _Held()
+        whole = False
+        while self._epochs.may_read():
+            known = set(self._seen)
+            try:
+                batch = self._fetch()
+            except StopIteration:
+                whole = True
+                break
+            is_larger = self._measure(batch)
+            if not self._seen[-1]:
+                break
+            self._final = batch
+            if is_larger or self._seen[-1] not in known:
+                held.add(batch, is_larger)
+        self._epochs.stop()
+        self._held.extend(held.batches())
+        self._report(whole)
+
+    def _report(self, whole: bool) -> None:
+        numbers = sorted(_sizes(shapes)["numbers"] for shapes in self._seen if shapes)
+        epoch = EpochRead(
+            self.where, len(self._seen), whole, len(set(self._seen)),
+            numbers[0], numbers[len(numbers) // 2], numbers[-1], len(self._held),
+        )  # fmt: skip
+        self._epochs.read.append(epoch)
+        self._epochs.varied += self.varies
+        if not whole:
+            code = Code.EPOCH_VARIES if epoch.shapes > 1 else Code.EPOCH_ALIKE
+            self._epochs.remarks[code.about(place=self.where, read=epoch.read)] = 1
+        elif epoch.shapes > 1:
+            found = {"read": epoch.read, "shapes": epoch.shapes, "analysed": epoch.analysed}
+            self._epochs.remarks[Code.EPOCH_READ.about(place=self.where, **found)] = 1
+
+
+class _Held:
+    """At most :data:`MOST_HELD` batches in their order: the last of those that were larger than all before them, and
+    then the last ones of other shapes."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[Any, bool]] = []
+
+    def add(self, batch: object, is_larger: bool) -> None:
+        self._batches.append((batch, is_larger))
+        if len(self._batches) > MOST_HELD:
+            smaller = (place for place, (_, is_larger) in enumerate(self._batches) if not is_larger)
+            del self._batches[next(smaller, 0)]
+
+    def batches(self) -> list[Any]:
+        return [batch for batch, _ in self._batches]
+
+
+def _sizes(shapes: Shapes) -> dict[object, int]:
+    """By name: the numbers in a batch, in each of its tensors where they are few, and the most in each dimension of
+    tensors of as many dimensions."""
+    numbers = [math.prod(shape) for shape in shapes]
+    sizes: dict[object, int] = {"numbers": sum(numbers), **dict(enumerate(numbers[:_FEW_TENSORS]))}
+    for shape in shapes:
+        for axis, size in enumerate(shape):
+            name = len(shape), axis
+            sizes[name] = max(size, sizes.get(name, 0))
+    return sizes
+
+
+def _shapes_in(value: Any, depth: int = 0) -> Iterator[tuple[int, ...]]:
+    """The shapes of tensors, arrays and lists of numbers in nested containers and objects."""
+    if depth > _DEEPEST or isinstance(value, (str, bytes)):
+        return
+    shape = getattr(value, "shape", None)
+    if isinstance(value, torch.Tensor) or isinstance(shape, tuple):
+        yield tuple(shape or ())
+        return
+    if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(one, (int, float)) for one in value[:2]):
+        yield (len(value),)
+        return
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif not isinstance(value, (list, tuple)):
+        is_batch = hasattr(value, "__dict__") and hasattr(type(value), "to") and not isinstance(value, torch.nn.Module)
+        value = list(vars(value).values()) if is_batch else ()
+    for item in value[:_MOST_ITEMS]:
+        yield from _shapes_in(item, depth + 1)
