@@ -26,7 +26,7 @@ from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageEr
 from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
-from graphmem.training.processes import Processes, visible_cards
+from graphmem.training.processes import Processes
 from graphmem.training.program import EPOCH_SECONDS, OPTIMIZER_STEPS, Program
 
 #: Storages kept in the estimate for --details and JSON.
@@ -211,7 +211,8 @@ def run_command(
 def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[str, Any]) -> Estimate:
     """The estimate of the process that holds the most, with the others beside it."""
     if isinstance(line, Program):
-        found, nothing = _of_program(line, analyzed)
+        with family.watched(os.getpid()):
+            found, nothing = _of_program(line, analyzed)
         family.check()
         found += family.reports()
         if not found:
@@ -281,8 +282,7 @@ def _flying(allowed: Allowed) -> Iterator[None]:
 @contextlib.contextmanager
 def _following(launcher: Launcher) -> Iterator[Following]:
     options = click.get_current_context().meta[_OWN_WORDS]
-    cards = visible_cards(os.environ)
-    with following(options, launcher.rank or 0, cards, sandbox.worker()) as family, launchers.replaced_agent():
+    with following(options, launcher.rank or 0, sandbox.worker()) as family, launchers.replaced_agent():
         yield family
 
 

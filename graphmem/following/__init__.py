@@ -80,9 +80,13 @@ class Following:
             process = subprocess.Popen(_started(words), env=environment, stdout=sys.stderr)
         except OSError as error:
             raise UsageError(f"{words[0]} cannot be started: {error.strerror or error}") from None
-        with _passed_on(process), watched_for_unnoticed(process.pid, Notes(self.folder)):
+        with _passed_on(process), self.watched(process.pid):
             code = process.wait()
         return code if code >= 0 else 128 - code
+
+    def watched(self, root: int) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, processes below ``root`` that use PyTorch unseen end the run with a :class:`CaptureError`."""
+        return watched_for_unnoticed(root, Notes(self.folder))
 
     def check(self) -> None:
         """Raises :class:`CaptureError` where a process used the card and could not be followed."""
@@ -98,16 +102,15 @@ class Following:
 
 
 @contextlib.contextmanager
-def following(options: Sequence[str], rank: int, cards: int, worker: Sequence[Any] | None) -> Iterator[Following]:
+def following(options: Sequence[str], rank: int, worker: Sequence[Any] | None) -> Iterator[Following]:
     """Until the end, Python processes that this one starts are followed.
 
-    ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``cards``: how
-    many a machine has; ``worker``: arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have
-    to enter the sandbox themselves.
+    ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``worker``:
+    arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have to enter the sandbox themselves.
     """
     folder = os.path.join(tempfile.gettempdir(), f"graphmem-follow-{os.getpid()}-{secrets.token_hex(4)}")
     told = {
-        "folder": folder, "options": list(options), "rank": rank, "cards": cards, "worker": worker,
+        "folder": folder, "options": list(options), "rank": rank, "worker": worker,
         "packages": _borrowed(),
     }  # fmt: skip
     before = {name: os.environ.get(name) for name in (VARIABLE, _PATH, "PATH")}

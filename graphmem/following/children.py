@@ -85,6 +85,8 @@ class _Child:
         if self._line.kind in ("file", "module") and rank_of(os.environ) not in (None, self._told["rank"]):
             sys.stdout.flush()
             os._exit(0)
+        if self._line.kind == "code" and self._line.target == "-":  # Python would read it all before it runs
+            os.execv(sys.executable, [sys.executable, *self._line.flags, "-c", sys.stdin.read(), *self._line.arguments])
         if self._line.is_server:
             self._capture()
         if self._told["worker"] is not None:
@@ -102,8 +104,9 @@ class _Child:
             self._capture()
         run()
         from graphmem.following.launchers import show_cards
+        from graphmem.training.processes import visible_cards
 
-        show_cards(torch, self._told["cards"], self._touched)
+        show_cards(torch, visible_cards(os.environ), self._touched)
 
     @property
     def _can_begin_again(self) -> bool:
@@ -121,8 +124,6 @@ class _Child:
         """Begin again as ``graphmem run``."""
         line = self._line
         options = [*self._told["options"], *launched_options(os.environ)]
-        if line.kind == "code" and line.target == "-":
-            line.target = sys.stdin.read()
         words = {"module": ["-m", line.target], "code": ["-c", line.target]}.get(line.kind, ["--", line.target])
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,10 @@ from graphmem.following.children import Notes
 #: Seconds between two looks: less than it takes to import PyTorch.
 _PAUSE = 0.25
 _LIBRARY = b"/libtorch_cpu"
+_UNSEEN = (
+    "{} uses PyTorch where graphmem cannot look: it was started with -I, -E or -S, or with another PYTHONPATH; write "
+    "graphmem run train.py, or leave these out"
+)
 
 
 @contextlib.contextmanager
@@ -30,15 +36,17 @@ def watched_for_unnoticed(root: int, notes: Notes) -> Iterator[None]:
     watch = _Watch(root, notes)
     watch.start()
     try:
-        yield
-    finally:
-        watch.is_over.set()
-        watch.join()
+        try:
+            yield
+        finally:
+            watch.is_over.set()
+            watch.join()
+            time.sleep(0)  # an interrupt by the watch comes here at the latest
+    except KeyboardInterrupt:
+        if not watch.found:
+            raise
     if watch.found:
-        raise CaptureError(
-            f"{watch.found} uses PyTorch where graphmem cannot look: it was started with -I, -E or -S, or with another "
-            "PYTHONPATH; write graphmem run train.py, or leave these out"
-        )
+        raise CaptureError(watch.found)
 
 
 class _Watch(threading.Thread):
@@ -50,15 +58,24 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.is_over.wait(_PAUSE) and not self.found:
-            below = [one for one in _below(self._root) if not self._notes.has("seen", one)]
+            below = [one for one in _below(self._root) if one != os.getpid() and not self._notes.has("seen", one)]
             suspects = {one: _words(one) for one in below if _uses_torch(one)}
+            refused = self._notes.all_of("refused")
             # between fork and exec a process has its parent's memory: what is there twice is its own
-            self.found = next((words for one, words in suspects.items() if self._suspects.get(one) == words), "")
+            unseen = [words for one, words in suspects.items() if self._suspects.get(one) == words]
+            self.found = next(iter([*refused, *map(_UNSEEN.format, unseen)]), "")
             self._suspects = suspects
         if self.found:
-            for process in (*_below(self._root), self._root):
-                with contextlib.suppress(OSError):
+            self._end()
+
+    def _end(self) -> None:
+        """End the processes; this one's own program is interrupted."""
+        for process in _below(self._root):
+            with contextlib.suppress(OSError):
+                if process != os.getpid():
                     os.kill(process, signal.SIGKILL)
+        if self._root == os.getpid():
+            _thread.interrupt_main()
 
 
 def _below(root: int) -> list[int]:

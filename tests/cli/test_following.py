@@ -113,6 +113,20 @@ def test_workers_that_use_the_card_are_refused(method: str, folder: Path) -> Non
     assert "write torch.multiprocessing.spawn" in words or "start processes by torch.multiprocessing.spawn" in words
 
 
+def test_a_program_cannot_start_others_out_of_sight(folder: Path) -> None:
+    (folder / "start.py").write_text("import subprocess\nsubprocess.run(['python', '-E', 'train.py', '16'])\n")
+    code, document, words = run(folder, "start.py")
+    assert (code, document) == (1, {})
+    assert "python -E train.py 16 uses PyTorch where graphmem cannot look" in words.splitlines()[-1]
+
+
+def test_text_by_standard_input(folder: Path) -> None:
+    (folder / "train.sh").write_text(f"python - 16 <<EOF\n{TRAIN}\nEOF\n")
+    code, followed, words = run(folder, "CUDA_VISIBLE_DEVICES=0,1", "./train.sh")
+    assert code == 0, words
+    assert peaks(followed) == peaks(run(folder, "train.py", "16")[1])
+
+
 def test_spawned_functions_run_here(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import torch, torch.multiprocessing as mp\n"

@@ -95,9 +95,11 @@ def _of_module(program: Program) -> tuple[ModuleType, Iterable[CodeType]]:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{program.target}.__main__")
     except ImportError as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        reason = f"no Python module {missing!r}" if missing else f"{program.target} cannot be imported: {said(error)}"
-        raise SourceError(f"{reason}; for a file, write graphmem run path/to/file.py") from None
+        if error.name and f"{program.target}.".startswith(f"{error.name}."):
+            reason = f"no Python module {error.name!r}; for a file, write graphmem run path/to/file.py"
+        else:
+            reason = f"{program.target} cannot be imported: {said(error)}"
+        raise SourceError(reason) from None
     if spec is None or spec.loader is None or spec.origin is None:
         raise SourceError(f"{program.target} is no module that can be run; for a file, write its path")
     module = ModuleType("__main__")
