@@ -76,6 +76,7 @@ class Patches:
     """
 
     _active: ClassVar[list[Patches]] = []
+    _are_lifted: ClassVar[bool] = False
 
     def __init__(self) -> None:
         threads = current_threads()
@@ -149,13 +150,19 @@ class Patches:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Until the end nothing is replaced: for imports, which remember the names they find."""
+        """Until the end nothing is replaced: for imports, which remember the names they find. An import may open a layer
+        that imports in turn: the outermost call puts the replacements back."""
+        if cls._are_lifted:
+            yield
+            return
         entries = [entry for patches in cls._active for entry in patches._undo]
         for entry in reversed(entries):
             entry.put_back()
+        cls._are_lifted = True
         try:
             yield
         finally:
+            cls._are_lifted = False
             for entry in entries:
                 entry.install()
 

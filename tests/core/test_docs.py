@@ -14,7 +14,12 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "models_zoo").glob("*.md"),
-        *(page for folder in ("docs", "reports", "tests") for page in (ROOT / folder).rglob("*.md")),
+        *(
+            page
+            for folder in ("docs", "reports", "tests")
+            for page in (ROOT / folder).rglob("*.md")
+            if "venv" not in page.parts
+        ),
     ]
 )
 #: A page is read in one sitting. The report of accuracy and the options are written by commands, to be looked up in.
