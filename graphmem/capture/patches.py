@@ -150,19 +150,18 @@ class Patches:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Until the end nothing is replaced: for imports, which remember the names they find. An import may open a layer
-        that imports in turn: the outermost call puts the replacements back."""
-        if cls._are_lifted:
-            yield
-            return
-        entries = [entry for patches in cls._active for entry in patches._undo]
+        """Until the end nothing is replaced: for imports, which remember the names they find.
+
+        An import may open a layer that imports in turn: the outermost call puts the replacements back.
+        """
+        entries = [] if cls._are_lifted else [entry for patches in cls._active for entry in patches._undo]
+        outer, cls._are_lifted = cls._are_lifted, True
         for entry in reversed(entries):
             entry.put_back()
-        cls._are_lifted = True
         try:
             yield
         finally:
-            cls._are_lifted = False
+            cls._are_lifted = outer
             for entry in entries:
                 entry.install()
 

@@ -170,7 +170,7 @@ def run_command(
       graphmem run --gpu RTX-4090 train.py --batch-size 16
       graphmem run --gpu A100-80GB -m package.train config/small.py
       graphmem run --gpu H100 torchrun --nproc-per-node 8 --nnodes 2 train.py
-      graphmem run --gpu H100 --cards 4 accelerate launch --config_file fsdp.yaml train.py
+      graphmem run --gpu H100 --cards 4 accelerate launch train.py
       graphmem run --gpu L4 train.ipynb
 
     Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom).

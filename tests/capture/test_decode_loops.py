@@ -9,7 +9,7 @@ import pytest
 
 from graphmem.answering import runs
 from graphmem.answering.question import Question
-from graphmem.capture.program import decoding, leaving
+from graphmem.capture.program import asking, decoding
 from graphmem.trace import Trace
 from graphmem.training.program import Program
 from tests.support.captures import rows
@@ -184,5 +184,5 @@ def test_some_tokens_tell_of_all(name: str, tmp_path: Path, monkeypatch: pytest.
     probed = traced(tmp_path / "generate.py", source)
     assert bool(written) == (name in PROBED)
     assert all(followed < 35 for followed in written)
-    monkeypatch.setattr(leaving, "FEWEST", 10**9)
+    monkeypatch.setattr(asking, "FEWEST", 10**9)
     assert rows(probed) == rows(traced(tmp_path / "generate.py", source))

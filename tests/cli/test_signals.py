@@ -118,7 +118,7 @@ def _interrupted_at_import(number: int, name: str, before: str) -> subprocess.Co
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-@pytest.mark.parametrize("number", [1, 2, 25, 90, 250])
+@pytest.mark.parametrize("number", [1, 2, 25, 90, 190])
 def test_a_signal_while_modules_are_imported_is_one_line(number: int, name: str, code: int) -> None:
     before = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
     done = _interrupted_at_import(number, name, before)

@@ -25,7 +25,9 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
         many: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
         stars = many.get(parameter.kind, "")
         written = "" if parameter.annotation is parameter.empty else f": {_written(parameter.annotation)}"
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        given = parameter.default
+        shown = given.__name__ if inspect.isfunction(given) else repr(given)
+        default = "" if given is parameter.empty else f" = {shown}"
         lines.append(f"    {stars}{parameter.name}{written}{default}")
     returned = inspect.signature(function).return_annotation
     arrow = "" if returned is inspect.Signature.empty else f" -> {_written(returned)}"

@@ -32,12 +32,12 @@ def test_a_case_is_the_same_again(tmp_path: Path) -> None:
 
 
 def test_a_wrong_answer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphmem.cli import replay
+    from graphmem.planning import recordings
 
     case = make("trace", 5, 0, emptied(tmp_path / "case"))
 
     def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(replay, "read_file", broken)
+    monkeypatch.setattr(recordings, "read_file", broken)
     assert problem_of(case, emptied(tmp_path / "scratch"))[0] == "bug"

@@ -181,8 +181,10 @@ class Rest:
             code = Code.EPOCH_VARIES if epoch.shapes > 1 else Code.EPOCH_ALIKE
             self._epochs.remarks[code.about(place=self.where, read=epoch.read)] = 1
         elif epoch.shapes > 1:
-            found = {"read": epoch.read, "shapes": epoch.shapes, "analysed": epoch.analysed}
-            self._epochs.remarks[Code.EPOCH_READ.about(place=self.where, **found)] = 1
+            remark = Code.EPOCH_READ.about(
+                place=self.where, read=epoch.read, shapes=epoch.shapes, analysed=epoch.analysed
+            )
+            self._epochs.remarks[remark] = 1
 
 
 class _Held:

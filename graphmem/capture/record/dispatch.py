@@ -102,9 +102,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _by_class(self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
-        not told of fake tensors, which are plain ones on a card."""
+        not told of fake tensors, which are plain ones on a card. A ``DTensor`` is unwrapped in C++, and the method of
+        its class calls the operator again."""
         kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
-        for kind in kinds if len(kinds) < len(types) else ():
+        if len(kinds) == len(types) or any(kind.__name__ == "DTensor" for kind in kinds):
+            return NotImplemented
+        for kind in kinds:
             with self:
                 out = kind.__torch_dispatch__(func, kinds, args, kwargs)  # type: ignore[attr-defined]
             if out is not NotImplemented:

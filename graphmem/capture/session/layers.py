@@ -759,7 +759,11 @@ LAYERS: tuple[Layer, ...] = (
         "leaving",
         "program/leaving",
         "a whole program trains for days; its loops are told after some optimizer steps that they are over",
-        ("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", "torch.utils.data.dataloader.DataLoader.__iter__"),
+        (
+            "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
+            "torch.utils.data.dataloader.DataLoader.__iter__",
+            "torch.optim.optimizer.Optimizer.__init__",
+        ),
         _leaving,
     ),
     Layer(
