@@ -145,7 +145,10 @@ def test_every_pattern_stands_for_a_name_that_is_replaced(replaced: _Replaced) -
     """But those of what is replaced when code is compiled, when a library is imported or missing, or for old ones."""
     later = {"torch.Tensor.__getitem__", "transformers.modeling_utils.*", "trl.kernels.*", "triton.runtime.jit.*"}
     later |= {"builtins.__import__", "transformers.distributed.expert_parallel.*"}
-    later.add("transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained")
+    later |= {
+        "transformers.utils.hub.cached_files",
+        "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",
+    }
     later.update(next(layer for layer in LAYERS if layer.name == "compiled code").replaces)
     idle = _IDLE | {layer for layer, library in _OF_LIBRARIES.items() if library not in sys.modules}
     unused = {

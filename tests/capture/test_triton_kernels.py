@@ -148,6 +148,7 @@ import builtins, importlib, importlib.util, torch
 print(type(builtins.__import__).__name__, importlib.util.find_spec("triton"))
 import triton.language
 print(type(builtins.__import__).__name__, importlib.import_module("triton") is triton)
+x = torch.zeros(4, device="cuda")
 import json  # the next import of anything forgets it
 print(importlib.util.find_spec("triton"))
 """
