@@ -377,10 +377,13 @@ class Estimate(reports.Answer):
         return self.peak.device_bytes
 
     def interval(self, level: str) -> tuple[int | None, int | None]:
-        """(least, most) bytes of a level, given its causes of doubt (:attr:`doubts`); None: nothing bounds it."""
+        """(least, most) bytes of a level, given its causes of doubt (:attr:`doubts`); None: nothing bounds it. A level
+        holds the one below it, so it is at least that one's least."""
         said = int(getattr(self.peak, f"{level}_bytes"))
         least, most = self.doubts.least(level), self.doubts.most(level)
-        return None if least is None else max(0, said + least), None if most is None else said + most
+        below = {"reserved": "allocated", "device": "reserved"}.get(level)
+        held = self.interval(below)[0] if below else None
+        return None if least is None else max(held or 0, said + least), None if most is None else said + most
 
     def at_margin(self, level: str, margin: str) -> int | None:
         """Bytes of a level that no more than this share of runs exceed (``p99``: of a hundred one); None where nothing
