@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from graphmem.base.environment import changed
 from graphmem.errors import UsageError
 
 #: Writes in the place of :func:`write_whole`, where this process itself cannot change real files.
@@ -61,14 +62,9 @@ def without_compiler_folder() -> Iterator[None]:
 @contextlib.contextmanager
 def own_compiler_folder() -> Iterator[None]:
     """A context in which the compiler's files go to a folder that is removed."""
-    before = os.environ.get(_COMPILER_FOLDER)
-    with tempfile.TemporaryDirectory(prefix="graphmem-", ignore_cleanup_errors=True) as folder:
-        os.environ[_COMPILER_FOLDER] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(_COMPILER_FOLDER, None)
-            os.environ.update({} if before is None else {_COMPILER_FOLDER: before})
+    temporary = tempfile.TemporaryDirectory(prefix="graphmem-", ignore_cleanup_errors=True)
+    with temporary as folder, changed({_COMPILER_FOLDER: folder}):
+        yield
 
 
 def _mode(target: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from graphmem import sandbox
+from graphmem.base.environment import changed
 from graphmem.base.options import Whole, option, option_of
 from graphmem.cli.command_line import program_or_command
 from graphmem.cli.endings import OWN_PROCESS
@@ -307,22 +308,12 @@ def _step(followed: Followed, launcher: Launcher, started: Processes | None, is_
     return replace(step, world_size=started.world_size, rank=rank, nproc_per_node=started.per_node)
 
 
-@contextlib.contextmanager
-def _told_environment(cards: int | None, allowed: Allowed) -> Iterator[None]:
+def _told_environment(cards: int | None, allowed: Allowed) -> contextlib.AbstractContextManager[None]:
     """What the environment says of cards, and that there is no network, for as long as programs run."""
     values = {} if allowed.network else {"HF_HUB_OFFLINE": "1"}
     if cards is not None:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(cards)))
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return changed(values)
 
 
 @contextlib.contextmanager

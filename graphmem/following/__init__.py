@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.environment import changed
 from graphmem.errors import CaptureError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.following import children
@@ -41,8 +42,6 @@ _HOOK = Path(__file__).parent / "hook"
 _PATH = "PYTHONPATH"
 #: Packages of ours that a process of another environment borrows; all are Python alone.
 _BORROWED = ("graphmem", "click", "rich", "markdown_it", "mdurl", "pygments")
-#: A program that is started as itself, and the process that the rank is of.
-_SHELL = ("bash",)
 
 
 @dataclass(frozen=True)
@@ -113,18 +112,15 @@ def following(options: Sequence[str], rank: int, worker: Sequence[Any] | None) -
         "folder": folder, "options": list(options), "rank": rank, "worker": worker,
         "packages": _borrowed(),
     }  # fmt: skip
-    before = {name: os.environ.get(name) for name in (VARIABLE, _PATH, "PATH")}
-    os.environ[VARIABLE] = json.dumps(told)
-    os.environ[_PATH] = os.pathsep.join(filter(None, (str(_HOOK), before[_PATH])))
-    os.environ["PATH"] = os.pathsep.join(filter(None, (before["PATH"], str(Path(sys.executable).parent))))
+    values = {
+        VARIABLE: json.dumps(told),
+        _PATH: os.pathsep.join(filter(None, (str(_HOOK), os.environ.get(_PATH)))),
+        "PATH": os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(sys.executable).parent)))),
+    }
     try:
-        yield Following(folder)
+        with changed(values):
+            yield Following(folder)
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -168,7 +164,7 @@ def _started(words: Sequence[str]) -> list[str]:
     """The command line with the program found: of shell scripts that are not executable, the shell is."""
     path = Path(words[0])
     if path.suffix == ".sh" and path.is_file():
-        return [*_SHELL, *words]
+        return ["bash", *words]
     found = shutil.which(words[0])
     if found is None:
         raise UsageError(
