@@ -76,7 +76,7 @@ class Patches:
     """
 
     _active: ClassVar[list[Patches]] = []
-    _are_lifted: ClassVar[bool] = False
+    _lifts: ClassVar[int] = 0
 
     def __init__(self) -> None:
         threads = current_threads()
@@ -130,7 +130,8 @@ class Patches:
         if not self._undo:
             self._active.append(self)
         self._undo.append(_Replaced(owner, name, vars(owner).get(name, _ABSENT), value))
-        self._undo[-1].install()
+        if not self._lifts:
+            self._undo[-1].install()
 
     def undo(self) -> None:
         while self._undo:
@@ -152,18 +153,23 @@ class Patches:
     def lifted(cls) -> Iterator[None]:
         """Until the end nothing is replaced: for imports, which remember the names they find.
 
-        An import may open a layer that imports in turn: the outermost call puts the replacements back.
+        An import may open a layer that imports in turn: the outermost call puts the replacements back, new ones too.
         """
-        entries = [] if cls._are_lifted else [entry for patches in cls._active for entry in patches._undo]
-        outer, cls._are_lifted = cls._are_lifted, True
-        for entry in reversed(entries):
-            entry.put_back()
+        cls._lifts += 1
         try:
+            if cls._lifts == 1:
+                for entry in reversed(cls._entries()):
+                    entry.put_back()
             yield
         finally:
-            cls._are_lifted = outer
-            for entry in entries:
-                entry.install()
+            cls._lifts -= 1
+            if not cls._lifts:
+                for entry in cls._entries():
+                    entry.install()
+
+    @classmethod
+    def _entries(cls) -> list[_Replaced]:
+        return [entry for patches in cls._active for entry in patches._undo]
 
 
 def around(function: Callable[..., object]) -> Callable[[Callable[..., object]], Callable[..., object]]:

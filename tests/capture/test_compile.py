@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -243,6 +246,24 @@ def test_a_break_inside_a_module_leaves_the_rest_compiled(tmp_path: Path) -> Non
     names = {operator.name for operator in estimate.trace.operators}
     assert "aten.addmm.out" in names
     assert names.isdisjoint({"aten.addmm.default", "aten.relu.default"})
+
+
+@pytest.mark.parametrize("first", ["import torch", "import torch, torch._dynamo"])
+def test_a_file_may_compile_while_it_is_imported(first: str, tmp_path: Path) -> None:
+    """In a process of its own: the compiler remembers the functions that it finds first."""
+    (tmp_path / "model.py").write_text(
+        f"{first}\n@torch.compile\ndef act(x):\n    return torch.nn.functional.gelu(x)\n"
+        "class Model(torch.nn.Linear):\n    def forward(self, x):\n        return act(super().forward(x))\n"
+        "def build():\n    return Model(64, 64), torch.zeros(4, 64)\n"
+    )
+    code = (
+        "import graphmem, torch\nestimate = graphmem.analyze('model.py:build', device='T4')\n"
+        "from torch._dynamo.trace_rules import get_torch_obj_rule_map\n"
+        "print(estimate.allocated > 0, torch.cuda.manual_seed in get_torch_obj_rule_map())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(places.ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("True True\n", 0), done.stderr
 
 
 def test_cuda_graphs_and_autotuning_are_left_out_and_said(factories: Path) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 
+from graphmem.base.imports import watched_imports
 from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
@@ -51,11 +52,27 @@ def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: MemoryBo
 
 @contextlib.contextmanager
 def card_at_import(device: Device) -> Iterator[None]:
-    """Let a user's file that chooses its device while it is imported choose the card, as it would beside one."""
+    """Let a user's file that chooses its device while it is imported choose the card, as it would beside one.
+
+    The compiler, which remembers the functions of ``torch.cuda`` that it finds when it is imported, or is first asked
+    for one (``get_torch_obj_rule_map``, torch/_dynamo/trace_rules.py), finds PyTorch's own.
+    """
     with Patches() as patches:
         _patch_functions(patches, ShownCard(device))
-        with bitsandbytes_without_card(patches.threads):
+        patches.around(torch, {"compile": _compile})
+        importing = watched_imports({"torch._dynamo": _import_compiler}, patches.threads.only(lambda: True))
+        with importing, bitsandbytes_without_card(patches.threads):
             yield
+
+
+def _compile(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    with Patches.lifted():
+        return original(*args, **kwargs)
+
+
+def _import_compiler(_: ModuleType, import_it: Callable[[], None]) -> None:
+    with Patches.lifted():
+        import_it()
 
 
 # --- C functions under torch.cuda -------------------------------------------------------------------------------------
