@@ -336,8 +336,7 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        launcher = loaded.program.launcher if loaded.program is not None else ""
-        words = f"whole program, {run.ending.steps} optimizer steps{launcher and ', '}{launcher}"
+        words = f"whole program, {run.ending.steps} optimizer steps"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words
