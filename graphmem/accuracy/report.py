@@ -120,7 +120,12 @@ def section(source: str, comparisons: Sequence[Comparison]) -> Section:
         not_compared=tuple((item.record.case.name, _why_not(item)) for item in mine if not item.is_comparable),
         worst=tuple(sorted(free, key=lambda item: (-abs(item.error("reserved")), item.record.case.name))[:WORST]),
         replayed=tuple(item for item in mine if item.predicted.replayed is not None),
-        covered=tuple((level, _coverage(free, level)) for level in _LEVELS[source]) if free else (),
+        covered=tuple(
+            (level, coverage([item.judged(level) for item in free if level in item.predicted.intervals]))
+            for level in _LEVELS[source]
+        )
+        if free
+        else (),
     )
 
 
@@ -237,10 +242,6 @@ def _groups(comparisons: Sequence[Comparison], key: Callable[[Comparison], str])
 
 def _summary(comparisons: Sequence[Comparison], level: str) -> ErrorSummary:
     return summarize_errors([item.error(level) for item in comparisons])
-
-
-def _coverage(comparisons: Sequence[Comparison], level: str) -> tuple[Coverage, ...]:
-    return coverage([item.judged(level) for item in comparisons if level in item.predicted.intervals])
 
 
 def _why_not(comparison: Comparison) -> str:

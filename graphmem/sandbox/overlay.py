@@ -450,7 +450,18 @@ class Overlay:
         """``os.scandir``."""
         at = self._folder(path)
         prefix = "" if path is None or isinstance(path, int) else os.fspath(path)
-        return Entries([Entry(self, _joined(prefix, name), os.path.join(at, name)) for name in self.names(at)])
+        return Entries(
+            [
+                Entry(
+                    self,
+                    os.path.join(prefix, os.fsencode(name))
+                    if isinstance(prefix, bytes)
+                    else os.path.join(prefix, name),
+                    os.path.join(at, name),
+                )
+                for name in self.names(at)
+            ]
+        )
 
     def _folder(self, path: FileDescriptorOrPath | None) -> str:
         path = "." if path is None else path
@@ -541,10 +552,6 @@ def _replace(source: str, target: str) -> None:
             native.unlink(target)
         copy_file(source, target)
         native.unlink(source)
-
-
-def _joined(folder: str | bytes, name: str) -> str | bytes:
-    return os.path.join(folder, os.fsencode(name)) if isinstance(folder, bytes) else os.path.join(folder, name)
 
 
 class Entry:

@@ -319,7 +319,11 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     """
     own = mapping(question.model, "quantization_config")
     asked = question.quantization
-    name = _named(str(own["quant_method"])) if own.get("quant_method") else _guessed(own)
+    name = (
+        _named(str(own["quant_method"]))
+        if own.get("quant_method")
+        else ("bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None)
+    )
     if asked is not None:
         wanted = _named(asked)
         if name is not None and wanted != name:
@@ -356,10 +360,6 @@ def _named(text: str) -> str:
             f"quantization {shown(text)} is not followed; accepted: {', '.join(sorted({*_METHODS, 'nf4', 'nvfp4'}))}"
         )
     return key
-
-
-def _guessed(own: Mapping[str, Any]) -> str | None:
-    return "bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None
 
 
 def _check(question: Question, name: str) -> None:
