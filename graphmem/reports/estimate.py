@@ -63,7 +63,7 @@ def brief(estimate: Estimate) -> Document:
     """The part of the report that fits a screen: verdict, levels, what they are made of, when the peak happens, and
     how many remarks the whole report has."""
     counted = [
-        (title.split(":")[0].lower(), sum((found.kind == kind for found in estimate.diagnostics)))
+        (title.split(":")[0].lower(), sum(found.kind == kind for found in estimate.diagnostics))
         for kind, title in _DIAGNOSTIC_TITLES
     ]
     counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in counted if count)]

@@ -34,6 +34,10 @@ _MIRRORED = {
 }  # fmt: skip
 
 
+def _unary(function: Callable[[Tensor], Tensor]) -> Function:
+    return lambda node, x: function(x)
+
+
 def _binary(function: Callable[..., Tensor]) -> Function:
     return functools.partial(_of_both, function)
 
@@ -46,7 +50,7 @@ def _of_both(function: Callable[..., Tensor], node: Call, x: Tensor | float, y: 
     return function(x, y)
 
 
-operators({name: (lambda node, x: function(x)) for name, function in _UNARY.items()})
+operators({name: _unary(function) for name, function in _UNARY.items()})
 operators({name: _binary(function) for name, function in _BINARY.items()}, elementwise=True)
 operators({name: _binary(function) for name, function in _BINARY_OF_TENSORS.items()})
 operators(
