@@ -221,3 +221,19 @@ def test_programs_and_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(program_or_command(words, None, None, Launch()), Program) == is_program, words
     with pytest.raises(UsageError, match="any command line"):
         program_or_command((), None, None, Launch())
+
+
+def test_a_process_hands_over_all_of_its_estimate(folder: Path) -> None:
+    """As JSON: files in a temporary folder are data, and never run anything."""
+    from graphmem.analyze import analyze
+    from graphmem.following import handed
+
+    program = Program(str(folder / "train.py"), ("64",))
+    estimate = analyze(program, device="T4", margin="p99")
+    again = handed.read(handed.written(estimate))
+    assert again.to_json() == estimate.to_json()
+    assert str(again) == str(estimate)
+    assert (again.trace, again.doubts, again.fit) == (estimate.trace, estimate.doubts, estimate.fit)
+    assert again.timeline is not None
+    assert estimate.timeline is not None
+    assert again.timeline.reserved_bytes.tolist() == estimate.timeline.reserved_bytes.tolist()
