@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from graphmem.capture.device.backward_thread import Numbers
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
@@ -24,6 +25,7 @@ from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.kernel_decompositions import COMPARISONS
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import (
@@ -150,6 +152,17 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             if remark:
                 self.recorder.assumed[remark] += 1
         return out
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder, numbers: Numbers | None) -> Iterator[None]:
+    """Show ``recorder`` every operator until the end; ``numbers`` begin with the program's first node."""
+    with RecordingMode(recorder) as mode:
+        Patches().threads.mode = mode
+        recorder.calibrate()
+        if numbers is not None:
+            numbers.begin()
+        yield
 
 
 Attempt = Callable[[RecordingMode, OperatorCall], Any]

@@ -31,6 +31,7 @@ from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.phases import Phases
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.record.streams import Streams
 from graphmem.capture.record.written_views import WrittenViews
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
@@ -59,20 +60,20 @@ class Recorder:
         values: KnownValues | None = None,
         assumed_values: AssumedValues | None = None,
     ) -> None:
-        self.card = card
-        self.storages = Storages(builder)
+        self.card: Card = card
+        self.storages: Storages = Storages(builder)
         self.phases = Phases(self.storages)
         self.both: BothLoops | None = None  # filled by a default step that tells two loops
-        self.streams = self.storages.streams
+        self.streams: Streams = self.storages.streams
         self.attribution = Attribution(self.storages)
         self.births = Births(self.storages, card, workspaces, graph)
         self.composites: dict[Any, Callable[..., Any]] = {}
-        self.assumed_values = assumed_values or AssumedValues()
+        self.assumed_values: AssumedValues = assumed_values or AssumedValues()
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
         self.written_views = WrittenViews()
         self.collected = Collected(self.storages)
-        self.values = values or KnownValues()
+        self.values: KnownValues = values or KnownValues()
         self.unmodelled: Counter[Diagnostic] = Counter()
         self.assumed: Counter[Diagnostic] = Counter()
         self.notes: list[str] = []  # remarks for the reader
