@@ -105,8 +105,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _by_class(self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
-        not told of fake tensors, which are plain ones on a card. Where C++ unwraps a class, the class's own method calls
-        the operator again."""
+        not told of fake tensors, which are plain ones on a card. Where C++ unwraps a class, its own method calls the
+        operator again."""
         kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
         if len(kinds) == len(types) or not self.recorder.unwrapped_in_cpp.isdisjoint(kinds):
             return NotImplemented
