@@ -5,10 +5,8 @@ Kinds of truth stand in sections of their own and are never added up.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +95,6 @@ class Contents:
     published: Any
     about: str
     sources: Sequence[str] = SOURCES
-
-
-def published_figures() -> Any:
-    """The figures that other estimators' authors reported of theirs."""
-    return json.loads(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))
 
 
 def section(source: str, comparisons: Sequence[Comparison]) -> Section:
