@@ -158,7 +158,7 @@ def _json(name: str, text: str) -> str:
 
 
 def _is_data_parallel(name: str, text: str) -> bool:
-    return one_of("weights", "data")(name, text) == "data"
+    return bool(one_of("weights", "data")(name, text) == "data")
 
 
 def _state_bytes(name: str, text: str) -> int | None:
