@@ -155,7 +155,7 @@ def _as_torch_model(loaded: OnnxModel | TorchModel) -> TorchModel:
     return as_torch_model(loaded)
 
 
-def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[Any]:
+def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[object]:
     """The runtime of a question. Raises :class:`UsageError` where it cannot run the step, or not with these options."""
     if isinstance(loaded, TorchModel):
         return _capturing(question.runtime_by_default(loaded.runtime), loaded)
@@ -177,7 +177,7 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
     return runtime
 
 
-def _capturing(runtime: Runtime[Any], loaded: TorchModel) -> Runtime[Any]:
+def _capturing(runtime: Runtime[object], loaded: TorchModel) -> Runtime[object]:
     if not runtime.captures:
         names = _one_of([other.name for other in all_runtimes() if other.captures])
         raise UsageError(

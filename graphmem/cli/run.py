@@ -207,7 +207,7 @@ def run_command(
 # --- the programs, and what becomes of them ---------------------------------------------------------------------------
 
 
-def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[str, Any]) -> Estimate:
+def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[str, object]) -> Estimate:
     """The estimate of the process that holds the most, with the others beside it."""
     if isinstance(line, Program):
         with family.watched(os.getpid()):
@@ -244,7 +244,7 @@ def _of_program(program: Program, analyzed: dict[str, Any]) -> tuple[list[Report
     return [replace(one, words=f"{words}: {jobs[at]}") if jobs else one for at, one in enumerate(found)], None
 
 
-def _run_for_parent(program: Program, analyzed: dict[str, Any], allowed: Allowed) -> NoReturn:
+def _run_for_parent(program: Program, analyzed: dict[str, object], allowed: Allowed) -> NoReturn:
     """Analyse this process for the one that follows it, and end as the program would. Its output is its own."""
     told = children.told()
     with sandbox.joined(told["worker"]), launchers.replaced_agent(), _told_environment(None, allowed):

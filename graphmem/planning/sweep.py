@@ -56,13 +56,13 @@ class Rows(Answer, list[Row]):
 
 @also_named("device", "gpu")
 def sweep(
-    model: Any,
-    example_inputs: Any = None,
+    model: object,
+    example_inputs: object = None,
     *,
-    vary: Mapping[str, Sequence[Any]],
+    vary: Mapping[str, Sequence[object]],
     jobs: int = 1,
     say: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: object,
 ) -> Rows:
     """Analyse every combination of ``vary``: name of a setting (see :meth:`Request.changed`) -> its values.
 
@@ -94,7 +94,7 @@ _Answer = Estimate | GraphmemError
 _Answers = tuple[list[int], list[_Answer]]
 
 
-def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _groups(request: Request, chosen: Sequence[Mapping[str, object]]) -> list[list[int]]:
     """The combinations by their numbers, those of one capture together, card by card: a step may ask which it is on.
     One that is refused is alone."""
     keys: list[CaptureKey | None] = []
@@ -117,7 +117,7 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[
 
 def _answer_group(
     request: Request,
-    chosen: Mapping[int, Mapping[str, Any]],
+    chosen: Mapping[int, Mapping[str, object]],
     report: Callable[[int], Progress] = lambda _: silent,
     captures: RunCache | None = None,
 ) -> list[_Answer]:
@@ -133,7 +133,7 @@ def _answer_group(
 
 
 def _one_by_one(
-    request: Request, chosen: Sequence[Mapping[str, Any]], groups: Sequence[list[int]], report: Callable[[str], None]
+    request: Request, chosen: Sequence[Mapping[str, object]], groups: Sequence[list[int]], report: Callable[[str], None]
 ) -> Iterator[_Answers]:
     captures = RunCache()  # of one group at a time; an ONNX file is read for all of them
     order = [number for numbers in groups for number in numbers]
@@ -148,7 +148,7 @@ def _one_by_one(
 
 def _side_by_side(
     request: Request,
-    chosen: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Mapping[str, object]],
     groups: Sequence[list[int]],
     jobs: int,
     report: Callable[[str], None],
@@ -177,12 +177,12 @@ def _side_by_side(
         raise SourceError("a process of the sweep was killed, perhaps for lack of memory; use fewer jobs") from None
 
 
-def words_of(settings: Mapping[str, Any]) -> dict[str, str]:
+def words_of(settings: Mapping[str, object]) -> dict[str, str]:
     """Options and their values as people write them."""
     return {option_of(name): _value(value) for name, value in settings.items()}
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
     return "default" if value == "" else str(getattr(value, "name", value))

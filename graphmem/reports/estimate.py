@@ -467,7 +467,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 _SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
-def _details(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _details(details: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in details.items():
         if name in _SHOWN_ABOVE:
             continue
