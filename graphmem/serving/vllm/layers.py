@@ -189,6 +189,15 @@ class Embedding:
         return logits
 
 
+def dropped_head(run: Run, vocab: int, width: int, itemsize: int, tied: Embedding | None) -> Embedding:
+    """The head, which is made in any case; where it is ``tied`` to embeddings it is let go, and these are."""
+    head = Embedding(run, "lm_head", vocab, width, itemsize)
+    if tied is None:
+        return head
+    run.free(head.weight)
+    return tied
+
+
 def rotary(
     run: Run, name: str, positions: int, width: int, itemsize: int, *, scaled: bool = False, linear: bool = False
 ) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from graphmem.errors import UsageError
-from graphmem.serving.vllm.layers import LinearMethod
+from graphmem.serving.vllm.layers import Embedding, LinearMethod
 from graphmem.serving.vllm.lora import Adapters, Fillable
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.sources.vllm_backend import Backend
@@ -30,6 +30,9 @@ class Family(ABC):
     """A model of one rank. Making it asks for its weights."""
 
     run: Run
+    head: Embedding
+    #: Whether logits are capped.
+    soft_cap: bool = False
     #: Layers that are followed for all but the largest size of graphs: the others are as the second, and find its
     #: memory free.
     followed_layers: int = 4
@@ -76,9 +79,9 @@ class Family(ABC):
         """Let go of the tensors that were sent to the next stage."""
         self.run.free(hidden)
 
-    @abstractmethod
     def logits(self, rows: int) -> Tensor:
         """``compute_logits`` of so many hidden states."""
+        return self.head.logits(rows, soft_cap=self.soft_cap)
 
 
 @dataclass(frozen=True)

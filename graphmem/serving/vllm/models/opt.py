@@ -98,6 +98,3 @@ class OPT(Family):
         result = self.norm(tokens)
         run.free(hidden, embedded, places)
         return result
-
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows)
