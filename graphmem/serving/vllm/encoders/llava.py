@@ -28,6 +28,7 @@ from graphmem.serving.vllm.encoders.parts import (
     Sequences,
     SummedBlock,
     Widths,
+    fed_forward,
     linear,
     shared,
     through,
@@ -483,12 +484,7 @@ class _Projector:
 
     def __call__(self, rows: int) -> Tensor:
         """Embeddings; the input is the caller's."""
-        first = self.first(rows)
-        acted = self.run.new(first.bytes, "activated")
-        self.run.free(first)
-        result = self.second(rows)
-        self.run.free(acted)
-        return result
+        return fed_forward(self.run, self.first, self.second, rows)
 
 
 class _Gemma3(_Images):

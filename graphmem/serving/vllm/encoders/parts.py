@@ -222,6 +222,16 @@ class HalvesTogether(Attention):
         return [self.run.new(both, "queries and keys"), self.run.new(both, "rotated queries and keys")]
 
 
+def fed_forward(run: Run, first: Linear, second: Linear, rows: int, *, quick: bool = False) -> Tensor:
+    """Two layers with an activation between them, torch's own or QuickGELU; the input is the caller's."""
+    inner = first(rows)
+    acted = quick_gelu(run, inner.bytes) if quick else run.new(inner.bytes, "activated")
+    run.free(inner)
+    result = second(rows)
+    run.free(acted)
+    return result
+
+
 class FeedForward:
     """Two layers with an activation between them, which is torch's own but for ``quick``: QuickGELU."""
 
@@ -235,12 +245,7 @@ class FeedForward:
 
     def __call__(self, rows: int) -> Tensor:
         """The output; the input is the caller's."""
-        inner = self.first(rows)
-        acted = quick_gelu(self.run, inner.bytes) if self.quick else self.run.new(inner.bytes, "activated")
-        self.run.free(inner)
-        result = self.second(rows)
-        self.run.free(acted)
-        return result
+        return fed_forward(self.run, self.first, self.second, rows, quick=self.quick)
 
 
 class GatedFeedForward:

@@ -26,6 +26,7 @@ from graphmem.serving.vllm.encoders.parts import (
     Sequences,
     SummedBlock,
     Widths,
+    fed_forward,
     linear,
     shared,
     through,
@@ -200,11 +201,8 @@ class _Merger:
         """Embeddings; the input is the caller's."""
         rows = patches // self.merged
         normed = self.norm(rows if self.after else patches)
-        first = self.first(rows)
-        acted = self.run.new(first.bytes, "activated")
-        self.run.free(first)
-        result = self.second(rows)
-        self.run.free(acted, normed)
+        result = fed_forward(self.run, self.first, self.second, rows)
+        self.run.free(normed)
         return result
 
 
