@@ -167,7 +167,7 @@ def _as_torch_model(loaded: OnnxModel | TorchModel) -> TorchModel:
     return as_torch_model(loaded)
 
 
-def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[Any]:
+def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[object]:
     """The runtime of a question. Raises :class:`UsageError` where it cannot run the step, or not with these options."""
     if isinstance(loaded, TorchModel):
         return _capturing(question.runtime_by_default(loaded.runtime), loaded)
@@ -189,7 +189,7 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
     return runtime
 
 
-def _capturing(runtime: Runtime[Any], loaded: TorchModel) -> Runtime[Any]:
+def _capturing(runtime: Runtime[object], loaded: TorchModel) -> Runtime[object]:
     if not runtime.captures:
         names = _one_of([other.name for other in all_runtimes() if other.captures])
         raise UsageError(
@@ -354,8 +354,7 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        launcher = loaded.program.launcher if loaded.program is not None else ""
-        words = f"whole program, {run.ending.steps} optimizer steps{launcher and ', '}{launcher}"
+        words = f"whole program, {run.ending.steps} optimizer steps"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words

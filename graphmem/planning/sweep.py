@@ -57,13 +57,13 @@ class Rows(Answer, list[Row]):
 
 @also_named("device", "gpu")
 def sweep(
-    model: Any,
-    example_inputs: Any = None,
+    model: object,
+    example_inputs: object = None,
     *,
-    vary: Mapping[str, Sequence[Any]],
+    vary: Mapping[str, Sequence[object]],
     jobs: int = 1,
     say: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: object,
 ) -> Rows:
     """Analyse every combination of ``vary``: name of a setting (see :meth:`Request.changed`) -> its values.
 
@@ -97,7 +97,7 @@ _Answer = Estimate | GraphmemError
 _Answers = tuple[list[int], list[_Answer]]
 
 
-def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def _groups(request: Request, chosen: Sequence[Mapping[str, object]]) -> list[list[int]]:
     """The combinations by their numbers, those of one capture together, card by card: a step may ask which it is on.
     One that is refused is alone."""
     keys: list[CaptureKey | None] = []
@@ -239,12 +239,12 @@ def _side_by_side(
         raise SourceError("a process of the sweep was killed, perhaps for lack of memory; use fewer jobs") from None
 
 
-def words_of(settings: Mapping[str, Any]) -> dict[str, str]:
+def words_of(settings: Mapping[str, object]) -> dict[str, str]:
     """Options and their values as people write them."""
     return {option_of(name): _value(value) for name, value in settings.items()}
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
     return "default" if value == "" else str(getattr(value, "name", value))

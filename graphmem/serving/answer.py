@@ -512,7 +512,7 @@ def _holds(engine: Engine, question: Question, quantiles: Sequence[tuple[float, 
     return answer.refusal is None and _held(answer, quantiles) >= load
 
 
-def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, Any]]]:
+def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, object]]]:
     """Options of a model that takes more than text: each other modality left out, and all."""
     named = [(one[0].replace("-", "_") == "limit_mm_per_prompt", one) for one in question.arguments]
     others = tuple(one for limits_it, one in named if not limits_it)

@@ -118,7 +118,7 @@ def _measured(name: str, source: str, offsets: Iterable[int], count: int) -> Cau
     return Cause(name, MEASURED, source, dict.fromkeys(TRACE_LEVELS, seen(offsets)), inside, count)
 
 
-def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, Any]:
+def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, object]:
     capability = card.compute_capability
     if capability is None:
         raise SourceError(f"keras:{text} is analysed for CUDA cards; {card.name} is none")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
@@ -258,7 +257,7 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
     return None
 
 
-def _list(model: ServedModel, name: str) -> list[Any]:
+def _list(model: ServedModel, name: str) -> list[object]:
     value = model.config.get(name) or []
     if not isinstance(value, list):
         raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: a list")
@@ -277,7 +276,7 @@ def _latent(model: ServedModel) -> LatentShape:
     )
 
 
-def rope_positions(model: ServedModel, rope: Mapping[str, Any], positions: int) -> int:
+def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: int) -> int:
     """Rows of the rotary tables: stretched ones have more (layers/rotary_embedding)."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if "mrope_section" in rope and model.config.get("model_type") in _LONGER_ROPES:

@@ -120,7 +120,7 @@ def _tied(model: ServedModel, family: _Family) -> bool:
     return bool(model.config.get("tie_word_embeddings", family.tied))
 
 
-def _flat(model: ServedModel) -> dict[str, Any]:
+def _flat(model: ServedModel) -> dict[str, object]:
     """A configuration that has the language model's values beside the encoder's."""
     return {name: value for name, value in model.config.items() if name not in ("vision_config", "architectures")}
 
@@ -218,7 +218,7 @@ def _vision(around: ServedModel, family: _Family) -> ServedModel:
     return vision
 
 
-def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, Any]:
+def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, object]:
     """The settings of the images' preparation: the file beside the configuration, changed by ``mm_processor_kwargs``.
     Its values that name no modality are for both."""
     path = around.path.parent / PREPROCESSOR if around.path is not None else None
@@ -238,7 +238,7 @@ def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping
     return values
 
 
-def _check_values(asked: Mapping[str, Any], family: _Family) -> None:
+def _check_values(asked: Mapping[str, object], family: _Family) -> None:
     """Raises :class:`UsageError` for a value of the processor whose effect is not known."""
     for name in asked:
         if name not in (*family.processor, *_OF_REQUESTS):
@@ -267,7 +267,7 @@ def _check(around: ServedModel, question: Question, settings: Settings) -> None:
         raise UsageError(f"{name}: quantization_config does not say that the encoder stays as it is{alone}")
 
 
-def _spared(method: Mapping[str, Any]) -> bool:
+def _spared(method: Mapping[str, object]) -> bool:
     """True if modules of the encoder are named among those that are not quantised."""
     named = [method.get(key) for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules")]
     modules = [str(one) for found in named if isinstance(found, list) for one in found]

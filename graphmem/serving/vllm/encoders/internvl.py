@@ -60,7 +60,7 @@ class InternVL:
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image and of the longest video beside it."""
     tile = _tile_tokens(model)
@@ -70,7 +70,7 @@ def tokens_of(
 
 
 def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
 ) -> InternVL:
     """The configuration's encoder. A video is profiled without the image beside which its tokens were counted."""
     tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))

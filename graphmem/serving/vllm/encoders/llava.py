@@ -99,7 +99,7 @@ class Images:
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image."""
     side, merge = _side(model, vision, processor)
@@ -131,7 +131,7 @@ def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
 
 
 def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
 ) -> Images:
     """The encoder that the configuration describes."""
     side, merge = _side(model, vision, processor)

@@ -96,7 +96,7 @@ class Qwen:
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image and of the largest video (``get_mm_max_tokens_per_item``)."""
     images, videos = _grids(model, vision, processor, length)
@@ -105,7 +105,7 @@ def tokens_of(
 
 
 def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
 ) -> Qwen:
     """The encoder that the configuration describes."""
     kind = str(model.config["model_type"])
@@ -144,7 +144,7 @@ def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
     return tuple(counted(vision, name, one, least=0) for one in value)
 
 
-def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int) -> tuple[Grid, Grid]:
+def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int) -> tuple[Grid, Grid]:
     """(of the largest image, of the largest video)."""
     kind = str(model.config["model_type"])
     merge = count(vision, "spatial_merge_size", 2)
