@@ -199,10 +199,11 @@ class Since:
         return torch_version >= self.version
 
 
+_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 #: The register, ``versions.json``, by the name that a rule asks for.
 REGISTER: Mapping[str, Since] = {
     name: Since(version=version_of(row.pop("since")), **{**row, "recorded": tuple(row.get("recorded", ()))})
-    for name, row in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items()
+    for name, row in _TABLES["changes"].items()
 }
 globals().update(REGISTER)
 if TYPE_CHECKING:
@@ -212,35 +213,12 @@ if TYPE_CHECKING:
 
 #: Every key of the allocator's options with the first version that takes it, as far as releases and their notes show.
 #: 2.12 was not run: it is taken to accept what is in its release notes.
-ALLOCATOR_OPTIONS: dict[str, Version] = {
-    "backend": (2, 0),
-    "expandable_segments": (2, 1),
-    "expandable_segments_reserve": (2, 15),
-    "expandable_segments_reserve_by_class": (2, 15),
-    "garbage_collection_threshold": (1, 11),
-    "graph_capture_record_stream_reuse": (2, 10),
-    "large_segment_size_mb": (2, 11),
-    "max_non_split_rounding_mb": (2, 6),
-    "max_split_size_mb": (1, 10),
-    "per_process_memory_fraction": (2, 10),
-    "pinned_free_catch_all": (2, 12),
-    "pinned_max_cached_size_mb": (2, 13),
-    "pinned_max_round_threshold_mb": (2, 13),
-    "pinned_num_register_threads": (2, 2),
-    "pinned_reserve_segment_size_mb": (2, 10),
-    "pinned_use_background_threads": (2, 6),
-    "pinned_use_cuda_host_register": (2, 2),
-    "release_lock_on_cudamalloc": (2, 2),
-    "roundup_power2_divisions": (1, 12),
-    "throw_on_cudamalloc_oom": (2, 12),
+ALLOCATOR_OPTIONS: Mapping[str, Version] = {
+    name: version_of(text) for name, text in _TABLES["allocator_options"].items()
 }
-
 #: cuDNN of the default CUDA wheel on PyPI as an integer (9.20.0 is 92000): the requirements of the wheels of 2.4.1,
 #: 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; that of 2.5 is assumed.
-WHEEL_CUDNN: dict[Version, int] = {
-    (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
-    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600,
-}  # fmt: skip
+WHEEL_CUDNN: Mapping[Version, int] = {version_of(text): number for text, number in _TABLES["wheel_cudnn"].items()}
 
 
 def wheel_cudnn(torch_version: Version) -> int:

@@ -302,7 +302,7 @@ def _step(followed: Followed, launcher: Launcher, started: Processes | None, is_
 
 
 def _told_environment(cards: int | None, allowed: Allowed) -> contextlib.AbstractContextManager[None]:
-    """What the environment says of cards, and that there is no network, for as long as programs run."""
+    """The environment while programs run: the cards, and that there is no network."""
     values = {} if allowed.network else {"HF_HUB_OFFLINE": "1"}
     if cards is not None:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(cards)))

@@ -202,7 +202,7 @@ def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _refused(refusals: Refusals, context_bytes: int) -> str:
-    """What a program was refused, and what it did then."""
+    """The requests that a program was refused, and what it did then."""
     times = "once," if refusals.count == 1 else f"{refusals.count} times, first"
     what = f"Refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
     if not refusals.went_on:

@@ -98,7 +98,7 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
 
 
 def _missing(unfollowed: Iterable[str], uncounted: Iterable[str]) -> list[Cause]:
-    """What the figures lack, so that they are lower bounds."""
+    """The memory that the figures lack, so that they are lower bounds."""
     found = (("functions", _FUNCTIONS, sorted(unfollowed)), ("loops", _LOOPS, sorted(uncounted)))
     return [unknown(name, f"{text}: {', '.join(which)}", below=True) for name, text, which in found if which]
 

@@ -336,11 +336,11 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     if name is None:
         return plain, None, ()
     _check(question, name)
-    told: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     if not own and name != "fp8":
-        told = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
+        assumed = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
     method, excluded = _method(question, name, own, itemsize)
-    return Excluding(method, plain, excluded, _cache_scales(name, own)), name, told
+    return Excluding(method, plain, excluded, _cache_scales(name, own)), name, assumed
 
 
 def _cache_scales(name: str, own: Mapping[str, object]) -> CacheScales:

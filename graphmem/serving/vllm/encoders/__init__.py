@@ -190,15 +190,17 @@ def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ..
     if shape.encoder is None or model.around is None:
         return ()
     items = shape.encoder.items
-    told = [
+    found = [
         f"the encoder is profiled with {items}; encoder cache: {items.cache:,} tokens"
         if not settings.more.skip_mm_profiling
         else "the encoder is not profiled (--skip-mm-profiling): what it takes with images is not kept free"
     ]
     family = _FAMILIES[str(model.around.config["model_type"])]
     if family.varied and (model.path is None or not (model.path.parent / PREPROCESSOR).is_file()):
-        told.append(f"there is no {PREPROCESSOR} beside the configuration: sizes of images are those usually published")
-    return tuple(told)
+        found.append(
+            f"there is no {PREPROCESSOR} beside the configuration: sizes of images are those usually published"
+        )
+    return tuple(found)
 
 
 def _outer(around: ServedModel, model: ServedModel) -> ServedModel:

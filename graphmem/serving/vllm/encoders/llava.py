@@ -23,7 +23,6 @@ from graphmem.serving.vllm.encoders.parts import (
     Block,
     FeedForward,
     GatedFeedForward,
-    LayerNorm,
     RMSNorm,
     Sequences,
     SummedBlock,
@@ -33,7 +32,8 @@ from graphmem.serving.vllm.encoders.parts import (
     shared,
     through,
 )
-from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.layers import LayerNorm
+from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
@@ -59,7 +59,7 @@ _CHANNELS = 3
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Encoder):
     """An encoder of images and the projector of its states to the language model's width. ``side``: patches of an
     image's side; ``merge``: patches side by side that become one embedding; ``text_hidden``: the language model's
     width; ``biased``: its projector has biases; ``quick``: its activation is QuickGELU; ``grid``: crops (down, across)
@@ -80,13 +80,7 @@ class Images:
     selects: bool = True
 
     def tower(self, run: Run, batch: Batch) -> Tower:
-        """Its weights on this rank."""
         return _MODELS[self.model](run, self)
-
-    @property
-    def deep(self) -> tuple[int, ...]:
-        """No states of layers in between are used."""
-        return ()
 
     @property
     def patches(self) -> int:

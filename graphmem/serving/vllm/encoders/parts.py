@@ -14,7 +14,7 @@ from math import ceil
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.attention import FlashAttention3
-from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
+from graphmem.serving.vllm.layers import LayerNorm, Linear, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.units import MIB
 
@@ -62,22 +62,6 @@ class Sequences:
     count: int
     longest: int
     known: bool = True
-
-
-class LayerNorm:
-    """``torch.nn.LayerNorm``: the result, then mean and inverse deviation of every row, which nobody keeps."""
-
-    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
-        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
-        run.new(width * itemsize, f"{name}.weight")
-        run.new(width * itemsize, f"{name}.bias")
-
-    def __call__(self, rows: int) -> Tensor:
-        """Normed, as a new tensor."""
-        self.run.enter(self.name)
-        result = self.run.new(rows * self.width * self.itemsize, "normed")
-        self.run.temporary(rows * 4, rows * 4)
-        return result
 
 
 class RMSNorm:

@@ -21,7 +21,6 @@ from graphmem.serving.vllm.encoders.parts import (
     FeedForward,
     GatedFeedForward,
     HalvesTogether,
-    LayerNorm,
     RMSNorm,
     Sequences,
     SummedBlock,
@@ -31,8 +30,8 @@ from graphmem.serving.vllm.encoders.parts import (
     shared,
     through,
 )
-from graphmem.serving.vllm.layers import cdiv, rotary
-from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.layers import LayerNorm, cdiv, rotary
+from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
 
@@ -70,7 +69,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Qwen:
+class Qwen(Encoder):
     """The encoder of one of the three. ``patch_values``: numbers of a patch; ``full``: layers that attend to all of an
     item (none: all); ``window``: merged patches of a window's side; ``deep``: layers whose states are added to the
     language model's first layers; ``grid``: of one item; ``positions``: learned ones;
@@ -92,7 +91,6 @@ class Qwen:
     by_items: bool = False
 
     def tower(self, run: Run, batch: Batch) -> Tower:
-        """Its weights on this rank."""
         return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
 
 

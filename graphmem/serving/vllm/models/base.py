@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import Embedding, LinearMethod
@@ -172,16 +172,14 @@ class Tower(ABC):
         """The embeddings of it, which stay until the language model has run."""
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """The encoder that a configuration describes. ``deep``: its layers whose states go to the language model's first
     layers as well; ``items``: the input of the engine's profile run."""
 
-    @property
-    def deep(self) -> tuple[int, ...]: ...
+    items: Items
+    deep: tuple[int, ...] = ()
 
-    @property
-    def items(self) -> Items: ...
-
+    @abstractmethod
     def tower(self, run: Run, batch: Batch) -> Tower:
         """Its weights on this rank."""
 
