@@ -69,7 +69,7 @@ class OnnxFile:
         return error
 
     def _alternatives(self, error: ShapeError, asked: Asked) -> Iterator[Asked]:
-        """Questions that could be asked instead: with loops bounded, and the batch of the file; still without dimensions."""
+        """Questions that could be asked instead: loops bounded, or the batch of the file; still without dimensions."""
         may_loop = asked.trip_count is None and "Loop" in self.facts.operators()
         lacks_batch = isinstance(error, UnboundError) and any(free.is_first for free in error.free)
         for batch in dict.fromkeys((asked.batch or (1 if lacks_batch else None), asked.batch and 1)):

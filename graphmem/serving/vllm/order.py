@@ -110,8 +110,8 @@ def start(
                 lambda: _fill(slots, settings),
             )
             profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
-            record = profile.record if settings.runner == "V2" else profile.record_first
-            captured = record(list(settings.capture_sizes), layout.block_bytes, tables)
+            first = settings.runner == "V1"
+            captured = profile.record(list(settings.capture_sizes), layout.block_bytes, tables, first_runner=first)
     return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
 
 
