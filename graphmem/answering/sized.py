@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _OF_A_SIZE = {"trace", "output_bytes", "cudnn"}
 
 
+#: A proven template serves sizes up to the largest captured one, and so much more: further on a step may take another
+#: way.
+_FURTHEST = 9 / 8
 #: Lengths of sequences that a template serves are multiples of it.
 _BLOCK = 32
 
@@ -111,6 +114,8 @@ class SizedRuns:
         from graphmem.capture.templates.layout import NoTemplate
 
         if self._template is None or self.refused or not self.serves(size):
+            return None
+        if self.is_proven and size > _FURTHEST * self.captured[-1]:
             return None
         question = self._question(size)
         try:

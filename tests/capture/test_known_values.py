@@ -167,3 +167,17 @@ def test_one_hot_masks_in_floats_select_what_they_mark() -> None:
 
     record(step)
     assert shapes == [32, 32, 32]
+
+
+@pytest.mark.parametrize("batch", [2, 64])
+def test_the_sum_of_one_number_is_known_of_any_size(batch: int) -> None:
+    """As transformers asks whether a mask selects everything, made of floats: ``mask.sum() == mask.numel()``."""
+    answers = []
+
+    def step() -> None:
+        mask = torch.ones(batch, 512, device="cuda")
+        answers.append(bool(mask.to(torch.bool).sum() == mask.numel()))
+        answers.append(bool((mask * 0).sum() == 0))
+
+    decided = capture(lambda _: step(), source="sums", device=device_named("T4"), torch_version=(2, 13)).decided
+    assert (answers, decided) == ([True, True], {})

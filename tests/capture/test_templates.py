@@ -266,9 +266,10 @@ def test_a_run_by_template_is_marked_and_proven_first() -> None:
         assert sized.by_template(9) is None
         sized.capture(3, silent)
         assert not sized.is_proven
-        sized.capture(6, silent)
+        sized.capture(12, silent)
         assert bool(sized.is_proven)
         run = sized.by_template(9)
         assert run is not None
-        assert run.notes[-1] == "by template of the captures at batch 2, 3, 6"
+        assert run.notes[-1] == "by template of the captures at batch 2, 3, 12"
         assert sized.by_template(1) is None
+        assert sized.by_template(20) is None

@@ -75,6 +75,10 @@ _IS_END_TOKEN = _aten.isin.Tensor_Tensor
 _COUNT_WRONG_DRAFTS = _aten.cumsum.default
 #: In a beam search: how many of its places every sequence has filled, before it is cut there.
 _COUNT_FILLED_PLACES = _aten.sum.dim_IntList
+#: Of one number in every element, it is so often that number (``attention_mask.sum() == attention_mask.numel()``).
+_SUM = _aten.sum.default
+#: Floats of fp32 are whole numbers up to here.
+_LARGEST_WHOLE = 1 << 24
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
 _CURVATURE_CONDITION = _aten.le.Tensor
 #: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
@@ -91,7 +95,7 @@ ALLOWED = Code.TOKENS_ALLOWED.about()
 FITTED = Code.QUANTIZER_FITTED.about()
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_ONE_NUMBER, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION, _COUNT_WRONG_DRAFTS, _IS_NAN, _IS_INFINITE,
+    *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION, _COUNT_WRONG_DRAFTS, _IS_NAN, _IS_INFINITE,
     _SAME, _OTHER,
 }  # fmt: skip
 
@@ -179,6 +183,8 @@ def _outcome(values: KnownValues, func: OpOverload, args: Sequence[object]) -> N
     """The number in every element of the result; None where it is not known."""
     if func in _FILLS:
         return _FILLS[func](*args)
+    if func is _SUM:
+        return _sum(values, args[0])
     combine = _ONE_NUMBER.get(func)
     if combine is None:
         return True if func is _CURVATURE_CONDITION and _descents and values.number(args[0]) is None else None
@@ -191,6 +197,16 @@ def _outcome(values: KnownValues, func: OpOverload, args: Sequence[object]) -> N
         # Norms and curvatures exceed tolerances, which are positive; a slope is below its negative one.
         numbers[0] = math.copysign(_MAGNITUDE, numbers[1])
     return None if None in numbers[:2] else combine(*numbers)
+
+
+def _sum(values: KnownValues, tensor: Any) -> Number | None:
+    """The sum of a tensor of one number, where it is exact."""
+    number = values.number(tensor)
+    if number is None:
+        return None
+    total = number * tensor.numel()
+    is_exact = not tensor.is_floating_point() or (float(number).is_integer() and abs(total) <= _LARGEST_WHOLE)
+    return total if is_exact else None
 
 
 def _is_float(value: object) -> bool:
