@@ -301,7 +301,8 @@ class _Search:
             estimate = self._below or self._above
             assert estimate is not None
             count = (x0 + (self._room(estimate) - y0) * (x1 - x0) // (y1 - y0)) // self._step
-        least = self._low + 1 if self._bracketed else 2 * self._low
+        is_near = self._bracketed or self._sized.is_proven  # a template is proven where it expects the answer
+        least = self._low + 1 if is_near else 2 * self._low
         return min(max(count, least), self._high - 1)
 
 
