@@ -20,12 +20,18 @@ from graphmem.allocators.pytorch_caching.blocks import (
     ALLOCATED,
     FREE,
     GONE,
+    MIN_BLOCK_BYTES,
+    ONE_EXBIBYTE,
     ORDER_BITS,
     PENDING,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
     UNMAPPED,
     Block,
     FreeSet,
     Pool,
+    get_allocation_size,
+    round_size,
 )
 from graphmem.allocators.pytorch_caching.events import EventQueues
 from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, try_allocate_expandable_block
@@ -34,14 +40,6 @@ from graphmem.allocators.pytorch_caching.release import (
     garbage_collect_cached_blocks,
     release_available_cached_blocks,
     release_cached_blocks,
-)
-from graphmem.allocators.pytorch_caching.sizes import (
-    MIN_BLOCK_BYTES,
-    ONE_EXBIBYTE,
-    SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
-    get_allocation_size,
-    round_size,
 )
 from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
 from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views

@@ -24,7 +24,7 @@ from graphmem.capture.operators import Decomposition
 from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import OpOverload, disable_current_modes
 from graphmem.capture.values import device_values
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.diagnostics import Code
 from graphmem.torch_names import private
 

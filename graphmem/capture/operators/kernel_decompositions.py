@@ -18,7 +18,7 @@ from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.operators.deterministic import DETERMINISTIC
 from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
 from graphmem.capture.torch_internals import OpOverload
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten

@@ -14,26 +14,11 @@ from graphmem.capture.torch_internals import OpOverload, suggest_memory_format
 _aten = torch.ops.aten
 
 
-def normalization_composites(card: Card) -> dict[OpOverload, Decomposition]:
-    """Composite normalizations -> their decompositions on CUDA."""
-    table: dict[OpOverload, Decomposition] = {
-        _aten.rms_norm.default: _rms_norm_of(card),
-        _aten.batch_norm.default: _batch_norm,
-    }
-    if versions.GROUP_NORM_COPIES_INSIDE.holds(card.torch_version):
-        table[_aten.group_norm.default] = _group_norm
-    return table
-
-
-def _rms_norm_of(card: Card) -> Decomposition:
-    if not versions.FUSED_RMS_NORM.holds(card.torch_version) or not hasattr(_aten, "_fused_rms_norm"):
-        return composed_rms_norm(card.torch_version)
-    return _rms_norm
-
-
 @named("aten.rms_norm.default")
-def _rms_norm(call: Arguments) -> Tensor:
+def _rms_norm(card: Card, call: Arguments) -> Tensor:
     """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later)."""
+    if not versions.FUSED_RMS_NORM.holds(card.torch_version) or not hasattr(_aten, "_fused_rms_norm"):
+        return composed_rms_norm(card.torch_version, call.input, call.normalized_shape, call.weight, call.eps)
     return _aten._fused_rms_norm.default(call.input, call.normalized_shape, call.weight, call.eps)[0]
 
 
@@ -84,3 +69,9 @@ def _suggested_format(tensor: Tensor) -> torch.memory_format:
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format
+
+
+#: Composite normalizations -> their decompositions on CUDA, on a card, and since a change of versions.
+BATCH_NORM: dict[OpOverload, Decomposition] = {_aten.batch_norm.default: _batch_norm}
+RMS_NORM: dict[OpOverload, Decomposition] = {_aten.rms_norm.default: _rms_norm}
+GROUP_NORM: dict[OpOverload, Decomposition] = {_aten.group_norm.default: _group_norm}

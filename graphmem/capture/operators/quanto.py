@@ -15,7 +15,7 @@ import torch
 
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.torch_internals import FakeTensor
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 
 _BITS_OF_BYTE = 8
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels.parts.script import Card, Script
+from graphmem.capture.record.attribution import OperatorCall
 from graphmem.capture.record.cublas_workspaces import NOTHING, Workspaces, WorkspaceUse
 from graphmem.capture.record.fx_graph import GraphRecorder
-from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, EventKind

@@ -26,7 +26,7 @@ from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.kernel_decompositions import COMPARISONS
 from graphmem.capture.patches import Patches
-from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.attribution import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import (
     FakeTensor,
@@ -38,7 +38,7 @@ from graphmem.capture.torch_internals import (
 from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
 from graphmem.capture.values.known_values import INTEGERS
-from graphmem.capture.values.tensors import on_device, tensors_in
+from graphmem.capture.values.tensors import has_sparse, on_device, tensors_in
 from graphmem.torch_names import private
 from graphmem.trace import Category, Place
 
@@ -143,7 +143,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     def finish(self, call: OperatorCall, out: object) -> object:
         """Record the results of the operator."""
         self.recorder.births.record(call, out)
-        if self.recorder.collected.storages:
+        if self.recorder.collected is not None:
             self.recorder.collected.follow(call.args, out)
         self.recorder.values.follow(call.func, call.args, call.kwargs, out)
         if call.facts.tracks_value and "alpha" not in call.kwargs:
@@ -307,7 +307,7 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
 
 def _sparse(mode: RecordingMode, call: OperatorCall) -> object:
     decomposition = call.facts.sparse_decomposition
-    if decomposition is None or not sparse.has_sparse(call.args):
+    if decomposition is None or not has_sparse(call.args):
         return NOT_HANDLED
     if call.func in sparse.PRODUCTS:
         mode.recorder.unmodelled[sparse.CUSPARSE] += 1

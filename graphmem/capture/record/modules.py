@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class ModuleWatch:
         self._adopted: list[weakref.ref[nn.Module]] = []
         self._stack: list[str] = []
         self._has_lazy = False
-        self._caches = KeyValueCaches(recorder.storages)
+        self._caches: KeyValueCaches | None = None  # made when transformers' caches are there
 
     def adopt(self, model: nn.Module) -> None:
         """Learn the names of a model's modules, once, and label the storages of its parameters, their gradients and its
@@ -88,7 +89,7 @@ class ModuleWatch:
         was_entered = bool(self._stack)
         if was_entered:
             self._stack.pop()
-            if not self._stack:
+            if not self._stack and self._caches is not None:
                 self._caches.label()
             if self._has_lazy and not self._stack:  # its first forward gave them their shapes
                 for model in filter(None, [known() for known in self._adopted]):
@@ -101,7 +102,9 @@ class ModuleWatch:
         if current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
         given = (*inputs, *named_arguments().values())
-        self._caches.note_call(given)
+        if "transformers.cache_utils" in sys.modules:
+            self._caches = self._caches or KeyValueCaches(recorder.storages)
+            self._caches.note_call(given)
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in tensors)
         if recorder.phases.names_stages and _is_evaluated(module):

@@ -207,6 +207,7 @@ LAYERS: tuple[Layer, ...] = (
         "a thread that the step starts belongs to the capture; every other one finds what was there before",
         ("threading.Thread.start",),
         "patch_threads",
+        doors=("threading.Thread.start",),
         lost="threads that the step starts are not followed",
     ),
     Layer(
@@ -322,13 +323,6 @@ LAYERS: tuple[Layer, ...] = (
         (),
         "unnoticed",
         lost="a library that recognises fake tensors takes the path it keeps for exporters",
-    ),
-    Layer(
-        "shown types",
-        "device/shown_types",
-        "`type(x) is torch.Tensor` decides in libraries what is done with a tensor",
-        (),
-        "shown_types",
     ),
     Layer(
         "torch.cuda",

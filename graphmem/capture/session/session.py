@@ -19,20 +19,19 @@ from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.cublas_workspaces import Workspaces
-from graphmem.capture.record.program_settings import ProgramSettings
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.storages import Refusal
 from graphmem.capture.session.error_messages import explained
 from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
+from graphmem.capture.session.settings import ProgramSettings
 from graphmem.capture.threads import capturing
 from graphmem.capture.torch_internals import Never
-from graphmem.capture.values.assumed_values import AssumedValues, Assumptions
+from graphmem.capture.values.assumed_values import AssumedValues, Assumptions, Selection
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
 from graphmem.capture.values.messages import Post
-from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
@@ -177,10 +176,13 @@ def capture(
         found: dict[str, Any] = {}
         if context.leaving is not None:
             assumed |= context.leaving.findings()
-            found = {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
+            found |= {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)
+        if (groups := recorder.process_groups) is not None:
+            on_node = processes.on_node if processes is not None else _on_node()
+            found |= {"groups": tuple(groups.ranks.values()), "communicators": groups.communicators(on_node)}
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
@@ -195,8 +197,6 @@ def capture(
         cudnn=cudnn,
         graph=graph.graph if graph is not None else None,
         optimizer=recorder.optimizers[0] if recorder.optimizers else "",
-        groups=tuple(recorder.groups.ranks.values()),
-        communicators=recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
         sharded=recorder.sharded,
         **found,
     )

@@ -33,6 +33,11 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(item)
 
 
+def has_sparse(value: object) -> bool:
+    """True if one of the tensors in ``value`` is sparse, in COO layout."""
+    return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(value))
+
+
 def on_device(value: Any) -> bool:
     """Whether one of the tensors in ``value`` is on the pretended device."""
     for tensor in tensors_in(value):  # noqa: SIM110 (asked for every operator: no generator around the generator)

@@ -23,10 +23,9 @@ from graphmem.capture.kernels.parts.conv_backend import (
     runs_channels_last,
     select_backend,
 )
-from graphmem.capture.kernels.parts.gradients import Gradients
 from graphmem.capture.kernels.parts.layout import Layout
 from graphmem.capture.kernels.parts.reduction import write_sum
-from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
+from graphmem.capture.kernels.parts.script import Call, Card, Gradients, Script, recorded_rule
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.workspaces import Workspace
 from graphmem.labels import CUDNN, CUDNN_ESTIMATE, TIMING, TIMING_ESTIMATE

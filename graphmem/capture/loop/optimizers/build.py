@@ -11,7 +11,6 @@ from torch import nn
 
 from graphmem.capture.loop.optimizers.bitsandbytes_states import QuantizedOptimizer
 from graphmem.capture.loop.optimizers.lion import Lion
-from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.errors import CaptureError
 from graphmem.training import OPTIMIZERS, Training
 from graphmem.training.optimizers import BITSANDBYTES, LION, TRANSFORMERS
@@ -61,9 +60,6 @@ def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _class_of(training: Training) -> Callable[..., torch.optim.Optimizer]:
-    own = own_optimizer(training)
-    if own is not None:
-        return own
     named = OPTIMIZERS[training.optimizer]
     if named.library == BITSANDBYTES:
         return lambda parameters, **options: QuantizedOptimizer(named.class_name, parameters, **options)

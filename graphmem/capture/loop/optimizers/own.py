@@ -6,36 +6,29 @@ Its code runs on fake tensors like the model's, so its states and the temporarie
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
 
 import torch
 
 from graphmem.errors import CaptureError, UsageError
 
-if TYPE_CHECKING:
-    from graphmem.training import Training
 
-
-def own_optimizer(training: Training) -> type[torch.optim.Optimizer] | None:
-    """The class that ``module:Class`` or ``module.py:Class`` names; None for an optimizer that graphmem knows by name.
+def own_optimizer(name: str) -> type[torch.optim.Optimizer]:
+    """The class that ``module:Class`` or ``module.py:Class`` names.
 
     Imports the module, so it is called before anything of torch is replaced for a capture. Raises
     :class:`~graphmem.errors.GraphmemError` where the module or the class is not there, where it is no optimizer, and
     where its step needs a closure, which the default loop gives to L-BFGS alone.
     """
-    if ":" not in training.optimizer:
-        return None
     from graphmem.sources.factory import find_factory  # it knows how to import what a user names
 
-    kind, _ = find_factory(training.optimizer, "optimizer")
+    kind, _ = find_factory(name, "optimizer")
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
         raise UsageError(
-            f"{training.optimizer} is {_what(kind)}; --optimizer takes a name, or module:Class of a subclass of "
-            "torch.optim.Optimizer"
+            f"{name} is {_what(kind)}; --optimizer takes a name, or module:Class of a subclass of torch.optim.Optimizer"
         )
     if needs_closure(kind) and not issubclass(kind, torch.optim.LBFGS):
         raise CaptureError(
-            f"the step of {training.optimizer} needs a closure, which the default loop does not give; write the loop "
+            f"the step of {name} needs a closure, which the default loop does not give; write the loop "
             "yourself as a step function"
         )
     return kind
