@@ -102,7 +102,7 @@ class PoolBook(Protocol):
     def captured(self, stream: int) -> Any:
         """The capture that ``stream`` takes part in; None outside one."""
 
-    def join(self, stream: int, capture: Any) -> None:
+    def join(self, stream: int, capture: object) -> None:
         """``stream`` waits for work of ``capture``, if that is one, and so takes part in it."""
 
     def take(self, size: int, label: str) -> int:

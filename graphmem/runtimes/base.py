@@ -168,7 +168,7 @@ class Runtime(Protocol[Options]):
         return iter(())
 
 
-def doubts_of(runtime: Runtime[Any], taken: Taken) -> tuple[Cause, ...]:
+def doubts_of(runtime: Runtime[object], taken: Taken) -> tuple[Cause, ...]:
     """Why the runtime's part in the figures may be otherwise: its own doubts, and the parts that it does not prove."""
     parts = ((runtime.proven, "allocator"), (taken.proven, "trace"))
     doubted = [f"its {part}" for proof, part in parts if not proof]

@@ -153,13 +153,13 @@ class CompiledCode:
         self._stack.enter_context(_quiet())
         self._stack.enter_context(pretend_inductor(self._device, self._recorder, self.assumed))
 
-    def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(self, original: Callable[..., object]) -> Callable[..., Any]:
         """Dynamo's callback for a new frame, kept away from the capture's own frames."""
         # Dynamo listens again after a frame that is skipped with its callees; this module's frames tell it when to.
         code, evaluation = self, self._evaluation
         skip, skip_with_callees = _skipping()
 
-        def call(self: Any, frame: Any, *args: object) -> Any:
+        def call(self: object, frame: Any, *args: object) -> Any:
             name = frame.f_globals.get("__name__", "")
             if name.startswith("graphmem."):
                 return skip if name == __name__ else skip_with_callees

@@ -88,7 +88,7 @@ def _host_memory_stats(*_: object) -> dict[str, object]:
 
 
 def _jiterator(
-    code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, Any]
+    code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, object]
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Outputs of a kernel written as text (``torch.cuda.jiterator``): those of an elementwise operator with type
     promotion (``CompileAndLaunchKernel``, ATen/cuda/jiterator.cu, 2.13)."""

@@ -95,7 +95,7 @@ class FakeResults:
             return tuple([_follow(each, mode, args) for each in recipes])
         return _follow(recipes[0], mode, args)
 
-    def _learn(self, key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _learn(self, key: tuple[object, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the operator; where the mode's cache had, or took, its results, keep them."""
         bypassed = sum(FakeTensorMode.cache_bypasses.values())
         asked = FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
@@ -135,7 +135,7 @@ def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bo
     return True
 
 
-def _describe_named(key: list[Any], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
+def _describe_named(key: list[object], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
     key.append(dict)
     key.extend(values)
     return _describe(key, values.values(), mode)

@@ -119,7 +119,7 @@ def _of_own_card(name: str, *_: object, **__: object) -> object:
     return getattr(torch.cuda, name)()
 
 
-def _snapshot(segments: list[dict[str, Any]]) -> dict[str, Any]:
+def _snapshot(segments: list[dict[str, object]]) -> dict[str, Any]:
     """The heap; no history is kept."""
     return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
 

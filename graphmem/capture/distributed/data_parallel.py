@@ -7,7 +7,6 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +43,7 @@ class Replicated(Strategy):
             warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
             return DistributedDataParallel(part, device_ids=[cards().own.index], process_group=group, **options)
 
-    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch."""
         waits = self.step.pp is None and not is_last
         made: contextlib.AbstractContextManager[object] = model.no_sync() if waits else contextlib.nullcontext()

@@ -57,7 +57,7 @@ class FullySharded(Strategy):
         fully_shard(part, **chosen)
         return part
 
-    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch, unless each is to be."""
         if self.step.pp is None and self.step.grad_accum > 1 and not self._options.sync_each_batch:
             model.set_requires_gradient_sync(is_last)

@@ -88,7 +88,7 @@ NAMES = {
 }
 
 
-def _transformer(model: torch.nn.Module, inputs: Any) -> Transformer | None:
+def _transformer(model: torch.nn.Module, inputs: object) -> Transformer | None:
     config = next(configurations(model), None)
     tokens = next((tensor for tensor in tensors_in(inputs) if _is_tokens(tensor)), None)
     if config is None or tokens is None:

@@ -21,7 +21,7 @@ class Strategy:
     def __init__(self, step: Training, mesh: DeviceMesh) -> None:
         self.step, self.mesh = step, mesh
 
-    def inputs(self, inputs: Any) -> Any:
+    def inputs(self, inputs: object) -> Any:
         """The batch, on the host, with the values that a part of it cannot give."""
         return inputs
 

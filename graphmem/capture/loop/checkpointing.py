@@ -30,7 +30,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
         block.forward = _checkpointed(block.forward)
 
 
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., object]) -> Callable[..., Any]:
     from torch.utils.checkpoint import checkpoint
 
     def run(*args: object, **kwargs: object) -> object:

@@ -37,7 +37,7 @@ def with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
         with _below_autograd():
             return op(*inputs)
 
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[object, ...], output: object) -> None:
         ctx.save_for_backward(*inputs)
 
     def backward(ctx: FunctionCtx, grad: Tensor) -> Gradients:

@@ -143,7 +143,7 @@ class ExistingFakes:
         self._threads = Patches().threads
         self._replaced: list[tuple[Any, Any]] = []
 
-    def replace(self, fakes: Mapping[str, Callable[..., Any]]) -> None:
+    def replace(self, fakes: Mapping[str, Callable[..., object]]) -> None:
         """``fakes`` by qualified operator name."""
         for name, fake in fakes.items() if _registry is not None else ():
             entry: Any = _registry.find(name)
@@ -172,7 +172,7 @@ class _FakeKernel:
 
     source = "graphmem"
 
-    def __init__(self, func: Callable[..., Any], found: Callable[..., object], threads: Threads) -> None:
+    def __init__(self, func: Callable[..., object], found: Callable[..., object], threads: Threads) -> None:
         self.func = func
         self.found = found
         self._threads = threads

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -97,7 +96,7 @@ class Births:
         }
         graph.record(call.func, call.args, call.kwargs, out, meta)
 
-    def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse, in_backward: bool) -> None:
+    def _follow(self, script: Script, outputs: Sequence[object], workspaces: WorkspaceUse, in_backward: bool) -> None:
         """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
         storages = self._storages
         taken: dict[int, int] = {}

@@ -152,7 +152,7 @@ class Workspaces:
         return LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
 
     def use(
-        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0
+        self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], in_backward: bool, stream: int = 0
     ) -> WorkspaceUse:
         """The workspaces that this operator takes on ``stream``; notes those it keeps."""
         if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
@@ -179,7 +179,7 @@ class Workspaces:
         use = WorkspaceUse(tuple(kept), around.temporary, around.times, by_gemm)
         return use if kept or around.temporary else NOTHING
 
-    def _is_left_to_lt(self, func: OpOverload, args: Sequence[Any]) -> bool:
+    def _is_left_to_lt(self, func: OpOverload, args: Sequence[object]) -> bool:
         """True if cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
         ATen/cuda/CUDABlas.cpp): products of matrices, and of half types those of a matrix and a vector, which are
         products of matrices there. Recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""

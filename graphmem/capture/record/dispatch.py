@@ -76,7 +76,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         recorder = self.recorder
         if func is _PRIM_DEVICE or recorder.is_paused:
@@ -102,7 +106,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 recorder.written_views.note_write(args[0], args)
         return self.go_on(route, call)
 
-    def _by_class(self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+    def _by_class(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: dict[str, object]
+    ) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
         not told of fake tensors, which are plain ones on a card. A ``DTensor`` is unwrapped in C++, and the method of
         its class calls the operator again."""
@@ -463,7 +469,7 @@ def _decomposed(mode: RecordingMode, call: OperatorCall) -> object:
     return NOT_HANDLED if decomposition is None else _in_place_of_kernel(mode, call, decomposition)
 
 
-def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., Any]) -> object:
+def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., object]) -> object:
     selection = mode.recorder.selection
     if not (
         on_device(call.args)

@@ -111,12 +111,12 @@ class WrittenViews:
         del leaf
         self.calibrating = self.marked = False
 
-    def note_write(self, tensor: torch.Tensor, args: Sequence[Any]) -> None:
+    def note_write(self, tensor: torch.Tensor, args: Sequence[object]) -> None:
         """An operator writes to its first argument now."""
         if isinstance(tensor, FakeTensor) and tensor._is_view() and any(t.requires_grad for t in tensors_in(args)):
             self._written[id(tensor)] = weakref.ref(tensor)
 
-    def note_use(self, args: Sequence[Any]) -> None:
+    def note_use(self, args: Sequence[object]) -> None:
         """An operator that autograd follows has taken its arguments: the history of those written to is new."""
         for tensor in tensors_in(args):
             written = self._written.pop(id(tensor), None)

@@ -30,7 +30,7 @@ class KeyValueCaches:
         self._storages = storages
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def note_call(self, given: Iterable[Any]) -> None:
+    def note_call(self, given: Iterable[object]) -> None:
         """A model is called with these arguments; transformers' caches are imported."""
         module: Any = sys.modules["transformers.cache_utils"]
         for value in given:

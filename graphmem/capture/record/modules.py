@@ -63,7 +63,7 @@ class ModuleWatch:
         self._names[key] = name
         self._alive[key] = weakref.ref(module, forget)
 
-    def enter(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+    def enter(self, module: nn.Module, inputs: Sequence[object]) -> None:
         """A module is called: the recorder gets its name, made up where it has none. An outermost one is adopted and
         may begin a forward pass."""
         recorder = self._recorder
@@ -96,7 +96,7 @@ class ModuleWatch:
                     self.adopt(model)
         self._recorder.leave_module(self._stack[-1] if self._stack else "", was_entered=was_entered)
 
-    def _begin_forward(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+    def _begin_forward(self, module: nn.Module, inputs: Sequence[object]) -> None:
         """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
         recorder = self._recorder
         if current_graph_task_id() != -1:

@@ -265,7 +265,7 @@ def _layout_remark(call: OperatorCall) -> Diagnostic | None:
     return None
 
 
-def _names_device(kwargs: dict[str, Any]) -> bool:
+def _names_device(kwargs: dict[str, object]) -> bool:
     """True if something is made on the device, of no tensors."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == "cuda"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.dispatch import RecordingMode
@@ -44,7 +43,11 @@ class _OneAtATime(RecordingMode):
             mode.lock = threading.RLock()
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         with self.lock:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -58,7 +61,11 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
         self._threads = threads
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         with contextlib.nullcontext() if self._threads else disable_current_modes():
             return func(*args, **(kwargs or {}))
@@ -75,7 +82,7 @@ def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContex
 
 
 @contextlib.contextmanager
-def _under(modes: list[Any], streams: Streams) -> Iterator[None]:
+def _under(modes: list[object], streams: Streams) -> Iterator[None]:
     for mode in modes:
         push_dispatch_mode(mode)
     try:

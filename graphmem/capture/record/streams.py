@@ -14,7 +14,6 @@ import contextlib
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -93,7 +92,7 @@ class Streams:
         if self.on_change is not None:
             self.on_change()
 
-    def note_forward(self, sequence: int, args: Sequence[Any]) -> None:
+    def note_forward(self, sequence: int, args: Sequence[object]) -> None:
         """An operator of the forward pass makes node ``sequence``, and those that accumulate its leaves' gradients."""
         if not self.used:
             return

@@ -106,7 +106,7 @@ def _of_thread() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
         yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
 
 
-def _setting(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[], Any]:
+def _setting(read: Callable[[], object], write: Callable[[object], object]) -> Callable[[], Any]:
     value = read()
     return lambda: write(value)
 
@@ -126,12 +126,12 @@ _Watch = Callable[[Patches, _Noted], None]
 class _SeenByAll:
     """A switch of the process that C++ reads. Another thread may set it meanwhile: other values stay."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], watch: _Watch) -> None:
+    def __init__(self, read: Callable[[], object], write: Callable[[object], object], watch: _Watch) -> None:
         self._value, self._write, self._watch = read(), write, watch
         self._was_set = False
 
     def watch(self, patches: Patches) -> None:
-        def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(original: Callable[..., object]) -> Callable[..., Any]:
             def set_(*args: object, **kwargs: object) -> object:
                 self._was_set = True
                 return original(*args, **kwargs)
@@ -174,10 +174,10 @@ def _keep_apart(patches: Patches) -> None:
             continue
         value = [read()]
 
-        def get(value: list[Any] = value) -> object:
+        def get(value: list[object] = value) -> object:
             return value[0]
 
-        def set_(new: object, value: list[Any] = value) -> None:
+        def set_(new: object, value: list[object] = value) -> None:
             value[0] = new
 
         functions[getter.rpartition("_get_cudnn_")[2]] = get, set_

@@ -197,7 +197,7 @@ def _is_float(value: object) -> bool:
     return value.is_floating_point() if isinstance(value, torch.Tensor) else type(value) is float
 
 
-def _if_finite(func: OpOverload, args: Sequence[Any]) -> bool | None:
+def _if_finite(func: OpOverload, args: Sequence[object]) -> bool | None:
     """The answer to a question whether values are finite, for values that are; None for other questions."""
     if func in (_IS_NAN, _IS_INFINITE):
         return False

@@ -51,7 +51,7 @@ class _Written(NamedTuple):
     times: int = 1
 
 
-def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group, post: Post | None = None) -> bool:
+def follow(values: KnownValues, func: Any, args: Sequence[object], group: Group, post: Post | None = None) -> bool:
     """Note what is known after ``func``, an operator of ``c10d``; whether it came of others that were taken to hold
     what this process does. What one process sends another goes through the ``post``, where there is one."""
     name = func.__name__.partition(".")[0].strip("_")
@@ -76,7 +76,7 @@ _SENT = ("broadcast", "send", "recv")
 
 
 def _exchange(
-    values: KnownValues, name: str, args: Sequence[Any], group: Group, post: Post
+    values: KnownValues, name: str, args: Sequence[object], group: Group, post: Post
 ) -> list[torch.Tensor | None]:
     """The tensors that this process receives in the tensors of an operator of :data:`_SENT`."""
     peer = group.members[_root(args)]
@@ -155,5 +155,5 @@ def _written(name: str, args: Sequence[Any], group: Group) -> Iterator[_Written]
         yield from (_Written(tensor, None) for tensor in outputs)
 
 
-def _root(args: Sequence[Any]) -> int:
+def _root(args: Sequence[object]) -> int:
     return next(value for value in args if type(value) is int)

@@ -444,7 +444,7 @@ class KnownValues:
         mirror = self._current(tensor)
         return mirror is not None and mirror.later is not None
 
-    def _waiting(self, value: Any) -> Any:
+    def _waiting(self, value: object) -> Any:
         """Arguments as they are now, for later; None where one is unknown, or large and may change."""
         if isinstance(value, torch.Tensor):
             mirror = self._current(value)

@@ -142,7 +142,7 @@ def with_eigen_scratch(trace: Trace) -> Trace:
     phase = trace.operators[first].phase if trace.operators else 0
     operator = Operator("ScratchBuffer", phase=phase)
 
-    def led_by(value: int, column: Any) -> Any:
+    def led_by(value: int, column: object) -> Any:
         return np.concatenate([np.array([value], dtype=np.int64), column])
 
     return replace(

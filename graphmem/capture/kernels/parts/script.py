@@ -71,7 +71,7 @@ class Arguments:
 
     __slots__ = ("_args", "_kwargs", "_signature")
 
-    def __init__(self, signature: Signature, args: Sequence[object], kwargs: dict[str, Any]) -> None:
+    def __init__(self, signature: Signature, args: Sequence[object], kwargs: dict[str, object]) -> None:
         self._signature = signature
         self._args = args
         self._kwargs = kwargs
@@ -112,7 +112,7 @@ class Call(Arguments):
         self,
         signature: Signature,
         args: Sequence[object],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         outputs: Sequence[torch.Tensor],
         card: Card,
     ) -> None:
@@ -370,7 +370,7 @@ def rule_of(operator: str) -> BoundRule | None:
         return None
 
     def bound(
-        args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
+        args: Sequence[object], kwargs: dict[str, object], outputs: Sequence[torch.Tensor], card: Card
     ) -> Script | None:
         return function(Call(signature, args, kwargs, outputs, card))
 
@@ -378,7 +378,7 @@ def rule_of(operator: str) -> BoundRule | None:
 
 
 def run_rule(
-    operator: str, args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
+    operator: str, args: Sequence[object], kwargs: dict[str, object], outputs: Sequence[torch.Tensor], card: Card
 ) -> Script | None:
     """The script that an operator's rule gives for one call; None if it has no rule, or takes only its outputs."""
     bound = rule_of(operator)

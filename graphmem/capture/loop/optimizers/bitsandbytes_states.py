@@ -54,7 +54,9 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Options that change no byte are accepted and not used. Raises :class:`ValueError` for refused options.
     """
 
-    def __init__(self, name: str, params: Iterable[Any], min_8bit_size: int = _MINIMUM_8BIT, **options: object) -> None:
+    def __init__(
+        self, name: str, params: Iterable[object], min_8bit_size: int = _MINIMUM_8BIT, **options: object
+    ) -> None:
         self.name = name
         self.paged = name.startswith("Paged")
         self.bits = 8 if name.endswith("8bit") else 32
@@ -133,7 +135,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         }
 
 
-def _check_options(base: str, options: dict[str, Any]) -> None:
+def _check_options(base: str, options: dict[str, object]) -> None:
     """Refuse the options that the constructors refuse (``optim/sgd.py``, ``rmsprop.py``, ``adagrad.py``)."""
     if base == "SGD" and options.get("momentum", 0) == 0:
         raise ValueError("SGD without momentum is not supported! (give --optimizer-arg momentum=0.9)")
