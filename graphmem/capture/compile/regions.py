@@ -16,9 +16,13 @@ from typing import Any
 import torch
 
 from graphmem.base import versions
-from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
+from graphmem.capture.compile.frame_evaluation import (
+    FrameEvaluation,
+    frame_evaluation,
+    patched_by_dynamo,
+    without_validation,
+)
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
-from graphmem.capture.compile.validation import patched_by_dynamo, without_validation
 from graphmem.capture.patches import Patches, constant, ignored_warnings
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 
 from graphmem.base.imports import watched_imports
-from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
+from graphmem.capture.device.watched_imports import bitsandbytes_without_card
 from graphmem.capture.patches import Patches, constant
 from graphmem.capture.ports import MemoryBook
 from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from graphmem.capture.blocks import unsplit_blocks
-from graphmem.capture.distributed.mesh import shards_of
-from graphmem.capture.distributed.strategy import Strategy
+from graphmem.capture.distributed.sharded_model import unsplit_blocks
+from graphmem.capture.distributed.strategy import Strategy, shards_of
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import StorageBook
 from graphmem.capture.values.tensors import DTYPES

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import make_optimizers
 from graphmem.capture.loop.strategies import Strategies, check_precision
 from graphmem.capture.loop.training_loop import (
@@ -37,6 +36,11 @@ from graphmem.training.epochs import BatchSize
 
 if TYPE_CHECKING:
     from graphmem.capture.record.both_loops import BothLoops
+
+from collections.abc import Callable
+from typing import Any
+
+from graphmem.errors import CaptureError
 
 #: Iterations when the user names no number. The second has the optimizer's state and reuses the first one's segments;
 #: a third finds the rare step whose fragmentation still grows, and is left out where an iteration has more operators
@@ -147,3 +151,36 @@ def run_inference(session: StepBook, model: nn.Module, inputs: object, inference
         with torch.no_grad(), autocast(inference):
             output = call(called, inputs)
         del output
+
+
+# --- activation checkpointing -----------------------------------------------------------------------------------------
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute the model's repeated blocks in the backward pass.
+
+    A model that knows how (transformers' ``gradient_checkpointing_enable``, lately ``activation_checkpointing_enable``,
+    timm's ``set_grad_checkpointing``) does it itself; elsewhere every element of the outermost lists of blocks
+    (``nn.ModuleList``, ``nn.Sequential``) is checkpointed without reentrant autograd.
+    """
+    for method in ("activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing"):
+        enable: Callable[[], None] | None = getattr(model, method, None)
+        if enable is not None:
+            enable()
+            return
+    from graphmem.capture.distributed.sharded_model import outermost_blocks
+
+    blocks = outermost_blocks(model)
+    if not blocks:
+        raise CaptureError("no repeated blocks found to checkpoint; call torch.utils.checkpoint in the model itself")
+    for block in blocks:
+        block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(forward: Callable[..., object]) -> Callable[..., Any]:
+    from torch.utils.checkpoint import checkpoint
+
+    def run(*args: object, **kwargs: object) -> object:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

@@ -58,7 +58,7 @@ class Strategies(list["Strategy"]):
         self.step = step
         self.mesh: Any = None
         if isinstance(step, Training) and step.mesh:
-            from graphmem.capture.distributed.mesh import process_mesh
+            from graphmem.capture.distributed.strategy import process_mesh
 
             self.mesh = process_mesh(step)
         has_engine = isinstance(step, Training) and step.zero is not None

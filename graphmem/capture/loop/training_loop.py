@@ -13,9 +13,8 @@ from torch import nn
 
 from graphmem.capture.device.pretend_device import move
 from graphmem.capture.loop.held_output import held_by
-from graphmem.capture.loop.optimizers.build import iterations_of_history
+from graphmem.capture.loop.optimizers.build import iterations_of_history, scheduler_of
 from graphmem.capture.loop.prefetching import prefetched
-from graphmem.capture.loop.schedulers import scheduler_of
 from graphmem.capture.loop.strategies import Strategies
 from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import DTYPES, tensors_in

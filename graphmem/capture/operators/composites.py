@@ -24,9 +24,8 @@ from graphmem.capture.operators.convolutions import CONVOLUTIONS
 from graphmem.capture.operators.ctc import CTC, CTC_SHAPES
 from graphmem.capture.operators.gradient_operators import GRADIENT_OPERATORS
 from graphmem.capture.operators.gradients_by_version import FORMULAS, with_gradient
-from graphmem.capture.operators.layers_and_losses import LAYERS_AND_LOSSES
+from graphmem.capture.operators.layers_and_losses import BATCH_NORM, GROUP_NORM, LAYERS_AND_LOSSES, RMS_NORM
 from graphmem.capture.operators.meta_kernels import META_KERNELS, ExistingFakes
-from graphmem.capture.operators.normalization import BATCH_NORM, GROUP_NORM, RMS_NORM
 from graphmem.capture.operators.operators_by_version import TAKE_ALONG_DIM, patch_indexing
 from graphmem.capture.operators.output_layouts import patch_views
 from graphmem.capture.operators.recurrent.cells import CELL_SHAPES

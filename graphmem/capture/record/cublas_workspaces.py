@@ -21,7 +21,7 @@ import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
-from graphmem.capture.operators.side_effects import CALLS_CUBLAS
+from graphmem.capture.operators.facts import CALLS_CUBLAS
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.devices.capabilities import Capability
 from graphmem.errors import UsageError

@@ -13,7 +13,7 @@ from torch import nn
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.loop.generation import GENERATIONS, run_generation
 from graphmem.capture.loop.loading import loader_for
-from graphmem.capture.loop.optimizers.own import own_optimizer
+from graphmem.capture.loop.optimizers.build import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.both_loops import BothLoops

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from graphmem.base.textbook import ModelShape
-from graphmem.capture.blocks import unsplit_blocks
-from graphmem.capture.distributed.sharded_model import NAMES, configurations, first
+from graphmem.capture.distributed.sharded_model import NAMES, configurations, first, unsplit_blocks
 from graphmem.capture.session.session import Session, capture
 from graphmem.devices import Device
 from graphmem.errors import SourceError
