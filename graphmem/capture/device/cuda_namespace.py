@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,7 +19,6 @@ from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
 from graphmem.capture.device.watched_imports import bitsandbytes_without_card
 from graphmem.capture.patches import Patches, constant
-from graphmem.capture.ports import MemoryBook
 from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides
 from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
@@ -27,11 +26,14 @@ from graphmem.devices import Device
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 
+if TYPE_CHECKING:
+    from graphmem.capture.record.recorder import Recorder
+
 #: Bound before it is replaced.
 _GENERATOR: Any = torch.Generator
 
 
-def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: MemoryBook, values: KnownValues) -> None:
+def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: Recorder, values: KnownValues) -> None:
     """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows, and generators take states that ``values``
     knows."""
     patches.table(torch._C, {f"_cuda_{name}": function for name, function in _C_FUNCTIONS.items()})

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import DeviceMemory, MemoryBook
+from graphmem.capture.ports import DeviceMemory
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.recorder import Recorder
 
 #: Parts of ``torch._C._cuda_memoryStats``: kinds of memory with statistics by pool, statistics without pools, counters
 #: (``THCPModule_memoryStats``, torch/csrc/cuda/Module.cpp, 2.13).
@@ -33,7 +36,7 @@ _T = TypeVar("_T")
 class Answers:
     """The questions of one program, in the order of its events."""
 
-    def __init__(self, shown_card: ShownCard, book: MemoryBook | None) -> None:
+    def __init__(self, shown_card: ShownCard, book: Recorder | None) -> None:
         self._shown_card = shown_card
         self._book = book
 
@@ -75,7 +78,7 @@ class Answers:
         return total - free
 
 
-def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> None:
+def patch_memory(patches: Patches, shown_card: ShownCard, book: Recorder) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
     answers = Answers(shown_card, book)
     reset_peaks = answers.of(lambda memory: memory.reset_peaks(), lambda: None)

@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.distributed.strategy import Strategy
 from graphmem.capture.patches import Patches, around, constant
-from graphmem.capture.ports import RankBook, StorageBook
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.storages import Storages
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 from graphmem.trace import Category
@@ -50,7 +51,7 @@ class Replicated(Strategy):
         return made
 
 
-def patch_data_parallel(patches: Patches, book: RankBook) -> None:
+def patch_data_parallel(patches: Patches, book: Recorder) -> None:
     """Name the allocations of reducers, and answer the questions they ask other ranks."""
     bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
 
@@ -97,7 +98,7 @@ def _refuse_builtin_hook(*_: object) -> None:
     )
 
 
-def _verify(storages: StorageBook) -> _Function:
+def _verify(storages: Storages) -> _Function:
     """The tensors of comparing the parameters' number and shapes with other ranks (``verify_params_across_processes``,
     reducer.cpp); it always finds them alike."""
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from graphmem.capture.distributed.sharded_model import unsplit_blocks
 from graphmem.capture.distributed.strategy import Strategy, shards_of
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import StorageBook
+from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.tensors import DTYPES
 from graphmem.errors import CaptureError
 from graphmem.trace import Category
@@ -70,7 +70,7 @@ _BUFFERS = (
 )
 
 
-def name_buffers(patches: Patches, storages: StorageBook) -> None:
+def name_buffers(patches: Patches, storages: Storages) -> None:
     """Name the purpose of FSDP2's buffers."""
 
     def named(label: str) -> Callable[..., object]:

@@ -32,7 +32,7 @@ from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharded_model import sharded
 from graphmem.capture.distributed.sharding import forget_meshes, patch_resize, patch_sharding
 from graphmem.capture.patches import Patches, around, constant
-from graphmem.capture.ports import RankBook
+from graphmem.capture.record.recorder import Recorder
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 from graphmem.training.processes import Processes
@@ -44,7 +44,7 @@ NCCL_VERSION = (2, 29, 7)
 
 
 @contextlib.contextmanager
-def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
+def one_rank(book: Recorder, processes: Processes | None) -> Iterator[None]:
     """``torch.distributed`` for one of several ``processes``, started as ``torchrun`` would.
 
     Without them the environment counts as it is. Process groups that the step makes are gone at the end.
@@ -87,7 +87,7 @@ class _Launched(ChainMap[str, str]):
         del self.maps[0 if name in self.maps[0] else 1][name]
 
 
-def _patch_process_groups(patches: Patches, book: RankBook) -> None:
+def _patch_process_groups(patches: Patches, book: Recorder) -> None:
     private("torch.testing._internal.distributed.fake_pg", _LOST)
     groups = _Groups(patches, book)
     patches.wrap("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, around(groups.device_of_objects))
@@ -105,7 +105,7 @@ class _Groups:
     """Process groups that the step makes. Libraries choose by the names of backends, so a group shows the one that it
     was asked for with."""
 
-    def __init__(self, patches: Patches, book: RankBook) -> None:
+    def __init__(self, patches: Patches, book: Recorder) -> None:
         self._patches, self._book = patches, book
         self._is_prepared = False  # the imports take time, which a step without process groups need not spend
         self._devices: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()

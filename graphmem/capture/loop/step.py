@@ -30,12 +30,12 @@ from graphmem.capture.loop.training_loop import (
     call,
     compiled,
 )
-from graphmem.capture.ports import StepBook
 from graphmem.training import Inference, Training
 from graphmem.training.epochs import BatchSize
 
 if TYPE_CHECKING:
     from graphmem.capture.record.both_loops import BothLoops
+    from graphmem.capture.session.session import Session
 
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +58,7 @@ class Ran:
 
 
 def run_training(
-    session: StepBook,
+    session: Session,
     model: nn.Module,
     inputs: object,
     loss: object,
@@ -114,7 +114,7 @@ def run_training(
     return Ran(remarks, loop.output_bytes)
 
 
-def _run_epochs(session: StepBook, loop: TrainingLoop, loader: Loader) -> None:
+def _run_epochs(session: Session, loop: TrainingLoop, loader: Loader) -> None:
     """Iterations on batches that differ, epoch after epoch."""
     for number, step in enumerate(loader.iterations):
         if number % loop.training.epoch.steps == 0:
@@ -125,7 +125,7 @@ def _run_epochs(session: StepBook, loop: TrainingLoop, loader: Loader) -> None:
             loop.evaluate(step.evaluated)
 
 
-def _run_alike(session: StepBook, loop: TrainingLoop, iterations: int | None, size: BatchSize | None = None) -> None:
+def _run_alike(session: Session, loop: TrainingLoop, iterations: int | None, size: BatchSize | None = None) -> None:
     """Iterations on one batch, or on batches of one ``size``: as many as were asked for, else as many as settle it."""
     begun, of_history = 0, loop.of_history
     if size is not None:
@@ -140,7 +140,7 @@ def _run_alike(session: StepBook, loop: TrainingLoop, iterations: int | None, si
     loop.end()
 
 
-def run_inference(session: StepBook, model: nn.Module, inputs: object, inference: Inference, iterations: int) -> None:
+def run_inference(session: Session, model: nn.Module, inputs: object, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model = Strategies(inference).place(session, model)
     inputs = batch_on_device(session, Batch(inputs), inference.dtype).inputs
