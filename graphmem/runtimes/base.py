@@ -58,7 +58,7 @@ class Setting:
 class Taken:
     """A trace as a runtime takes it, with what that assumes, for the reader.
 
-    ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
+    ``findings`` finds further remarks on the run under some options; it is called when somebody looks.
     ``doubts``: why the runtime's own part in it may be otherwise; ``outside``: what its libraries hold beside the
     allocator. ``proven``: the recordings that the trace was compared with, but for ``doubts``; "" for none,
     and then all of it is in doubt.

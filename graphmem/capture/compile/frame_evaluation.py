@@ -53,7 +53,7 @@ class FrameEvaluation:
 
 
 def frame_evaluation() -> FrameEvaluation | None:
-    """None where the interpreter does not tell who evaluates its frames: other Pythons than CPython."""
+    """None where the interpreter does not show who evaluates its frames: other Pythons than CPython."""
     # torch._dynamo.eval_frame has the name too, but for 2.5 and 2.6
     eval_frame = private("torch._C._dynamo.eval_frame", _LOST)
 

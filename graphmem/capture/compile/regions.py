@@ -212,7 +212,7 @@ _REAL_COMPILE = torch.compile
 
 
 def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
-    """Hear when Dynamo begins to look at frames: functions may have been decorated before the capture."""
+    """Notice when Dynamo begins to look at frames: functions may have been decorated before the capture."""
     eval_frame = private("torch._dynamo.eval_frame", _LOST)
 
     set_eval_frame, threads = private("torch._C._dynamo.eval_frame.set_eval_frame", _LOST), patches.threads

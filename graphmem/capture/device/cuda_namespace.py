@@ -47,8 +47,7 @@ def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: Recorder
     _patch_backends(patches)
     for names, reason in _REFUSED.items():
         patches.where_found(CUDA_MODULES, {name: _refusal(f"torch.cuda.{name}", reason) for name in names})
-    if hasattr(torch, "accelerator"):
-        _patch_accelerator(patches)
+    _patch_accelerator(patches)
     patch_memory(patches, shown_card, book)
 
 

@@ -104,17 +104,16 @@ def patch_memory(patches: Patches, shown_card: ShownCard, book: Recorder) -> Non
     }
     patches.table(torch._C, c_functions)
     patches.where_found(CUDA_MODULES, {"mem_get_info": answers.free_and_total, "device_memory_used": answers.used})
-    if hasattr(torch, "accelerator"):
-        of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
-        functions: dict[str, Callable[..., object]] = {
-            **{name: partial(_of_own_card, name) for name in of_cuda},
-            "reset_peak_memory_stats": reset_peaks,
-            "reset_accumulated_memory_stats": reset_accumulated,
-            "get_memory_info": answers.free_and_total,
-            "synchronize": event("synchronize"),
-            "empty_cache": event("empty_cache"),
-        }
-        patches.table(torch.accelerator, functions)
+    of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+    functions: dict[str, Callable[..., object]] = {
+        **{name: partial(_of_own_card, name) for name in of_cuda},
+        "reset_peak_memory_stats": reset_peaks,
+        "reset_accumulated_memory_stats": reset_accumulated,
+        "get_memory_info": answers.free_and_total,
+        "synchronize": event("synchronize"),
+        "empty_cache": event("empty_cache"),
+    }
+    patches.table(torch.accelerator, functions)
 
 
 def _of_own_card(name: str, *_: object, **__: object) -> object:

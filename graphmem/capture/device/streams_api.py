@@ -153,8 +153,7 @@ def patch_streams(patches: Patches, streams: Streams, pools: MemoryPools, storag
     patches.where_found(CUDA_MODULES, names)
     patches.table(torch, {"Stream": stream_class, "Event": event_class})
     patches.set(torch.Tensor, "record_stream", record_stream)
-    if hasattr(torch, "accelerator"):
-        patches.table(torch.accelerator, {"current_stream": current_stream, "set_stream": set_stream})
+    patches.table(torch.accelerator, {"current_stream": current_stream, "set_stream": set_stream})
     _patch_parallel(patches, stream_class)
 
 

@@ -29,7 +29,7 @@ from graphmem.capture.values.callers import namespace_that_imports
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 
-#: Modules with such kernels, functions whose names end so, and the flag that says whether Triton is there. TRL 1.16:
+#: Modules with such kernels, functions whose names end so, and the flag whether Triton is there. TRL 1.16:
 #: log-probabilities of a language model's head, vocabulary chunk by chunk.
 _MODULES = {"trl.kernels.chunked_logprob": "_TRITON_AVAILABLE", "trl.kernels.chunked_divergence": None}
 _KERNEL = "_kernel"

@@ -55,7 +55,7 @@ def _of_fsdp1(model: torch.nn.Module, inputs: object) -> Sharded | None:
 
 
 def _of_tensors(model: torch.nn.Module, inputs: object) -> Sharded | None:
-    """DTensors say of how many parts they are one; a model of others is whole."""
+    """DTensors know of how many parts they are one; a model of others is whole."""
     parameters = list(model.parameters())
     if not parameters:
         return None

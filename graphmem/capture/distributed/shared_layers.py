@@ -160,7 +160,7 @@ def _by_styles(part: torch.nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _with_positions(inputs: object, processes: int, by_row: bool) -> dict[str, Any]:
-    """The batch with the positions that a part of a sequence cannot tell, ``by_row`` where rows are parted too. Raises
+    """The batch with the positions that a part of a sequence lacks, ``by_row`` where rows are parted too. Raises
     :class:`CaptureError`."""
     if not isinstance(inputs, dict) or "input_ids" not in inputs or "attention_mask" in inputs:
         raise CaptureError("--sp is of models of transformers on input_ids, with no attention_mask; write a program")

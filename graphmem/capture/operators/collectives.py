@@ -196,7 +196,7 @@ def _bytes_in(args: Sequence[object]) -> int:
 def _name_of_reduction(op: torch.ScriptObject) -> str:
     try:
         return str(dist.ReduceOp.RedOpType(op.op()).name)
-    except AttributeError:  # older versions (2.9) do not tell Python
+    except AttributeError:  # older versions (2.9) hide it from Python
         return "?"
 
 

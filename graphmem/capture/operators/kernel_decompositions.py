@@ -137,7 +137,7 @@ def _index_put(func: OpOverload) -> Callable[..., Any]:
         *rest: object,
         **kwargs: object,
     ) -> Perhaps:
-        """One host number under one mask is a fill; other values may tell how many are selected."""
+        """One host number under one mask is a fill; other values may show how many are selected."""
         if not _has_mask(indices):
             return NotImplemented
         rows = _selected_rows(self, indices, values)

@@ -1,5 +1,5 @@
 """Meta kernels (shapes of outputs) of operators that PyTorch gives none, or only one that wants values; and where fake
-implementations are put, in the spellings of PyTorch 2.4 and later."""
+implementations are put, in the spellings of PyTorch 2.6 and later."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class ExistingFakes:
         """``fakes`` by qualified operator name."""
         for name, fake in fakes.items() if _registry is not None else ():
             entry: Any = _registry.find(name)
-            holder = entry.fake_impl if hasattr(entry, "fake_impl") else entry.abstract_impl  # renamed in 2.5
+            holder = entry.fake_impl
             kernel = _FakeKernel(fake, holder.kernel, self._threads)
             self._replaced.append((holder, kernel))
             if hasattr(holder, "kernels"):  # since 2.7 those before it are kept

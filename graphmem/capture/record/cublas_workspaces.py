@@ -126,10 +126,8 @@ class Workspaces:
         self,
         limits: Capability,
         torch_version: tuple[int, int],
-        environment: Mapping[str, str] | None = None,
         measured_bytes: int | None = None,
     ) -> None:
-        self._environment = environment
         by_rule = default_workspace_bytes(limits, torch_version)
         self._default = by_rule if measured_bytes is None else measured_bytes
         self._version = torch_version
@@ -140,7 +138,7 @@ class Workspaces:
     @cached_property
     def settings(self) -> WorkspaceSettings:
         """Those of the first product: a program that sets a variable before it is heard (seen on the stub driver)."""
-        return WorkspaceSettings.read(self._version, os.environ if self._environment is None else self._environment)
+        return WorkspaceSettings.read(self._version, os.environ)
 
     @cached_property
     def size(self) -> int:

@@ -110,7 +110,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: dict[str, object]
     ) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
-        not told of fake tensors, which are plain ones on a card. A ``DTensor`` is unwrapped in C++, and the method of
+        not shown fake tensors, which are plain ones on a card. A ``DTensor`` is unwrapped in C++, and the method of
         its class calls the operator again."""
         kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
         if len(kinds) == len(types) or any(kind.__name__ == "DTensor" for kind in kinds):

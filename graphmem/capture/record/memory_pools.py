@@ -79,7 +79,7 @@ class MemoryPools:
         """The number of holders of the pool."""
         return self._holders.get(pool, 0)
 
-    # --- what the allocator hears ---------------------------------------------------------------------------------
+    # --- events for the allocator ---------------------------------------------------------------------------------
 
     def create(self, pool: PoolId, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> None:
         """``createOrIncrefPool``: hold a pool once more."""
@@ -130,7 +130,7 @@ class MemoryPools:
             self.stream_changed()
 
     def stream_changed(self) -> None:
-        """Tell the allocator whether the current stream is captured, when that changes."""
+        """Record for the allocator whether the current stream is captured, when that changes."""
         streams = self._book.streams
         streams.on_change = self.stream_changed if self._routes else None
         in_capture = self.captured(streams.current) is not None

@@ -173,7 +173,7 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
 
     lost = "where a backward pass begins is not seen: its peak is told with the forward pass"
     patches.wrap("torch.autograd._make_grads", lost, from_roots)
-    only = patches.threads.only  # these hooks hear every thread's modules and optimizers
+    only = patches.threads.only  # PyTorch calls these hooks for every thread
     handles: list[Any] = []
     hold_weight = recorder.values.hold_weight
     try:

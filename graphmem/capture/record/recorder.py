@@ -62,7 +62,7 @@ class Recorder:
         self.card: Card = card
         self.storages: Storages = Storages(builder)
         self.phases = Phases(self.storages)
-        self.both: BothLoops | None = None  # filled by a default step that tells two loops
+        self.both: BothLoops | None = None  # filled by a default step that follows two loops
         self.streams: Streams = self.storages.streams
         self.attribution = Attribution(self.storages)
         self.births = Births(self.storages, card, workspaces, graph)
@@ -77,13 +77,13 @@ class Recorder:
         self.assumed: Counter[Diagnostic] = Counter()
         self.notes: list[str] = []  # remarks for the reader
         self.process_groups: ProcessGroups | None = None
-        self.post: Post | None = None  # by which the processes of a job tell each other what decides
-        self.on_forward: Callable[[Any, Any], None] | None = None  # told of the outermost module that is trained
+        self.post: Post | None = None  # messages between the processes of a job
+        self.on_forward: Callable[[Any, Any], None] | None = None  # called with the outermost module that is trained
         self.sharded: Sharded | None = None  # how the model that is trained is shared out
         self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.is_paused = False
-        self.is_probing = False  # whether what is recorded is thrown away, but for what it tells of a long generation
+        self.is_probing = False  # whether the record is a probe of a long generation, and thrown away
 
     @property
     def builder(self) -> TraceBuilder:
@@ -100,7 +100,7 @@ class Recorder:
             self.optimizers.append(name)
 
     def note_once(self, remark: str) -> None:
-        """Tell the reader, once."""
+        """Show the reader a remark, once."""
         if remark not in self.notes:
             self.notes.append(remark)
 

@@ -51,7 +51,7 @@ class Streams:
         self.used = False  # whether the step has made a stream of its own; until then nothing needs to be followed
         self._of_step = 0
         self._of_thread: dict[int, int] = {}  # identity of a thread that the step started -> its current stream
-        self.on_change: Callable[[], None] | None = None  # hears that another stream is current
+        self.on_change: Callable[[], None] | None = None  # called when another stream is current
         self.of_sequence: dict[int, int] = {}  # sequence number of a node -> stream of its forward operator
         self._node: tuple[int, int] = (-1, 0)  # the node that runs, the stream that is current in it
         # Nodes that accumulate gradients have no number. They are known by their leaf, and live as long as a graph, or

@@ -146,7 +146,7 @@ def _is_loaded(libraries: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def fake_mode() -> Iterator[None]:
-    """PyTorch's own mode, without its messages about shapes that do not fit: the error says it."""
+    """PyTorch's own mode, without its messages about shapes that do not fit: the error has them."""
     threads = Patches().threads
 
     def is_heard(_: object) -> bool:
@@ -272,7 +272,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "TorchScript",
         "device/torch_script",
-        "scripted code runs below Python, where no mode is heard: it runs as the Python that it is made of",
+        "scripted code runs below Python, which no mode sees: it runs as the Python that it is made of",
         (
             "torch.jit.script",
             "torch.jit.freeze",
@@ -471,7 +471,7 @@ LAYERS: tuple[Layer, ...] = (
         ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache"),
         "patch_cuda_graphs",
         lambda context: (context.recorder.streams, context.recorder.storages.pools, context.recorder),
-        # `torch.cuda` alone, as a file sees it while it is imported, says that nothing is captured.
+        # `torch.cuda` alone, as a file sees it while it is imported, answers that nothing is captured.
         again=("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing"),
         lost="CUDA graphs are not followed",
     ),
@@ -541,7 +541,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "modules",
         "record/modules",
-        "hooks say which module runs, when a backward pass begins and when an optimizer steps",
+        "hooks show which module runs, when a backward pass begins and when an optimizer steps",
         ("torch.autograd._make_grads",),
         "watch_modules",
         lambda context: (context.recorder,),
@@ -587,7 +587,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "leaving",
         "program/asking",
-        "a whole program trains for days; its loops are told after some optimizer steps that they are over",
+        "a whole program trains for days; its loops are ended after some optimizer steps",
         (
             "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
             "torch.utils.data.dataloader.DataLoader.__iter__",

@@ -210,15 +210,15 @@ def _on_node() -> int | None:
     return cards if cards > 1 else None
 
 
-#: What a program that asks for it is told of memory, which differs with what a loop holds.
-_TOLD_OF_MEMORY = frozenset({"allocator", "free_bytes"})
+#: Facts of memory that a program may ask for, and that differ with the objects that a loop holds.
+_FACTS_OF_MEMORY = frozenset({"allocator", "free_bytes"})
 
 
 def _of_holding_loop(recorder: Recorder, shown_card: ShownCard, trace: Trace) -> Trace | None:
     """The trace of the loop that holds, where no answer to the run could have differed in it."""
     if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
         return None
-    return None if shown_card.asked & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
+    return None if shown_card.asked & _FACTS_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
 def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:

@@ -203,7 +203,7 @@ class AssumedValues:
         return AssumedNumber.of(value, self, *self._last) if type(value) is float else value
 
     def _judge(self, judge: Callable[..., _T], *about: object) -> _T | None:
-        """What the source shows, read once; None where there is none."""
+        """The verdict of a judge of source, made once; None where there is no source."""
         key = judge, *about
         if key not in self._judged:
             self._judged[key] = judge(*about) if about[0] else None
@@ -231,8 +231,8 @@ _ENDS: dict[Code, tuple[float | bool, ...]] = {
 
 
 def alternatives(assumed: Iterable[Diagnostic]) -> dict[str, tuple[Tried, ...]]:
-    """What else a line that decides something may read, as the two ends of what is possible: line -> values, none where
-    nothing says how far they go. ``assumed`` is :attr:`AssumedValues.named`."""
+    """Line that decides something -> the other values that it may read, as the two ends of what is possible; none where
+    no end is known. ``assumed`` is :attr:`AssumedValues.named`."""
     found: dict[str, tuple[Tried, ...]] = {}
     for one in assumed:
         ends = _ENDS.get(one.code, ()) if one.place else ()
@@ -242,7 +242,7 @@ def alternatives(assumed: Iterable[Diagnostic]) -> dict[str, tuple[Tried, ...]]:
 
 
 class AssumedNumber(float):
-    """A number that was read of unknown data, and what is computed of it: it tells when it becomes a whole number or
+    """A number that was read of unknown data, and what is computed of it: it records when it becomes a whole number or
     decides a branch."""
 
     _book: AssumedValues

@@ -21,7 +21,7 @@ from graphmem.capture.values.tensors import tensors_in
 #: The remark where known values came out of a collective.
 OTHERS_HOLD_THE_SAME = "values that processes exchange: the others were taken to hold what this one does"
 #: What a reduction over ``ranks`` processes that hold the same makes of a number or a tensor. Of the others (exclusive
-#: or, sums of scaled values, any before PyTorch tells which one it is) it is known that zeros stay zeros.
+#: or, sums of scaled values, any whose name PyTorch does not give) it is known that zeros stay zeros.
 _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
     "SUM": lambda value, ranks: value * ranks,
     "PRODUCT": lambda value, ranks: value**ranks,
@@ -31,8 +31,8 @@ _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
 
 class Group(NamedTuple):
     """Where this process stands in the group of a collective, counted within it; ``reduction`` names how values are
-    combined: "" where they are not, "?" where nobody tells. ``name`` is PyTorch's of the group,
-    ``members`` its ranks in the job (none: not told)."""
+    combined: "" where they are not, "?" where it is unknown. ``name`` is PyTorch's of the group,
+    ``members`` its ranks in the job (none: unknown)."""
 
     rank: int
     ranks: int
@@ -104,8 +104,8 @@ def _shaped(known: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | 
 
 
 def _incoming(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tensor | None, Any]:
-    """What a collective will write into ``one.target``: values, or the number that each element is; None for what is
-    not known. Nothing is written yet."""
+    """Values that a collective will write into ``one.target``, or the number that each element is; None for those that
+    are not known. Nothing is written yet."""
     if one.source is None or max(one.target.numel(), one.source.numel()) > INTEGER_LIMIT:
         return None, None
     combine = _REDUCTIONS.get(group.reduction)

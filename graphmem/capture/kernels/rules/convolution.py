@@ -160,7 +160,7 @@ def _cudnn_input_gradient(script: Script, call: _Convolution, gradients: Gradien
 def _workspace(script: Script, call: _Convolution, direction: Direction, card: Card) -> None:
     """Taken right before the kernel and given back right after its launch (run_conv_plan).
 
-    Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, which only a card can tell: an estimate.
+    Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, known to a card only: an estimate.
     """
     if not card.cudnn_workspaces:
         return
