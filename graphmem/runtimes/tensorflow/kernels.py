@@ -57,9 +57,10 @@ BACKPROPS_OVER_INPUT = frozenset(("SparseSoftmaxCrossEntropyWithLogits", "Softma
 
 @dataclass(frozen=True)
 class Need:
-    """Memory of a kernel beside its outputs, all of it given back when it returns: ``before`` is requested before them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for
-    the first time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of
-    ``trials`` in turn. ``result``: which of the buffers, in this order, becomes the output in its place at the end."""
+    """Memory of a kernel beside its outputs, all of it given back when it returns: ``before`` is requested before them,
+    ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for the first
+    time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of ``trials`` in
+    turn. ``result``: which of the buffers, in this order, becomes the output in its place at the end."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
