@@ -56,6 +56,8 @@ _SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
+#: Arguments by name.
+Named = dict[str, object]
 #: The answer of an interceptor that leaves a call to the next.
 NOT_HANDLED: Final = object()
 
@@ -76,11 +78,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Named | None = None
     ) -> object:
         recorder = self.recorder
         if func is _PRIM_DEVICE or recorder.is_paused:

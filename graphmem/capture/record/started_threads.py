@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.record.dispatch import Named, RecordingMode
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.threads import Threads, joining
 from graphmem.capture.torch_internals import (
@@ -43,11 +43,7 @@ class _OneAtATime(RecordingMode):
             mode.lock = threading.RLock()
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Named | None = None
     ) -> object:
         with self.lock:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -61,11 +57,7 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
         self._threads = threads
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Named | None = None
     ) -> object:
         with contextlib.nullcontext() if self._threads else disable_current_modes():
             return func(*args, **(kwargs or {}))
