@@ -393,13 +393,6 @@ class PyTorchCachingAllocator(PoolInterface):
         pool = small if kind == "small" else large
         return pool.by_stream.get(stream) or self._new_free_set(pool, stream)
 
-    def adopt_segment(self, free_set: FreeSet, address: int, size: int) -> Block:
-        """Take over a segment that exists already; its one block is not yet among the free ones."""
-        self.driver.adopt(address, size)
-        self._heads[address] = Block(self.order_of_new_segment(address), size, free_set, FREE, None, None)
-        self.count_reserved(free_set, size)
-        return self._heads[address]
-
     def _new_free_set(self, pool: Pool, stream: int) -> FreeSet:
         pool.by_stream[stream] = FreeSet(pool, stream, self._split_from(pool))
         return pool.by_stream[stream]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
+from graphmem.capture.torch_internals import FakeTensor, OpOverload, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 

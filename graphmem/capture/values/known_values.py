@@ -15,11 +15,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
+from graphmem.capture.torch_internals import FakeTensor, OpOverload, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
 from graphmem.capture.values.host_operators import (
@@ -34,9 +34,6 @@ from graphmem.capture.values.host_operators import (
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
 from graphmem.capture.values.uniform_numbers import Mark, Number, UniformNumbers
 from graphmem.units import MIB
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 #: Bound before a library puts its own there (``deepspeed.zero.Init``).
