@@ -51,6 +51,7 @@ _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
+_IS_SET_TO = _aten.is_set_to.default
 _COALESCE = _aten._coalesce.default
 _SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
@@ -108,10 +109,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: dict[str, object]
     ) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
-        not shown fake tensors, which are plain ones on a card. A ``DTensor`` is unwrapped in C++, and the method of
-        its class calls the operator again."""
+        not shown fake tensors, which are plain ones on a card. Where C++ unwraps a class, its own method calls the
+        operator again."""
         kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
-        if len(kinds) == len(types) or any(kind.__name__ == "DTensor" for kind in kinds):
+        if len(kinds) == len(types) or not self.recorder.unwrapped_in_cpp.isdisjoint(kinds):
             return NotImplemented
         for kind in kinds:
             with self:
@@ -274,6 +275,12 @@ def _data_on_host(mode: RecordingMode, call: OperatorCall) -> object:
         return mode.recorder.assumed_values.drawn(known, drawn == INTEGERS)
     mode.recorder.assumed_values.selected(_rows(known))
     return known
+
+
+def _is_set_to(_: RecordingMode, call: OperatorCall) -> object:
+    """``is_set_to`` (ATen/native/TensorProperties.cpp): the same storage, seen in the same way."""
+    one, other = ((t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()) for t in call.args)
+    return bool(one == other)
 
 
 def _nested(mode: RecordingMode, call: OperatorCall) -> object:
@@ -557,6 +564,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "the size of the outputs is data, which is known there: they are real",
         lambda facts: facts.sized_by_data,
         _data_on_host,
+        is_noted=False,
+    ),
+    Interceptor(
+        "the same memory",
+        "C++ compares pointers, and fake tensors have none",
+        lambda facts: facts.func is _IS_SET_TO,
+        _is_set_to,
         is_noted=False,
     ),
     Interceptor(

@@ -82,6 +82,7 @@ class Recorder:
         self.sharded: Sharded | None = None  # how the model that is trained is shared out
         self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
+        self.unwrapped_in_cpp: set[type] = set()  # those of them that PyTorch's C++ unwraps itself
         self.is_paused = False
         self.is_probing = False  # whether the record is a probe of a long generation, and thrown away
 
