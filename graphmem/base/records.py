@@ -22,7 +22,7 @@ else:
 
         def made(cls: type) -> type:
             own = frozenset(vars(cls))
-            cls = dataclasses.dataclass(cls, repr=False, eq=False, slots=slots)
+            cls = _annotated(cls, slots)
             if repr and "__repr__" not in own:
                 cls.__repr__ = _shown
             if eq and "__eq__" not in own:
@@ -33,6 +33,21 @@ else:
             return cls
 
         return made if cls is None else made(cls)
+
+
+#: Beginnings of annotations that are no fields' own types, which Python looks for in the text of every annotation.
+_SPECIAL = ("ClassVar", "InitVar", "KW_ONLY", "typing.", "dataclasses.")
+
+
+def _annotated(cls: Any, slots: bool) -> Any:
+    """The dataclass, of whose annotations that are text only those are read that may be more than a type."""
+    written = dict(vars(cls).get("__annotations__", {}))
+    cls.__annotations__ = {n: t if str(t).startswith(_SPECIAL) else object for n, t in written.items()}
+    cls = dataclasses.dataclass(cls, repr=False, eq=False, slots=slots)
+    for field in dataclasses.fields(cls):
+        field.type = written.get(field.name, field.type)
+    cls.__annotations__ = written
+    return cls
 
 
 @recursive_repr()
