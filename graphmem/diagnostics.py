@@ -12,9 +12,11 @@ alone, for people; nothing in graphmem reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, unique
 from typing import Any
+
+from graphmem.base.records import public_value
 
 #: What the arguments of a sentence may be.
 Argument = str | int | float
@@ -35,7 +37,7 @@ class Effect(Enum):
     UNBOUNDED = "unbounded"
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Meaning:
     """A row of :data:`MEANINGS`. ``kind``: see :class:`Diagnostic`; ``cause``: the name of the cause of doubt that all
     diagnostics with this name share; ``words``: the sentence, with ``{place}`` and arguments by name. ``any_size``: a
@@ -286,7 +288,7 @@ class Code(Enum):
         return Diagnostic(self, count=count, place=place, arguments=tuple(arguments.items()))
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Diagnostic:
     """Something the reader must know.
 

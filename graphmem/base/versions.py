@@ -11,9 +11,9 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from graphmem.base.records import public_value
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
 
@@ -174,7 +174,7 @@ def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str]
 # --- the register -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Since:
     """One change: ``what``: its subject, the first ``version`` that has it, and how it was ``before`` and is ``now``.
 

@@ -1,8 +1,8 @@
 """Compute small tensors whose inputs are all known: how a Reshape gets to know its target shape.
 
 ONNX's own data propagation stops at Div, Range, Where and the like, which exporters write between Shape and Reshape.
-Values of at most 1 KiB are evaluated one node at a time: what arithmetic of shapes is made of with numpy, other operators
-with ONNX's reference implementation, whose import takes longer than most graphs.
+Values of at most 1 KiB are evaluated one node at a time: what arithmetic of shapes is made of with numpy, other
+operators with ONNX's reference implementation, whose import takes longer than most graphs.
 """
 
 from __future__ import annotations
