@@ -14,6 +14,8 @@ from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["dataclass", "public_value"]
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import dataclass as public_value

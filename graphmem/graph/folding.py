@@ -170,7 +170,7 @@ _BY_ELEMENT: dict[str, Callable[..., Any]] = {
     "Or": np.logical_or, "Sub": np.subtract, "Where": np.where,
 }  # fmt: skip
 #: Operators as functions of their attributes and inputs.
-_WITH_NUMPY: dict[str, Callable[..., Any]] = {
+_WITH_NUMPY: dict[str, Callable[..., Value | None]] = {
     "Cast": _cast,
     "Concat": lambda attributes, *inputs: np.concatenate(inputs, attributes["axis"]),
     "ConstantOfShape": _filled,
