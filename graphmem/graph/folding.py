@@ -129,7 +129,7 @@ def _divided(_: Mapping[str, Any], x: Value, y: Value) -> Value:
     if x.dtype.kind not in "iu":
         return np.divide(x, y)
     quotient, rest = np.divmod(x, y)
-    return quotient + ((rest != 0) & ((x < 0) ^ (y < 0))).astype(quotient.dtype)
+    return np.asarray(quotient + ((rest != 0) & ((x < 0) ^ (y < 0))), quotient.dtype)
 
 
 def _filled(attributes: Mapping[str, Any], shape: Value) -> Value:

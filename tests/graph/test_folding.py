@@ -50,7 +50,7 @@ def test_values_are_those_of_the_reference_implementation(operator: str) -> None
     assert held
 
 
-OLDER = {
+OLDER: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "Squeeze": ({"axes": [0, 2]}, (1, 3, 1)),
     "Unsqueeze": ({"axes": [0, 2]}, (3,)),
     "Slice": ({"axes": [1], "starts": [1], "ends": [-1]}, (2, 5)),
