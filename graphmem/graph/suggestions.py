@@ -1,7 +1,7 @@
 """Likely numbers for dimensions that nothing binds, tried on the graph before they are named.
 
 A guess comes from the file's metadata, the dimension's name and the dimensions beside it; a dimension may also be what
-two others make (``past + seq``), whatever an exporter called it. The graph's own nodes then say whether a guess fits:
+two others make (``past + seq``), whatever an exporter called it. The graph's own nodes then show whether a guess fits:
 a ``Reshape``, a ``Conv`` or a ``Concat`` that cannot take it refuses it.
 """
 

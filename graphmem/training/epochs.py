@@ -11,7 +11,7 @@ from graphmem.errors import UsageError
 
 #: Epochs when no number of iterations is given: the second begins with what the first one left.
 EPOCHS = 2
-#: Optimizer steps of an epoch when nothing says how many: one that comes first, and one that follows another.
+#: Optimizer steps of an epoch when no number is given: one that comes first, and one that follows another.
 LEAST_STEPS = 2
 #: Lengths that a loop may go through; every one is built and run.
 _MOST_LENGTHS = 100

@@ -38,7 +38,7 @@ _FIELDS = (
 )
 #: Arguments that make a draft of the model itself or of the prompt.
 DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit")
-#: Arguments that say how long drafts are, and what they may be: transformers reads them from the ``generation_config``
+#: Arguments of the length and the kind of drafts: transformers reads them from the ``generation_config``
 #: of the model that drafts.
 DRAFT_LENGTHS: dict[str, tuple[object, ...] | type] = {
     "num_assistant_tokens": int,
@@ -62,7 +62,7 @@ def _further(given: Given) -> Options:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A call of ``model.generate`` of transformers: the batch's inputs are its prompt. None stands for what the model's
-    ``generation_config`` says, and transformers' default where that says nothing. Raises :class:`UsageError`."""
+    ``generation_config`` has, and transformers' default where that has none. Raises :class:`UsageError`."""
 
     max_new_tokens: int = option(
         REQUIRED,

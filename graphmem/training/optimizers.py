@@ -92,7 +92,7 @@ def _table() -> dict[str, Named]:
 #: lower-case name -> the optimizer
 OPTIMIZERS: dict[str, Named] = _table()
 
-#: Other spellings: classes of bitsandbytes whose states have 32 bits unless told otherwise, and the names that
+#: Other spellings: classes of bitsandbytes whose states have 32 bits by default, and the names that
 #: transformers' ``TrainingArguments(optim=...)`` gives them (``OptimizerNames``).
 _SPELLINGS = {
     **{f"paged{name}": f"paged{name}32bit" for name in ("adam", "adamw", "lion")},
