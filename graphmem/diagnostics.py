@@ -12,11 +12,9 @@ alone, for people; nothing in graphmem reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 from typing import Any
-
-from graphmem.base.records import public_value
 
 #: What the arguments of a sentence may be.
 Argument = str | int | float
@@ -37,7 +35,7 @@ class Effect(Enum):
     UNBOUNDED = "unbounded"
 
 
-@public_value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Meaning:
     """A row of :data:`MEANINGS`. ``kind``: see :class:`Diagnostic`; ``cause``: the name of the cause of doubt that all
     diagnostics with this name share; ``words``: the sentence, with ``{place}`` and arguments by name. ``any_size``: a
@@ -288,7 +286,7 @@ class Code(Enum):
         return Diagnostic(self, count=count, place=place, arguments=tuple(arguments.items()))
 
 
-@public_value(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Diagnostic:
     """Something the reader must know.
 
