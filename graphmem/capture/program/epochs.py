@@ -86,6 +86,7 @@ class Rest:
         self.where = where
         self.asked = 0  # at which time of the epochs' clock
         self._epochs, self._fetch = epochs, fetch
+        self._taken = 0
         self._seen: list[Shapes] = []
         self._most: dict[object, int] = {}
         self._held: deque[Any] = deque()
@@ -96,6 +97,7 @@ class Rest:
     def note(self, batch: object) -> None:
         """The program takes a batch."""
         self._epochs.clock += 1
+        self._taken += 1
         self.asked = self._epochs.clock
         if not self._is_read:
             self._measure(batch)
@@ -104,6 +106,11 @@ class Rest:
     def is_known(self) -> bool:
         """Whether the batches that remain were read."""
         return self._is_read and bool(self._seen and self._seen[-1]) and self._epochs.batches > 0
+
+    @property
+    def left(self) -> int:
+        """How many batches were read that the program does not take."""
+        return len(self._seen) - self._taken - len(self._held)
 
     @property
     def varies(self) -> bool:
