@@ -128,7 +128,7 @@ class Leaving:
         ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
         ends.append(len(builder.rows))
         self._place = here(self.files)
-        loops = [loop for loop in self._active() if loop.runs is not None]
+        loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
             loops[-1].steps_itself = True
 
@@ -274,7 +274,7 @@ class Loop:
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self._always_goes_on = self._ends_itself = False
+        self.is_of_parts = self._ends_itself = False
         self._begin_iteration()
         leaving.begin(self)
 
@@ -285,7 +285,7 @@ class Loop:
 
     def never_ends(self) -> None:
         """The loop is not one of repetitions: its items decide its length."""
-        self._always_goes_on = True
+        self.is_of_parts = True
 
     def _begin_iteration(self) -> None:
         self._top = self._now()
@@ -315,7 +315,7 @@ class Loop:
         """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
         it ends by itself, None where nobody knows."""
         self._ends_itself, self._left = left == 0, left
-        if self._always_goes_on:
+        if self.is_of_parts:
             return True
         if self.is_over or not self._wants_more():
             self.end()
