@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from torch import nn
-from torch.distributions import Normal
+from torch.distributions import Categorical
 
 ENVS, STEPS, EPOCHS, MINIBATCH, UPDATES, OBS, ACT = 64, 32, 3, 512, 4, 48, 12
 rng = np.random.default_rng(0)
@@ -16,14 +16,12 @@ class Agent(nn.Module):
         super().__init__()
         self.critic = nn.Sequential(nn.Linear(OBS, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1))
         self.actor = nn.Sequential(nn.Linear(OBS, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, ACT))
-        self.logstd = nn.Parameter(torch.zeros(1, ACT))
 
     def act(self, x, action=None):
-        mean = self.actor(x)
-        dist = Normal(mean, self.logstd.expand_as(mean).exp())
+        dist = Categorical(logits=self.actor(x))
         if action is None:
             action = dist.sample()
-        return action, dist.log_prob(action).sum(1), dist.entropy().sum(1), self.critic(x).flatten()
+        return action, dist.log_prob(action), dist.entropy(), self.critic(x).flatten()
 
 
 agent = Agent().to(device)
@@ -31,8 +29,7 @@ optimizer = torch.optim.Adam(agent.parameters(), lr=3e-4, eps=1e-5)
 obs = torch.tensor(rng.standard_normal((ENVS, OBS)), dtype=torch.float32, device=device)
 for update in range(UPDATES):
     observations = torch.zeros(STEPS, ENVS, OBS, device=device)
-    actions = torch.zeros(STEPS, ENVS, ACT, device=device)
-    logprobs, rewards, values = (torch.zeros(STEPS, ENVS, device=device) for _ in range(3))
+    actions, logprobs, rewards, values = (torch.zeros(STEPS, ENVS, device=device) for _ in range(4))
     for t in range(STEPS):
         observations[t] = obs
         with torch.no_grad():
