@@ -87,8 +87,8 @@ def test_what_the_program_raises_and_what_needs_a_graph_is_not_tried(name: str, 
 def test_a_failure_of_the_analysis_has_a_lower_bound_and_no_verdict(
     memory: str, fits: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program at whose fourth line graphmem has no answer: what was needed until then, and not that it fits; on a card
-    that is too small for that, it does not fit."""
+    """graphmem has no answer to the fourth line of a program: what it needed until then, and not that it fits;
+    on a card that is too small for that, it does not fit."""
     program = tmp_path / "train.py"
     program.write_text(
         "import torch\nweight = torch.randn(2048, 2048, device='cuda')\nmore = weight @ weight\n"
