@@ -222,7 +222,7 @@ def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
         raise
     except Exception as error:
         is_memory = speaks_of_memory(error) and session.recorder.storages.refusals
-        if is_memory or (isinstance(error, GraphmemError) and type(error) is not CaptureError):
+        if is_memory or isinstance(error, GraphmemError):
             raise
         raised = raised_by_program(error)
         if raised is not None:
