@@ -180,6 +180,10 @@ class RankBook(Protocol):
     def wrappers(self) -> set[type]:
         """Classes of tensors around others: operators on them are left to those classes."""
 
+    @property
+    def unwrapped_in_cpp(self) -> set[type]:
+        """Those of them whose operators are left to PyTorch's C++."""
+
     def paused(self) -> AbstractContextManager[None]:
         """A context whose operators are no part of the step."""
 

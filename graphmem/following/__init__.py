@@ -19,8 +19,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
-import secrets
 import shutil
 import signal
 import subprocess
@@ -34,7 +32,7 @@ from typing import Any
 from graphmem.base.environment import changed
 from graphmem.errors import CaptureError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.following import children
+from graphmem.following import children, handed
 from graphmem.following.children import VARIABLE, Notes
 from graphmem.following.unnoticed import watched_for_unnoticed
 
@@ -95,19 +93,18 @@ class Following:
 
     def reports(self) -> list[Reported]:
         """The processes that were analysed, in the order in which they ended."""
-        files = sorted(Path(self.folder, "reports").glob("*.pickle"), key=lambda one: one.stat().st_mtime_ns)
-        found = [Reported(*pickle.loads(one.read_bytes())) for one in files]  # written by our own processes
-        return found
+        files = sorted(Path(self.folder, "reports").glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
+        return [Reported(words, handed.read(text)) for words, text in (json.loads(one.read_text()) for one in files)]
 
 
 @contextlib.contextmanager
-def following(options: Sequence[str], rank: int, worker: Sequence[Any] | None) -> Iterator[Following]:
+def following(options: Sequence[str], rank: int, worker: Sequence[object] | None) -> Iterator[Following]:
     """Until the end, Python processes that this one starts are followed.
 
     ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``worker``:
     arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have to enter the sandbox themselves.
     """
-    folder = os.path.join(tempfile.gettempdir(), f"graphmem-follow-{os.getpid()}-{secrets.token_hex(4)}")
+    folder = tempfile.mkdtemp(prefix="graphmem-follow-")
     told = {
         "folder": folder, "options": list(options), "rank": rank, "worker": worker,
         "packages": _borrowed(),
@@ -129,7 +126,7 @@ def hand_over(one: Reported) -> None:
     folder = Path(children.told()["folder"], "reports")
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.glob(f"{os.getpid()}-*")))
-    (folder / f"{os.getpid()}-{number}.pickle").write_bytes(pickle.dumps((one.words, one.estimate)))
+    (folder / f"{os.getpid()}-{number}.json").write_text(json.dumps([one.words, handed.written(one.estimate)]))
 
 
 def beside(reports: Sequence[Reported], ending: Mapping[str, Any]) -> Estimate:

@@ -96,3 +96,16 @@ def test_a_step_that_meets_them_is_handled_by_them(monkeypatch: pytest.MonkeyPat
     }
     # Fan-in and formulas in place look at the stack, and would find this test's frame in the engine's stead.
     assert expected | {"decompositions"} <= {name for name, count in handled.items() if count}
+
+
+def test_tensors_of_the_same_memory() -> None:
+    """``is_set_to``, which torchrl's target networks ask, as C++ answers it."""
+    answers: list[bool] = []
+
+    def step() -> None:
+        whole = torch.ones(4, 4, device="cuda")
+        others = (whole.detach(), whole.data, whole[:2], whole.t(), torch.ones(4, 4, device="cuda"))
+        answers.extend(whole.is_set_to(other) for other in others)
+
+    record(step)
+    assert answers == [True, True, False, False, False]

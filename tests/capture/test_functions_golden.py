@@ -2,7 +2,8 @@
 
 ``functions_ratchet.json`` beside the recordings says of every case whether the whole sequence of allocations and frees
 is the recorded one, and how far the peak of requested bytes is off. A case may get closer, never further away;
-``pytest --update-goldens`` writes it anew. ``python -m tests.recorded functions differ NAME`` shows a difference.
+``pytest --update-goldens -m "slow or not slow"`` writes it anew. ``python -m tests.recorded functions differ NAME``
+shows a difference.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from tests.recorded.device import peak_bytes  # noqa: E402
 from tests.recorded.differences import expected  # noqa: E402
 from tests.recorded.functions import FOLDER, predict, recordings  # noqa: E402
 from tests.support import ratchet  # noqa: E402
+from tests.support.examples import parts  # noqa: E402
 
 RATCHET = FOLDER.parent / "functions_ratchet.json"
 RECORDINGS = recordings()
 GROUPS = list(dict.fromkeys(case.group for case in CASES.values()))
 RECORDED = [case for case in CASES.values() if "changes" in RECORDINGS[case.name]]
+
+#: Of each group, every run takes a third; ``.ci/slow`` the rest.
+PARTS = 3
 
 SELECTED_BY_KNOWN_VALUES = (
     "bincount",
@@ -49,14 +54,14 @@ def quick_collections() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", parts(PARTS))
 @pytest.mark.parametrize("group", GROUPS)
-def test_functions_are_predicted_no_worse_than_before(group: str, request: pytest.FixtureRequest) -> None:
+def test_functions_are_predicted_no_worse_than_before(group: str, part: int, request: pytest.FixtureRequest) -> None:
     reached = {}
-    for case in RECORDED:
-        if case.group == group:
-            recorded, predicted = RECORDINGS[case.name]["changes"], predict(case)
-            error = peak_bytes(predicted) - peak_bytes(recorded)
-            reached[case.name] = {"equal": predicted == recorded, "peak_error_bytes": error}
+    for case in [case for case in RECORDED if case.group == group][part::PARTS]:
+        recorded, predicted = RECORDINGS[case.name]["changes"], predict(case)
+        error = peak_bytes(predicted) - peak_bytes(recorded)
+        reached[case.name] = {"equal": predicted == recorded, "peak_error_bytes": error}
     if request.config.getoption("--update-goldens"):
         known = {case.name for case in RECORDED}
         entries = ratchet.read(RATCHET) | reached

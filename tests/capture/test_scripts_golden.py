@@ -20,7 +20,13 @@ def test_every_program_is_recorded() -> None:
     assert set(RECORDED) == set(scripts.CASES)
 
 
-@pytest.mark.parametrize("name", scripts.CASES)
+#: Precisions of a program that also runs in its usual one.
+SLOW = {"classification_amp", "diffusion_amp", "nano_gpt_fp32"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in scripts.CASES]
+)
 def test_peaks_are_those_of_the_recorded_run(name: str) -> None:
     script = scripts.CASES[name]
     for package in script.needs:

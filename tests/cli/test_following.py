@@ -15,10 +15,10 @@ pytest.importorskip("torch")
 if not sys.platform.startswith("linux"):
     pytest.skip("other programs are started in Linux's sandboxes alone", allow_module_level=True)
 
-from graphmem.cli.command_line import program_or_command
-from graphmem.cli.launch import Launch
+from graphmem.cli.command_line import Launch, program_or_command
 from graphmem.errors import UsageError
 from graphmem.following.words import PythonLine, launched_options, rank_of
+from graphmem.trace import to_json
 from graphmem.training.program import Program
 
 TRAIN = """
@@ -221,3 +221,22 @@ def test_programs_and_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(program_or_command(words, None, None, Launch()), Program) == is_program, words
     with pytest.raises(UsageError, match="any command line"):
         program_or_command((), None, None, Launch())
+
+
+def test_a_process_hands_over_all_of_its_estimate(folder: Path) -> None:
+    """As JSON: files in a temporary folder are data, and never run anything."""
+    from graphmem.analyze import analyze
+    from graphmem.following import handed
+
+    program = Program(str(folder / "train.py"), ("64",))
+    estimate = analyze(program, device="T4", margin="p99")
+    again = handed.read(handed.written(estimate))
+    assert again.to_json() == estimate.to_json()
+    assert str(again) == str(estimate)
+    assert (again.doubts, again.fit) == (estimate.doubts, estimate.fit)
+    assert again.trace is not None
+    assert estimate.trace is not None
+    assert to_json(again.trace) == to_json(estimate.trace)
+    assert again.timeline is not None
+    assert estimate.timeline is not None
+    assert again.timeline.reserved_bytes.tolist() == estimate.timeline.reserved_bytes.tolist()

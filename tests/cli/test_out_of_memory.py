@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.examples import first_quick
+
 pytest.importorskip("torch")
 
 GIB = 1 << 30
@@ -68,7 +70,9 @@ def run(folder: Path, body: str) -> tuple[int, dict[str, Any], str]:
 
 @pytest.mark.parametrize(
     "then",
-    ["torch.cuda.memory._dump_snapshot('oom.pickle')", "sys.exit(1)", "model.cpu()(torch.randn(8, 1024))"],
+    first_quick(
+        ["torch.cuda.memory._dump_snapshot('oom.pickle')", "sys.exit(1)", "model.cpu()(torch.randn(8, 1024))"], 1
+    ),
 )
 def test_who_catches_the_error_and_gives_up_does_not_fit(tmp_path: Path, then: str) -> None:
     code, report, _ = run(tmp_path, _CAUGHT.format(then=then))

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper, numpy_helper
 
 from graphmem.errors import GraphmemError
 from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import load_onnx
 from tests.support import onnx_samples as samples
+from tests.support.examples import parts
 
 #: Operators whose data decides how much they return: at most what is predicted.
 SELECTING = ("test_nonmaxsuppression", "test_unique", "test_nonzero")
@@ -40,12 +42,13 @@ def _bounds(found: tuple[Any, ...], true: tuple[Any, ...]) -> bool:
     return len(found) == len(true) and all(most >= size for most, size in zip(found, true, strict=True))
 
 
-def test_the_shape_of_every_operator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", parts(3))
+def test_the_shape_of_every_operator(part: int, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the cases compute with overflow on purpose
         from onnx.backend.test.case.node import collect_testcases
 
-        cases = [case for case in collect_testcases(None) if case.data_sets]
+        cases = [case for case in collect_testcases(None) if case.data_sets][part::3]
     path = tmp_path / "case.onnx"
     wrong, planned = {}, 0
     for case in cases:

@@ -240,7 +240,7 @@ def test_an_engine_goes_by_any_spelling_and_none_may_take_its_name(
     st.integers(1, 1 << 38),
     st.integers(1, 1 << 18),
 )
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(24))
 def test_the_longest_request_is_the_last_that_fits(
     kinds: list[tuple[int, int, int | None]], available: int, most: int
 ) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
 from graphmem.capture.patches import Patches, around, constant
@@ -87,7 +86,6 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.replace("torch._subclasses.fake_tensor._check_for_subclass_arg", lost, _wants_own_dispatch)
     patches.wrap("torch._subclasses.fake_tensor.FakeTensorConverter.from_real_tensor", lost, around(_of_plain))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
-    patch_addresses(patches)
     lost = "fake tensors may look for a driver"
     patches.replace("torch._subclasses.fake_tensor.init_gpu_context", lost, constant(None))
 

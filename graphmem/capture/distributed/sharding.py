@@ -54,6 +54,7 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     patches.around(propagator, {"_propagate_tensor_meta_non_cached": without_record})  # since 2.5
     patch_tensor_lists(patches)
     book.wrappers.add(tensors.DTensor)
+    book.unwrapped_in_cpp.add(tensors.DTensor)  # dispatchDTensorOp (torch/csrc/autograd/python_variable.cpp)
     attributes = {
         "__new__": staticmethod(around(_new_dtensor)(tensors.DTensor.__new__)),
         "device": property(_device_of_part),

@@ -3,6 +3,7 @@ the rewritten loops of a program call."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from operator import length_hint
@@ -18,13 +19,29 @@ from graphmem.capture.program.epochs import MOST_HELD, Rest
 from graphmem.capture.program.leaving import Leaving, Left, Loop
 from graphmem.capture.program.loop_state import Lists
 from graphmem.capture.program.runs import Key, Runs
+from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
 from graphmem.torch_names import private
 
 # --- data loaders and optimizers --------------------------------------------------------------------------------------
 
 
-def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
+@contextlib.contextmanager
+def loops_left(steps: int, recorder: Recorder, ends_alike: bool, shortens: bool) -> Iterator[Leaving]:
+    """End the loops of a whole program after so many optimizer steps; options as of :class:`Leaving`."""
+    leaving = Leaving(steps, recorder, ends_alike, shortens)
+    recorder.phases.names_stages = True
+    handles = []
+    with Patches() as patches:
+        try:
+            handles = _patch(patches, leaving)
+            yield leaving
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _patch(patches: Patches, leaving: Leaving) -> list[Any]:
     """Let data loaders and optimizers report to ``leaving``; returns the handles of hooks."""
     loops: weakref.WeakKeyDictionary[Any, _LoaderLoop] = weakref.WeakKeyDictionary()
     iterator = private("torch.utils.data.dataloader._BaseDataLoaderIter", "loops over data loaders are not left early")

@@ -14,6 +14,7 @@ Where tokens are not alike, or something of the loop cannot be stretched, every 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import weakref
@@ -413,7 +414,15 @@ def _operators(builder: TraceBuilder, token: Token) -> list[int]:
     return list(range(len(builder.operators) - len(token.operators), len(builder.operators)))
 
 
-def patch_decoding(patches: Patches, recorder: Recorder) -> None:
+@contextlib.contextmanager
+def generations_shortened(recorder: Recorder) -> Iterator[None]:
+    """Once a generation begins, its loop is patched, until the capture ends."""
+    with Patches() as patches:
+        recorder.phases.on_generation = lambda: _patch(patches, recorder)
+        yield
+
+
+def _patch(patches: Patches, recorder: Recorder) -> None:
     """Note every token where ``MaxLengthCriteria`` looks whether it is the last. The class is there when a model of
     transformers generates."""
     module = sys.modules.get("transformers.generation.stopping_criteria")

@@ -31,6 +31,7 @@ from graphmem.capture.program.hub_names import hub_names
 from graphmem.capture.program.missing_weights import missing_weights
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
 from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
+from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import private
@@ -65,10 +66,9 @@ class Folder:
 
 
 @contextlib.contextmanager
-def files_of_tensors(
-    stage: _Stage, values: KnownValues, remark: Callable[[Diagnostic], None], *, whole_program: bool
-) -> Iterator[None]:
+def files_of_tensors(recorder: Recorder, remark: Callable[[Diagnostic], None], whole_program: bool) -> Iterator[None]:
     """Until the end what is saved is hollow, and what is loaded has shapes."""
+    stage, values = recorder.phases.stage_of, recorder.values
     patches, folder, books = Patches(), Folder(whole_program), Books(values)
     missing: dict[str, dict[str, Described]] = {}
     try:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from graphmem.capture.device.backward_thread import Numbers
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
@@ -24,6 +25,7 @@ from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.kernel_decompositions import COMPARISONS
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import (
@@ -49,6 +51,7 @@ _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
+_IS_SET_TO = _aten.is_set_to.default
 _COALESCE = _aten._coalesce.default
 _SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
@@ -102,10 +105,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _by_class(self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
-        not told of fake tensors, which are plain ones on a card. A ``DTensor`` is unwrapped in C++, and the method of
-        its class calls the operator again."""
+        not told of fake tensors, which are plain ones on a card. Where C++ unwraps a class, its own method calls the
+        operator again."""
         kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
-        if len(kinds) == len(types) or any(kind.__name__ == "DTensor" for kind in kinds):
+        if len(kinds) == len(types) or not self.recorder.unwrapped_in_cpp.isdisjoint(kinds):
             return NotImplemented
         for kind in kinds:
             with self:
@@ -149,6 +152,17 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             if remark:
                 self.recorder.assumed[remark] += 1
         return out
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder, numbers: Numbers | None) -> Iterator[None]:
+    """Show ``recorder`` every operator until the end; ``numbers`` begin with the program's first node."""
+    with RecordingMode(recorder) as mode:
+        Patches().threads.mode = mode
+        recorder.calibrate()
+        if numbers is not None:
+            numbers.begin()
+        yield
 
 
 Attempt = Callable[[RecordingMode, OperatorCall], Any]
@@ -257,6 +271,12 @@ def _data_on_host(mode: RecordingMode, call: OperatorCall) -> object:
         return mode.recorder.assumed_values.drawn(known, drawn == INTEGERS)
     mode.recorder.assumed_values.selected(_rows(known))
     return known
+
+
+def _is_set_to(_: RecordingMode, call: OperatorCall) -> object:
+    """``is_set_to`` (ATen/native/TensorProperties.cpp): the same storage, seen in the same way."""
+    one, other = ((t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()) for t in call.args)
+    return bool(one == other)
 
 
 def _nested(mode: RecordingMode, call: OperatorCall) -> object:
@@ -540,6 +560,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "the size of the outputs is data, which is known there: they are real",
         lambda facts: facts.sized_by_data,
         _data_on_host,
+        is_noted=False,
+    ),
+    Interceptor(
+        "the same memory",
+        "C++ compares pointers, and fake tensors have none",
+        lambda facts: facts.func is _IS_SET_TO,
+        _is_set_to,
         is_noted=False,
     ),
     Interceptor(

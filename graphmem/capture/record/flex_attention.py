@@ -6,7 +6,8 @@ implementation runs (``sdpa_dense``, torch/_higher_order_ops/flex_attention.py),
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.capture.record.dispatch import RecordingMode
@@ -20,11 +21,13 @@ _OPERATORS: tuple[Any, ...] = (
 _DENSE: Any = private("torch._C.DispatchKey.CompositeExplicitAutograd", _LOST)
 
 
-def follow_flex_attention() -> None:
+@contextlib.contextmanager
+def flex_attention_followed() -> Iterator[None]:
     """Let the recorder run the operator and its gradient as a card does. For all captures of the process."""
     for operator in _OPERATORS:
         if RecordingMode not in operator.python_key_table:
             operator.py_impl(RecordingMode)(_under(operator.py_kernels[_DENSE]))
+    yield
 
 
 def _under(dense: Callable[..., object]) -> Callable[..., object]:

@@ -31,6 +31,7 @@ from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.phases import Phases
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.record.streams import Streams
 from graphmem.capture.record.written_views import WrittenViews
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
@@ -59,20 +60,20 @@ class Recorder:
         values: KnownValues | None = None,
         assumed_values: AssumedValues | None = None,
     ) -> None:
-        self.card = card
-        self.storages = Storages(builder)
+        self.card: Card = card
+        self.storages: Storages = Storages(builder)
         self.phases = Phases(self.storages)
         self.both: BothLoops | None = None  # filled by a default step that tells two loops
-        self.streams = self.storages.streams
+        self.streams: Streams = self.storages.streams
         self.attribution = Attribution(self.storages)
         self.births = Births(self.storages, card, workspaces, graph)
         self.composites: dict[Any, Callable[..., Any]] = {}
-        self.assumed_values = assumed_values or AssumedValues()
+        self.assumed_values: AssumedValues = assumed_values or AssumedValues()
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
         self.written_views = WrittenViews()
         self.collected = Collected(self.storages)
-        self.values = values or KnownValues()
+        self.values: KnownValues = values or KnownValues()
         self.unmodelled: Counter[Diagnostic] = Counter()
         self.assumed: Counter[Diagnostic] = Counter()
         self.notes: list[str] = []  # remarks for the reader
@@ -82,6 +83,7 @@ class Recorder:
         self.sharded: Sharded | None = None  # how the model that is trained is shared out
         self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
+        self.unwrapped_in_cpp: set[type] = set()  # those of them that PyTorch's C++ unwraps itself
         self.is_paused = False
         self.is_probing = False  # whether what is recorded is thrown away, but for what it tells of a long generation
 

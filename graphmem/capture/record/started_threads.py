@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.streams import Streams
-from graphmem.capture.threads import Threads
+from graphmem.capture.threads import Threads, joining
 from graphmem.capture.torch_internals import (
     OpOverload,
     TorchDispatchMode,
@@ -23,6 +24,11 @@ from graphmem.capture.torch_internals import (
     pop_dispatch_mode,
     push_dispatch_mode,
 )
+
+
+def patch_threads(patches: Patches) -> None:
+    """Let threads that one of the capture starts belong to it, until ``patches`` are undone."""
+    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
 
 
 class _OneAtATime(RecordingMode):

@@ -26,10 +26,11 @@ Asks = Callable[..., bool]
 
 @contextlib.contextmanager
 def doors(
-    install: Callable[[], None], functions: Sequence[str], libraries: Sequence[str], asks: Asks
+    install: Callable[[], None], functions: Sequence[str], libraries: Sequence[str], asks: Asks, lost: str
 ) -> Iterator[None]:
     """Call ``install`` once, when one of the ``functions`` (paths of names of torch) is called in a way that ``asks``
-    for the layer, or one of the ``libraries`` is imported, by a thread of the capture."""
+    for the layer, or one of the ``libraries`` is imported, by a thread of the capture. ``lost``: the loss where a
+    function is gone."""
     patches, is_open = Patches(), False
 
     def open_() -> None:
@@ -54,7 +55,7 @@ def doors(
     finder = _Finder(patches.threads, libraries, open_)
     try:
         for path in functions:
-            patches.wrap(path, "what goes through it is followed from elsewhere, or not at all", door(path))
+            patches.wrap(path, lost, door(path))
         sys.meta_path.insert(0, finder)
         yield
     finally:

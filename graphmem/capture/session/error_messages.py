@@ -30,8 +30,7 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
     ),
     (r"HigherOrderOperator (?P<name>\w+)", "the higher-order operator {name} is not modelled; write plain Python"),
     (
-        r"arguments from the 'Sparse|sparse_(csr|csc|bsr|bsc|coo|compressed)_tensor|aten::empty_strided' with"
-        r"|storage of Sparse",
+        r"arguments from the 'Sparse|sparse_(csr|csc|bsr|bsc|coo|compressed)_tensor|storage of Sparse",
         "of sparse tensors on the device, products, sums, coalescing and transposing of COO ones are modelled, and "
         "this operator or layout is not",
     ),
@@ -43,6 +42,10 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
         r"_nested_|arguments from the 'NestedTensor|shape_env must not be None",
         "this operator of nested tensors is not modelled (attention is not, nor layout=torch.strided); pad to a "
         "rectangular tensor for the analysis",
+    ),
+    (
+        r"Could not run 'aten::empty_strided' with arguments from the 'CUDA'",  # the fake mode tries real tensors
+        "the operator of this line has no implementation for shapes alone; choose another one for the analysis",
     ),
     (
         r"Could not run '(?P<name>[\w:.]+)' with arguments from the",

@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from operator import methodcaller
@@ -24,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.session.doors import Asks, doors
-from graphmem.capture.session.settings import same_settings
-from graphmem.capture.threads import joining
 from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import MissingName, private
@@ -55,57 +51,89 @@ class Context:
     leaving: Leaving | None = field(init=False, default=None)
     compiled: CompiledCode | None = field(init=False, default=None)
 
+    def remark(self, found: Diagnostic) -> None:
+        """Show the reader an assumption."""
+        self.recorder.assumed.update([found])
 
-_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-_Install = Callable[[Context], AbstractContextManager[Any]]
+    def lack(self, found: Diagnostic) -> None:
+        """Show the reader what is not modelled."""
+        self.recorder.unmodelled.update([found])
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. ``where``: its file below ``capture/``. ``replaces``: patterns (``*``) of the names that it replaces,
-    operators of a dispatch key as ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer
-    has replaced already, on purpose. ``lost``: the loss where PyTorch lacks a name that the layer needs; empty where
-    nothing can be answered then.
+    """One layer. ``where``: its file below ``capture/``, which is imported when the layer is installed. ``entry``: the
+    function of that file that installs it, given the arguments that ``given`` takes from the context, a ``patch_...``
+    behind the :class:`Patches` to replace names with, any other to return a context; ``keeps`` stores the value of that
+    one. ``replaces``: patterns (``*``) of the names that it replaces, operators of a dispatch key as
+    ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer has replaced already, on purpose.
+    ``lost``: the loss where PyTorch lacks a name that the layer needs; empty where nothing can be answered then.
 
-    A layer with ``doors`` (paths of functions of torch) or ``libraries`` (modules) is installed when one of those is
-    called or imported first (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks``: does a
-    call need the layer.
+    A layer is for captures that it ``serves``. One with ``doors`` (paths of functions of torch) or ``libraries``
+    (modules) is installed when one of those is called or imported first (:mod:`graphmem.capture.session.doors`), or at
+    once where it ``is_due``; ``asks``: does a call need the layer.
     """
 
     name: str
     where: str
     why: str
     replaces: tuple[str, ...]
-    install: _Install
+    entry: str
+    given: Callable[[Context], tuple[object, ...]] = lambda _: ()
+    keeps: Callable[[Context, Any], None] = lambda *_: None
     again: tuple[str, ...] = ()
     lost: str = ""
     doors: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    serves: Callable[[Context], bool] = lambda _: True
     is_due: Callable[[Context], bool] = lambda _: False
     asks: Asks = lambda *_, **__: True
 
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
+        if not self.serves(context):
+            return
         waits = self.doors or self.libraries
         if not waits or self.is_due(context) or _is_loaded(self.libraries):
             self._install(context, stack)
-        else:
-            stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks))
+            return
+        lost = self.lost or "what goes through it is followed from elsewhere, or not at all"
+        stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks, lost))
 
     def _open(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it in the middle of the step, which sees nothing of it."""
         with context.recorder.paused(), disable_current_modes():
             with Patches.lifted():
-                import_module(f"graphmem.capture.{self.where.replace('/', '.')}")
+                self.function()
             self._install(context, stack)
 
     def _install(self, context: Context, stack: contextlib.ExitStack) -> None:
         try:
-            stack.enter_context(self.install(context))
+            stack.enter_context(self.installed(context))
         except MissingName as error:
             if not self.lost:
                 raise
-            context.recorder.unmodelled.update([Code.NAME_GONE.about(path=error.path, lost=self.lost)])
+            context.lack(Code.NAME_GONE.about(path=error.path, lost=self.lost))
+
+    @contextlib.contextmanager
+    def installed(self, context: Context) -> Iterator[None]:
+        """The layer as a context."""
+        install, given = self.function(), self.given(context)
+        if self.entry.startswith("patch_"):
+            with Patches() as patches:
+                install(patches, *given)
+                yield
+        else:
+            with install(*given) as made:
+                self.keeps(context, made)
+                yield
+
+    def function(self) -> Callable[..., Any]:
+        """Its entry, of its file."""
+        found: Callable[..., Any] = getattr(
+            import_module(f"graphmem.capture.{self.where.replace('/', '.')}"), self.entry
+        )
+        return found
 
 
 def _is_loaded(libraries: Sequence[str]) -> bool:
@@ -116,297 +144,40 @@ def _is_loaded(libraries: Sequence[str]) -> bool:
     return bool(libraries) and any(map(is_part, list(sys.modules)))
 
 
-def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
-    """A layer that is nothing but replaced names."""
-
-    @contextlib.contextmanager
-    def install(context: Context) -> Iterator[None]:
-        patches = Patches()
-        try:
-            patch(patches, context)
-            yield
-        finally:
-            patches.undo()
-
-    return install
-
-
-# --- how each is installed: its file is imported then, and not before -------------------------------------------------
-
-
-@_patching
-def _threads(patches: Patches, _: Context) -> None:
-    from graphmem.capture.record.started_threads import modes_of_starter
-
-    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
-
-
-@_patching
-def _tensors(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.fake_tensors import patch_fake_tensors
-    from graphmem.capture.device.wrapper_tensors import patch_wrapper_tensors
-
-    patch_fake_tensors(patches, context.recorder.values)
-    patch_wrapper_tensors(patches, context.recorder.wrappers)
-
-
 @contextlib.contextmanager
-def _factories(_: Context) -> Iterator[None]:
-    from graphmem.capture.device.factories import patch_factories
-    from graphmem.capture.device.numbered_devices import numbered_devices
-
-    patches = Patches()
-    try:
-        patch_factories(patches)
-        with numbered_devices():
-            yield
-    finally:
-        patches.undo()
-
-
-@_patching
-def _torch_script(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.torch_script import patch_torch_script
-
-    patch_torch_script(patches, _remark_of(context))
-
-
-@_patching
-def _reading(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.reading_values import patch_reading
-
-    patch_reading(patches, context.recorder.values, context.recorder.assumed_values)
-
-
-@_patching
-def _data_loaders(patches: Patches, _: Context) -> None:
-    from graphmem.capture.device.data_loaders import patch_data_loaders
-
-    patch_data_loaders(patches)
-
-
-@contextlib.contextmanager
-def _unnoticed(_: Context) -> Iterator[None]:
-    from graphmem.capture.device.shown_types import shown_types
-    from graphmem.capture.device.unnoticed import unnoticed
-
-    with unnoticed(), shown_types():
-        yield
-
-
-@_patching
-def _torch_cuda(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
-
-    patch_cuda_namespace(patches, context.shown_card, context.recorder, context.recorder.values)
-
-
-@_patching
-def _training_tools(patches: Patches, _: Context) -> None:
-    from graphmem.capture.device.training_tools import patch_training_tools
-
-    patch_training_tools(patches)
-
-
-@contextlib.contextmanager
-def _composites(context: Context) -> Iterator[None]:
-    from graphmem.capture.operators.composites import cuda_composites
-
-    with cuda_composites(context.recorder.card, context.recorder.values) as composites:
-        context.recorder.composites = composites
-        yield
-
-
-def _autocast(context: Context) -> AbstractContextManager[None]:
-    from graphmem.capture.operators.autocast import cuda_autocast
-
-    return cuda_autocast(context.recorder.card.torch_version)
-
-
-@contextlib.contextmanager
-def _backward_thread(context: Context) -> Iterator[None]:
-    from graphmem.capture.device.backward_thread import numbered_as_on_a_card
-
-    with numbered_as_on_a_card() as context.numbers:
-        yield
-
-
-def _bitsandbytes(_: Context) -> AbstractContextManager[None]:
-    from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
-
-    return bitsandbytes_in_captures()
-
-
-def _triton(context: Context) -> AbstractContextManager[None]:
-    from graphmem.capture.device.triton_kernels import triton_kernels
-
-    recorder = context.recorder
-    return triton_kernels(recorder.values.forget, lambda found: recorder.unmodelled.update([found]))
-
-
-@_patching
-def _initializers(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.initializers import patch_initializers
-
-    patch_initializers(patches, context.recorder.values)
-
-
-@_patching
-def _recurrent_modules(patches: Patches, _: Context) -> None:
-    from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
-
-    patch_rnn_modules(patches)
-
-
-@_patching
-def _convolution_layout(patches: Patches, _: Context) -> None:
-    from graphmem.capture.operators.convolution_layout import patch_convolution_layout
-
-    patch_convolution_layout(patches)
-
-
-@_patching
-def _lbfgs(patches: Patches, context: Context) -> None:
-    from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
-
-    patch_lbfgs(patches, context.recorder)
-
-
-@_patching
-def _streams(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.streams_api import patch_streams
-
-    storages = context.recorder.storages
-    patch_streams(patches, context.recorder.streams, storages.pools, storages)
-
-
-@_patching
-def _cuda_graphs(patches: Patches, context: Context) -> None:
-    from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
-
-    recorder = context.recorder
-    patch_cuda_graphs(patches, recorder.streams, recorder.storages.pools, recorder)
-
-
-def _one_rank(context: Context) -> AbstractContextManager[None]:
-    from graphmem.capture.distributed.process_groups import one_rank
-
-    return one_rank(context.recorder, context.processes)
-
-
-@contextlib.contextmanager
-def _fake_mode(_: Context) -> Iterator[None]:
+def fake_mode() -> Iterator[None]:
+    """PyTorch's own mode, without its messages about shapes that do not fit: the error says it."""
     threads = Patches().threads
 
     def is_heard(_: object) -> bool:
         return get_ident() not in threads
 
-    _LOG.addFilter(is_heard)  # it tells of shapes that do not fit; the error says it
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(is_heard)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        _LOG.removeFilter(is_heard)
-
-
-@contextlib.contextmanager
-def _recorder(context: Context) -> Iterator[None]:
-    from graphmem.capture.record.dispatch import RecordingMode
-
-    with RecordingMode(context.recorder) as mode:
-        Patches().threads.mode = mode
-        context.recorder.calibrate()
-        if context.numbers is not None:
-            context.numbers.begin()
-        yield
-
-
-@contextlib.contextmanager
-def _flex_attention(_: Context) -> Iterator[None]:
-    from graphmem.capture.record.flex_attention import follow_flex_attention
-
-    follow_flex_attention()
-    yield
-
-
-def _moved_modules(_: Context) -> AbstractContextManager[None]:
-    from graphmem.capture.device.moved_modules import moved_modules
-
-    return moved_modules()
-
-
-@contextlib.contextmanager
-def _modules(context: Context) -> Iterator[None]:
-    from graphmem.capture.record.modules import watch_modules
-
-    with watch_modules(context.recorder) as context.watch:
-        yield
-
-
-def _remark_of(context: Context) -> Callable[[Diagnostic], None]:
-    """A function that shows the reader an assumption."""
-    return lambda found: context.recorder.assumed.update([found])
-
-
-@contextlib.contextmanager
-def _saved_files(context: Context) -> Iterator[None]:
-    from graphmem.capture.program.saved_files import files_of_tensors
-
-    recorder, whole = context.recorder, context.leave_after is not None
-    with files_of_tensors(recorder.phases.stage_of, recorder.values, _remark_of(context), whole_program=whole):
-        yield
-
-
-@contextlib.contextmanager
-def _leaving(context: Context) -> Iterator[None]:
-    if context.leave_after is None:
-        yield
-        return
-    from graphmem.capture.program.asking import patch_leaving
-    from graphmem.capture.program.leaving import Leaving
-
-    context.leaving = Leaving(context.leave_after, context.recorder, context.ends_alike_loops, context.shortens)
-    context.recorder.phases.names_stages = True
-    patches, handles = Patches(), []
-    try:
-        handles = patch_leaving(patches, context.leaving)
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        patches.undo()
-
-
-@contextlib.contextmanager
-def _generation(context: Context) -> Iterator[None]:
-    """Shorten long generations: once one begins, its loop is patched, until the capture ends."""
-    patches, recorder = Patches(), context.recorder
-
-    def follow() -> None:
-        from graphmem.capture.program.decoding import patch_decoding
-
-        patch_decoding(patches, recorder)
-
-    if context.shortens:
-        recorder.phases.on_generation = follow
-    try:
-        yield
-    finally:
-        patches.undo()
-
-
-@contextlib.contextmanager
-def _compiled_code(context: Context) -> Iterator[None]:
-    from graphmem.capture.compile.regions import follow_compiled_code
-
-    with follow_compiled_code(context.recorder, context.watch, context.shown_card.card) as context.compiled:
-        yield
+        log.removeFilter(is_heard)
 
 
 def _has_compiled(_: Context) -> bool:
     """True if something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
     seen: Any = private("torch._dynamo.convert_frame.input_codes", "the compiler is followed from the beginning", None)
     return seen is None or bool(seen.seen) or "graphmem.capture.compile.regions" in sys.modules
+
+
+#: Functions of ``torch.nn.init`` that every other one calls, or that call none.
+_INITIALIZERS = (
+    "_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_no_grad_fill_", "_no_grad_zero_", "eye_",
+    "dirac_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_",
+)  # fmt: skip
+
+#: Packages with kernels of a card, and modules whose kernels are launched.
+_WITH_KERNELS = (
+    "triton", "triton.runtime.jit", "flash_attn", "xformers", "causal_conv1d", "mamba_ssm", "liger_kernel", "apex",
+    "trl.kernels.chunked_logprob", "trl.kernels.chunked_divergence",
+)  # fmt: skip
 
 
 LAYERS: tuple[Layer, ...] = (
@@ -428,14 +199,14 @@ LAYERS: tuple[Layer, ...] = (
             "torch.*seed",
             "torch.*_rng_state",
         ),
-        lambda _: same_settings(),
+        "same_settings",
     ),
     Layer(
         "threads",
-        "threads",
+        "record/started_threads",
         "a thread that the step starts belongs to the capture; every other one finds what was there before",
         ("threading.Thread.start",),
-        _threads,
+        "patch_threads",
         lost="threads that the step starts are not followed",
     ),
     Layer(
@@ -446,11 +217,35 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Tensor.*",
             "torch.nn.parameter.Parameter.__deepcopy__",
             "torch.nn.parameter.Parameter.__new__",
-            "torch.storage.UntypedStorage.data_ptr",
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",
         ),
-        _tensors,
+        "patch_fake_tensors",
+        lambda context: (context.recorder.values,),
+    ),
+    Layer(
+        "tensors around others",
+        "device/wrapper_tensors",
+        "C++ would make them on the device that they name, which a build without CUDA ends the process over",
+        (
+            "torch.Tensor._make_wrapper_subclass",
+            "torch._subclasses.fake_tensor.FakeTensor.get_nested_int",
+        ),
+        "patch_wrapper_tensors",
+        lambda context: (context.recorder.wrappers,),
+        lost="tensors around others, as of torchao, cannot be on the card",
+        doors=(
+            "torch.Tensor._make_wrapper_subclass",
+            "torch._subclasses.fake_tensor.FakeTensor.get_nested_int",
+        ),
+    ),
+    Layer(
+        "addresses",
+        "device/addresses",
+        "every storage that holds bytes has an address of its own, as on a card",
+        ("torch.storage.UntypedStorage.data_ptr", "torch.Tensor.data_ptr"),
+        "patch_addresses",
+        doors=("torch.UntypedStorage.data_ptr", "torch.Tensor.data_ptr"),
     ),
     Layer(
         "factories",
@@ -464,7 +259,14 @@ LAYERS: tuple[Layer, ...] = (
             "torch._C._nn._parse_to",
             "torch.nn.parameter.Uninitialized*.__new__",
         ),
-        _factories,
+        "patch_factories",
+    ),
+    Layer(
+        "numbered devices",
+        "device/numbered_devices",
+        "C++ would ask which accelerator this build has for `torch.device(0)`, and there may be none",
+        (),
+        "numbered_devices",
     ),
     Layer(
         "TorchScript",
@@ -476,8 +278,15 @@ LAYERS: tuple[Layer, ...] = (
             "torch.jit.optimize_for_inference",
             "torch.jit._builtins._find_builtin",
         ),
-        _torch_script,
+        "patch_torch_script",
+        lambda context: (context.remark,),
         lost="scripted functions and modules are refused",
+        doors=(
+            "torch.jit.script",
+            "torch.jit.freeze",
+            "torch.jit.optimize_for_inference",
+            "torch.jit._builtins._find_builtin",
+        ),
     ),
     Layer(
         "read-back",
@@ -489,7 +298,8 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Tensor.item",
             "torch.Tensor.__[bifr]*__",
         ),
-        _reading,
+        "patch_reading",
+        lambda context: (context.recorder.values, context.recorder.assumed_values),
     ),
     Layer(
         "data loaders",
@@ -500,7 +310,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.utils.data._utils.signal_handling.*",
             "torch.utils.data._utils.collate.default_collate_fn_map",
         ),
-        _data_loaders,
+        "patch_data_loaders",
         lost="data loaders with workers cannot be followed",
         doors=("torch.utils.data.dataloader.DataLoader._get_iterator",),
         asks=lambda loader: loader.num_workers > 0,
@@ -510,8 +320,15 @@ LAYERS: tuple[Layer, ...] = (
         "device/unnoticed",
         "a library that recognises fake tensors takes the path it keeps for exporters, which no card sees",
         (),
-        _unnoticed,
+        "unnoticed",
         lost="a library that recognises fake tensors takes the path it keeps for exporters",
+    ),
+    Layer(
+        "shown types",
+        "device/shown_types",
+        "`type(x) is torch.Tensor` decides in libraries what is done with a tensor",
+        (),
+        "shown_types",
     ),
     Layer(
         "torch.cuda",
@@ -528,7 +345,8 @@ LAYERS: tuple[Layer, ...] = (
             "torch.version.cuda",
             "torch.Generator",
         ),
-        _torch_cuda,
+        "patch_cuda_namespace",
+        lambda context: (context.shown_card, context.recorder, context.recorder.values),
     ),
     Layer(
         "training tools",
@@ -542,7 +360,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.utils.checkpoint._get_device_module",
             "torch.nn.parallel.data_parallel.DataParallel.*",
         ),
-        _training_tools,
+        "patch_training_tools",
         lost="optimizers may update parameters one by one, and a gradient scaler asks values",
     ),
     Layer(
@@ -556,14 +374,17 @@ LAYERS: tuple[Layer, ...] = (
             "torch._subclasses.fake_impls.op_implementations_dict",
             "torch.Tensor.__getitem__",
         ),
-        _composites,
+        "cuda_composites",
+        lambda context: (context.recorder.card, context.recorder.values),
+        lambda context, made: setattr(context.recorder, "composites", made),
     ),
     Layer(
         "autocast",
         "operators/autocast",
         "C++ asks the C++ device whether a tensor may be cast",
         ("aten::* @ AutocastCUDA", "torch.clear_autocast_cache"),
-        _autocast,
+        "cuda_autocast",
+        lambda context: (context.recorder.card.torch_version,),
         lost="autocast cannot be followed",
     ),
     Layer(
@@ -571,7 +392,8 @@ LAYERS: tuple[Layer, ...] = (
         "device/backward_thread",
         "nodes made in a backward pass are numbered as on the engine's device thread, which decides their order",
         ("torch.autograd.*_engine_run_backward", "torch._subclasses.meta_utils.MetaConverter._backward_error"),
-        _backward_thread,
+        "numbered_as_on_a_card",
+        keeps=lambda context, made: setattr(context, "numbers", made),
         lost="the order in which gradients of gradients are computed may be another one",
     ),
     Layer(
@@ -579,7 +401,7 @@ LAYERS: tuple[Layer, ...] = (
         "loop/optimizers/bitsandbytes_module",
         "importing it asks for a driver, and its paged states come from its own C library",
         ("bitsandbytes.functional.*",),
-        _bitsandbytes,
+        "bitsandbytes_in_captures",
         lost="bitsandbytes cannot be followed",
         libraries=("bitsandbytes",),
     ),
@@ -588,23 +410,27 @@ LAYERS: tuple[Layer, ...] = (
         "device/triton_kernels",
         "kernels are launched without effect, and a library that finds no Triton would go another way than on a card",
         ("trl.kernels.*", "triton.runtime.jit.*", "builtins.__import__"),
-        _triton,
+        "triton_kernels",
+        lambda context: (context.recorder.values.forget, context.lack),
         lost="Triton kernels cannot be followed",
+        libraries=_WITH_KERNELS,
     ),
     Layer(
         "initializers",
         "device/initializers",
         "nobody reads the values of parameters, and a truncated normal asks them whether it is done",
         ("torch.nn.init.*",),
-        _initializers,
+        "patch_initializers",
+        lambda context: (context.recorder.values,),
         lost="initial values of parameters are asked for",
+        doors=tuple(f"torch.nn.init.{name}" for name in _INITIALIZERS),
     ),
     Layer(
         "recurrent modules",
         "operators/recurrent/cudnn",
         "on a card with cuDNN their weights move into one flat buffer",
         ("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
-        _recurrent_modules,
+        "patch_rnn_modules",
         lost="recurrent layers keep their weights apart",
         doors=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
     ),
@@ -613,15 +439,17 @@ LAYERS: tuple[Layer, ...] = (
         "operators/convolution_layout",
         "C++ chooses the memory format for the device `meta`, which has no cuDNN",
         ("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
-        _convolution_layout,
+        "patch_convolution_layout",
         lost="what convolutions give is not channels_last where cuDNN would make it so",
+        doors=("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
     ),
     Layer(
         "L-BFGS",
         "loop/optimizers/lbfgs",
         "it decides by values how it goes on; they are those of a descent that goes on",
         ("torch.optim.lbfgs.LBFGS.step",),
-        _lbfgs,
+        "patch_lbfgs",
+        lambda context: (context.recorder,),
         lost="L-BFGS stops at once, as it decides by values",
         doors=("torch.optim.lbfgs.LBFGS.__init__",),
     ),
@@ -638,7 +466,8 @@ LAYERS: tuple[Layer, ...] = (
             "torch.accelerator.*_stream",
             "torch.nn.parallel._functions._get_stream",
         ),
-        _streams,
+        "patch_streams",
+        lambda context: (context.recorder.streams, context.recorder.storages.pools, context.recorder.storages),
         lost="streams are not followed",
     ),
     Layer(
@@ -646,7 +475,8 @@ LAYERS: tuple[Layer, ...] = (
         "device/cuda_graphs",
         "a capture's memory stays in a pool of its own; what was captured cannot be seen",
         ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache"),
-        _cuda_graphs,
+        "patch_cuda_graphs",
+        lambda context: (context.recorder.streams, context.recorder.storages.pools, context.recorder),
         # `torch.cuda` alone, as a file sees it while it is imported, says that nothing is captured.
         again=("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing"),
         lost="CUDA graphs are not followed",
@@ -665,7 +495,8 @@ LAYERS: tuple[Layer, ...] = (
             "torch.storage.UntypedStorage.resize_",
             "os.environ",
         ),
-        _one_rank,
+        "one_rank",
+        lambda context: (context.recorder, context.processes),
         lost="process groups cannot be followed",
         doors=(
             "torch.distributed.is_nccl_available",
@@ -686,21 +517,22 @@ LAYERS: tuple[Layer, ...] = (
         "session/layers",
         "PyTorch's own: operators compute shapes and nothing else",
         (),
-        _fake_mode,
+        "fake_mode",
     ),
     Layer(
         "recorder",
         "record/dispatch",
         "sees every operator before the fake mode does, and writes the trace",
         (),
-        _recorder,
+        "recording",
+        lambda context: (context.recorder, context.numbers),
     ),
     Layer(
         "flex attention",
         "record/flex_attention",
         "outside of compiled code it is plain attention, which an operator of higher order hides",
         (),
-        _flex_attention,
+        "flex_attention_followed",
         lost="flex_attention is followed in compiled code alone",
         libraries=("torch.nn.attention.flex_attention",),
     ),
@@ -710,14 +542,16 @@ LAYERS: tuple[Layer, ...] = (
         "parameters stay the objects that they are when they are moved, with their hooks; those that were made before "
         "the capture are fake meanwhile, and given back",
         ("torch.nn.modules.module.Module._apply", "torch.Tensor.data"),
-        _moved_modules,
+        "moved_modules",
     ),
     Layer(
         "modules",
         "record/modules",
         "hooks say which module runs, when a backward pass begins and when an optimizer steps",
         ("torch.autograd._make_grads",),
-        _modules,
+        "watch_modules",
+        lambda context: (context.recorder,),
+        lambda context, made: setattr(context, "watch", made),
     ),
     Layer(
         "saved files",
@@ -739,7 +573,8 @@ LAYERS: tuple[Layer, ...] = (
             "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",
             "shutil._fastcopy_sendfile",
         ),
-        _saved_files,
+        "files_of_tensors",
+        lambda context: (context.recorder, context.remark, context.leave_after is not None),
         lost="files of tensors cannot be followed",
         doors=(
             "torch.serialization._open_file_like",
@@ -757,21 +592,26 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer(
         "leaving",
-        "program/leaving",
+        "program/asking",
         "a whole program trains for days; its loops are told after some optimizer steps that they are over",
         (
             "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
             "torch.utils.data.dataloader.DataLoader.__iter__",
             "torch.optim.optimizer.Optimizer.__init__",
         ),
-        _leaving,
+        "loops_left",
+        lambda context: (context.leave_after, context.recorder, context.ends_alike_loops, context.shortens),
+        lambda context, made: setattr(context, "leaving", made),
+        serves=lambda context: context.leave_after is not None,
     ),
     Layer(
         "generation",
         "program/decoding",
         "a token is much like the one before: long generations are probed at some lengths, and written from those",
         ("transformers.generation.stopping_criteria.MaxLengthCriteria.__call__",),
-        _generation,
+        "generations_shortened",
+        lambda context: (context.recorder,),
+        serves=lambda context: context.shortens,
     ),
     Layer(
         "compiled code",
@@ -789,7 +629,9 @@ LAYERS: tuple[Layer, ...] = (
             "torch.cuda._DeviceGuard",
             "torch.cuda.is_available",
         ),
-        _compiled_code,
+        "follow_compiled_code",
+        lambda context: (context.recorder, context.watch, context.shown_card.card),
+        lambda context, made: setattr(context, "compiled", made),
         again=("torch.cuda.is_available",),  # while Dynamo forgets what it compiled, it must not look for CUDA graphs
         lost="torch.compile cannot be followed",
         doors=(
