@@ -92,10 +92,8 @@ def repeat(storages: Storages, marks: Sequence[int], times: int) -> list[int]:
 
 
 def _is_steady(builder: Any, before: int, begin: int, end: int) -> bool:
-    """Whether two iterations in a row, between these rows, are alike, and the second gives back what the first has
-    left, all but numbers."""
-    (first, *_), (second, kept, _) = body(builder, before, begin), body(builder, begin, end)
-    if first != second or kept > NUMBERS_BYTES:
+    """Whether two iterations in a row, between these rows, are alike, and what they gave back was their own."""
+    if body(builder, before, begin)[0] != body(builder, begin, end)[0]:
         return False
     known = {*_made(builder, before, begin), *_made(builder, begin, end)}
     gone = {subject for kind, subject, _, _ in builder.rows[end:] if kind == EventKind.FREE}
