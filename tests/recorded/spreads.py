@@ -84,7 +84,7 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
                 yield [path.name.removesuffix(_STEP), before.parent.name, after.parent.name, *changes]
 
 
-#: Programs of several runs, or with batches of many sizes; steps of the others differ otherwise, which is another doubt.
+#: Programs of several runs, or with batches of many sizes; that steps of the others differ is another doubt.
 _SEVERAL = ("runs_", "epoch_")
 
 

@@ -387,7 +387,7 @@ class Loop:
         has_batches = self._has_batches()
         self._repeat()
         if all(kept > 0 for kept in self._on_host):  # one alone may be its batch
-            leaving.recorder.collected.begin(self._first)
+            leaving.recorder.collect_from(self._first)
         return has_batches
 
     # --- what it reads ---

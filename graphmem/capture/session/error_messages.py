@@ -6,7 +6,7 @@ import re
 
 from graphmem.capture.values.callers import function_in_torch_cuda
 
-#: (regular expression on "<type>: <message>", what to tell the user); a third word is of what a card refuses too. The
+#: (regular expression on "<type>: <message>", message for the user); a third word is of what a card refuses too. The
 #: first that is found counts.
 _EXPLAINED: tuple[tuple[str, ...], ...] = (
     (
