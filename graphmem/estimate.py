@@ -274,7 +274,7 @@ class LateDetails(Mapping[str, Any]):
         self._early, self._later = dict(early), later
 
     @property
-    def _all(self) -> dict[str, Any]:
+    def _all(self) -> dict[str, object]:
         return {**self._early, **self._later.findings.details}
 
     def __getitem__(self, name: str) -> object:
@@ -291,7 +291,7 @@ class LateDetails(Mapping[str, Any]):
 
 
 def found_later(
-    diagnostics: Sequence[Diagnostic], details: Mapping[str, Any], find: Callable[[], Findings]
+    diagnostics: Sequence[Diagnostic], details: Mapping[str, object], find: Callable[[], Findings]
 ) -> tuple[LateDiagnostics, LateDetails]:
     """``diagnostics`` and ``details`` together with the findings of ``find``, which is called once, when either is
     looked at."""
@@ -437,7 +437,7 @@ class Estimate(reports.Answer):
             "top": [asdict(storage) for storage in self.top],
         }
 
-    def _certainty(self) -> dict[str, Any]:
+    def _certainty(self) -> dict[str, object]:
         levels = {
             level: dict(zip(("least_bytes", "most_bytes"), self.interval(level), strict=True)) for level in LEVELS
         }

@@ -100,7 +100,7 @@ def find(path: str) -> Any:
     return GONE if holder is GONE else _attribute(holder, path.rpartition(".")[2], path)
 
 
-def owner(path: str) -> Any:
+def owner(path: str) -> object:
     """The module or class that has, or would have, the name; :data:`GONE` without one."""
     found: Any = importlib.import_module("torch")
     parts = path.split(".")
@@ -111,7 +111,7 @@ def owner(path: str) -> Any:
     return found
 
 
-def _attribute(holder: object, name: str, path: str) -> Any:
+def _attribute(holder: object, name: str, path: str) -> object:
     """An attribute, or a module below a module."""
     try:
         return getattr(holder, name)

@@ -376,6 +376,15 @@ class TraceBuilder:
         return trace
 
 
+def same(one: Trace, other: Trace) -> bool:
+    """Whether two traces have the same events and storages, with the same operators."""
+    columns = ("kinds", "subjects", "event_operators", "event_streams")
+    tables = ("storages", "operators", "phases", "pools", "fractions", "plans", "settings", "predicted_plans")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns) and all(
+        getattr(one, name) == getattr(other, name) for name in tables
+    )
+
+
 #: What has become of a storage, in words.
 _STATES = ("is not allocated yet", "is already alive", "has been freed", "was refused")
 

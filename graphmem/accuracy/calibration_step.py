@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphmem.accuracy.device_meter import DeviceMeter
 
 
-def run_calibration(meter: DeviceMeter) -> dict[str, Any]:
+def run_calibration(meter: DeviceMeter) -> dict[str, object]:
     """Bytes outside PyTorch's allocator once the usual libraries are loaded, and of one cuBLAS workspace.
 
     Without NVML the card cannot be read before this process is on it; then what other processes hold counts too.

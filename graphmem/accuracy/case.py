@@ -98,7 +98,7 @@ def _usual_step(model: str, step: Training | Inference) -> Training | Inference:
     return type(step)()
 
 
-def _word(name: str, value: Any) -> str:
+def _word(name: str, value: object) -> str:
     if value is None or value is False:
         return f"no-{name}"
     if value is True:

@@ -59,14 +59,14 @@ class Watch:
             }
         )
 
-    def label_model(self, _: Any) -> None:
+    def label_model(self, _: object) -> None:
         """Names are for predictions."""
 
-    def label_inputs(self, _: Any, __: str = "") -> None:
+    def label_inputs(self, _: object, __: str = "") -> None:
         """Names are for predictions."""
 
 
-def run_case(case: Case, cap_bytes: int | None, trace: Path | None) -> dict[str, Any]:
+def run_case(case: Case, cap_bytes: int | None, trace: Path | None) -> dict[str, object]:
     """Measure one case. Running out of memory is an answer; any other error comes through."""
     meter = DeviceMeter()
     baseline = meter.used_bytes() if meter.sees_baseline else 0

@@ -56,7 +56,7 @@ def document_of(contents: Contents) -> Document:
     return Document("accuracy", "How good the predictions are", sections, lambda: _data(contents))
 
 
-def _data(contents: Contents) -> dict[str, Any]:
+def _data(contents: Contents) -> dict[str, object]:
     """Measured and predicted bytes of every case, as plain values."""
     runs = contents.runs.sources if contents.runs is not None else ()
     return {

@@ -5,10 +5,8 @@ Kinds of truth stand in sections of their own and are never added up.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +97,6 @@ class Contents:
     sources: Sequence[str] = SOURCES
 
 
-def published_figures() -> Any:
-    """The figures that other estimators' authors reported of theirs."""
-    return json.loads(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))
-
-
 def section(source: str, comparisons: Sequence[Comparison]) -> Section:
     """The report's part on the records of one source."""
     mine = [item for item in comparisons if item.record.machine is not None and item.record.machine.source == source]
@@ -120,7 +113,12 @@ def section(source: str, comparisons: Sequence[Comparison]) -> Section:
         not_compared=tuple((item.record.case.name, _why_not(item)) for item in mine if not item.is_comparable),
         worst=tuple(sorted(free, key=lambda item: (-abs(item.error("reserved")), item.record.case.name))[:WORST]),
         replayed=tuple(item for item in mine if item.predicted.replayed is not None),
-        covered=tuple((level, _coverage(free, level)) for level in _LEVELS[source]) if free else (),
+        covered=tuple(
+            (level, coverage([item.judged(level) for item in free if level in item.predicted.intervals]))
+            for level in _LEVELS[source]
+        )
+        if free
+        else (),
     )
 
 
@@ -237,10 +235,6 @@ def _groups(comparisons: Sequence[Comparison], key: Callable[[Comparison], str])
 
 def _summary(comparisons: Sequence[Comparison], level: str) -> ErrorSummary:
     return summarize_errors([item.error(level) for item in comparisons])
-
-
-def _coverage(comparisons: Sequence[Comparison], level: str) -> tuple[Coverage, ...]:
-    return coverage([item.judged(level) for item in comparisons if level in item.predicted.intervals])
 
 
 def _why_not(comparison: Comparison) -> str:

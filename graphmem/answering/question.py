@@ -143,16 +143,16 @@ class Question:
         )
 
     @cached_property
-    def asked_runtime(self) -> Runtime[Any] | None:
+    def asked_runtime(self) -> Runtime[object] | None:
         """The runtime the user named; None: the one natural to the model."""
         return None if self.runtime is None else runtime_named(self.runtime)
 
-    def runtime_by_default(self, natural: str) -> Runtime[Any]:
+    def runtime_by_default(self, natural: str) -> Runtime[object]:
         """The runtime the user named, else ``natural``."""
         return self.asked_runtime or runtime_named(natural)
 
     @cached_property
-    def planner(self) -> Runtime[Any] | None:
+    def planner(self) -> Runtime[object] | None:
         """The runtime that plans the graphs of an ONNX file; None where a step is captured, or nothing can be done."""
         if not self.is_onnx or isinstance(self.step, Training):
             return None
@@ -210,7 +210,7 @@ def capture_key(question: Question) -> CaptureKey:
     return CaptureKey(loading, question.step, question.iterations, None, capture)
 
 
-def card_facts(card: Device) -> tuple[Any, ...]:
+def card_facts(card: Device) -> tuple[object, ...]:
     """The facts of a card that kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
     like = as_cuda(card)
     return like.compute_capability, like.sm_count, like.max_threads_per_sm, like.cublas_workspace_bytes

@@ -100,7 +100,7 @@ class _Job:
 
     def report(self) -> Estimate:
         """The estimate of the fullest, with the others beside it."""
-        most = max(sorted(self.done), key=lambda rank: _fullness(self.done[rank].estimate))
+        most = max(sorted(self.done), key=lambda rank: tuple(reversed(_figures(self.done[rank].estimate).values())))
         estimate = self.done[most].estimate
         kinds: dict[tuple[int, ...], list[int]] = {}
         for rank in sorted(self.done):
@@ -145,10 +145,6 @@ class _Analysed:
 
 def _figures(estimate: Estimate) -> dict[str, int]:
     return {f"{level}_bytes": getattr(estimate, level) for level in ("requested", "allocated", "reserved", "device")}
-
-
-def _fullness(estimate: Estimate) -> tuple[int, ...]:
-    return tuple(reversed(_figures(estimate).values()))
 
 
 def _axes(groups: Sequence[tuple[int, ...]], world_size: int) -> list[tuple[int, ...]]:

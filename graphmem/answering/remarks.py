@@ -81,7 +81,7 @@ def details(question: Question, run: Run, replay: Replay) -> dict[str, Any]:
     return found
 
 
-def _peaks_of(item: ItemRun, replay: Replay) -> dict[str, Any]:
+def _peaks_of(item: ItemRun, replay: Replay) -> dict[str, object]:
     """The most that was allocated and reserved while an item of a loop around training ran."""
     rows = slice(item.first, item.end)
     levels = {"allocated_bytes": replay.allocated_bytes[rows], "reserved_bytes": replay.reserved_bytes[rows]}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from graphmem.base.textbook import ModelShape
+    from graphmem.capture.record.calls import CallLog
     from graphmem.capture.values.messages import Post
     from graphmem.sources.onnx_file import OnnxFile
 
@@ -73,8 +74,15 @@ class RunCache:
         self._models.clear()
         self._runs.clear()
 
-    def run(self, question: Question, say: Progress = silent) -> Run:
-        """The run of a question. Another thread's is waited for. Raises :class:`GraphmemError`.
+    def keep(self, question: Question, run: Run) -> None:
+        """The run of a question that was had without running its step; its model is the one of the last run."""
+        key = capture_key(question)
+        self._models.keep(key, self._models.made)
+        self._runs.keep(key, run)
+
+    def run(self, question: Question, say: Progress = silent, calls: CallLog | None = None) -> Run:
+        """The run of a question; of one that is captured now, ``calls`` notes the calls of kernels' rules. Another
+        thread's is waited for. Raises :class:`GraphmemError`.
 
         An ONNX file is read once; a factory is made anew for every run, as its code may keep a state.
         """
@@ -88,7 +96,7 @@ class RunCache:
             runtime_for(question, loaded).parse(question.alloc_conf, question.setting)
             say("tracing")
             model = loaded
-            return known or self._runs.get(key, lambda: record(question, model, say))
+            return known or self._runs.get(key, lambda: record(question, model, say, calls))
 
     def _of_other_loop(self, question: Question) -> Run | None:
         """The run of the question's loop that the last one, of the other loop, gave beside its own; None without."""
@@ -109,6 +117,10 @@ class _Slot(Generic[Made]):
         self._key: CaptureKey | tuple[object, ...] | None = None
         self.made: Made | None = None
         self._error: GraphmemError | None = None
+
+    def keep(self, key: CaptureKey | tuple[object, ...], made: Made | None) -> None:
+        """The value for this key."""
+        self._key, self.made, self._error = key, made, None
 
     def is_for(self, key: CaptureKey | tuple[object, ...]) -> bool:
         """True if the value was made for an equal key."""
@@ -155,7 +167,7 @@ def _as_torch_model(loaded: OnnxModel | TorchModel) -> TorchModel:
     return as_torch_model(loaded)
 
 
-def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[Any]:
+def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[object]:
     """The runtime of a question. Raises :class:`UsageError` where it cannot run the step, or not with these options."""
     if isinstance(loaded, TorchModel):
         return _capturing(question.runtime_by_default(loaded.runtime), loaded)
@@ -177,7 +189,7 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
     return runtime
 
 
-def _capturing(runtime: Runtime[Any], loaded: TorchModel) -> Runtime[Any]:
+def _capturing(runtime: Runtime[object], loaded: TorchModel) -> Runtime[object]:
     if not runtime.captures:
         names = _one_of([other.name for other in all_runtimes() if other.captures])
         raise UsageError(
@@ -195,13 +207,15 @@ def _one_of(names: list[str]) -> str:
 
 
 @without_compiler_folder()
-def record(question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent) -> Run:
-    """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
+def record(
+    question: Question, loaded: OnnxModel | TorchModel, say: Progress = silent, calls: CallLog | None = None
+) -> Run:
+    """Plan the graph, or capture the step, whose kernels' ``calls`` are noted. Raises :class:`GraphmemError`."""
     _check_options(question, loaded)
     if isinstance(loaded, TorchModel):
-        return _planned(question, loaded) or _record_step(question, loaded, say)
+        return _planned(question, loaded) or _record_step(question, loaded, say, calls)
     if question.planner is None:
-        return _record_step(question, _as_torch_model(loaded), say)
+        return _record_step(question, _as_torch_model(loaded), say, calls)
     options = question.planner.parse(question.alloc_conf, question.setting)
     taken = question.planner.plan(loaded.sessions, options, question.iterations)
     return Run(taken.trace, loaded.name, loaded.runtime, "inference", planned=taken)
@@ -229,7 +243,7 @@ def _planned(question: Question, loaded: TorchModel) -> Run | None:
     if loaded.planned is None or question.runtime_by_default(loaded.runtime).name != loaded.runtime:
         return None
     sizes = replace(question.sizes, training=isinstance(question.step, Training), iterations=question.iterations)
-    with _asked_cudnn(question) as cudnn:
+    with asked_cudnn(question) as cudnn:
         taken = loaded.planned(sizes, question.setting.device, cudnn)
         if taken is not None and cudnn is not None:
             taken = replace(taken, assumptions=(*taken.assumptions, *cudnn.notes()))
@@ -239,15 +253,15 @@ def _planned(question: Question, loaded: TorchModel) -> Run | None:
     return Run(taken.trace, loaded.name, loaded.runtime, words, planned=taken)
 
 
-def _asked_cudnn(question: Question) -> contextlib.AbstractContextManager[Cudnn | None]:
+def asked_cudnn(question: Question) -> contextlib.AbstractContextManager[Cudnn | None]:
     """The cuDNN that is asked for plans of convolutions, if there is one."""
     if question.cudnn_library is None:
         return contextlib.nullcontext()
     return Cudnn(question.cudnn, question.setting.device)
 
 
-def _record_step(question: Question, loaded: TorchModel, say: Progress) -> Run:
-    run = _captured(question, loaded, say)
+def _record_step(question: Question, loaded: TorchModel, say: Progress, calls: CallLog | None) -> Run:
+    run = _captured(question, loaded, say, calls=calls)
     if run.is_own_step and not any(s.place == Place.DEVICE for s in run.trace.storages):
         if run.ending is not None:
             raise NothingOnDevice(f"{loaded.name}: {run.ending.words()}, and put nothing on the GPU", run.ending.code)
@@ -258,7 +272,10 @@ def _record_step(question: Question, loaded: TorchModel, say: Progress) -> Run:
     return run
 
 
-def _captured(question: Question, loaded: TorchModel, say: Progress = silent, *, record_graph: bool = False) -> Run:
+def _captured(
+    question: Question, loaded: TorchModel, say: Progress = silent, *,
+    record_graph: bool = False, calls: CallLog | None = None,
+) -> Run:  # fmt: skip
     """The captured step. Every run but the first loads the model anew, as its code may keep a state."""
     installed_version()  # one that is too old is refused before it is imported
     ready = [loaded]
@@ -269,16 +286,16 @@ def _captured(question: Question, loaded: TorchModel, say: Progress = silent, *,
     step = _step_for(question, loaded)
     mode = RunMode(
         limited=limit_of(question) is not None,
-        shortens=loaded.program is not None or question.sizes.generate is not None,
-        covers_both_loops=loaded.framework != "Keras",
+        shortens=calls is None and (loaded.program is not None or question.sizes.generate is not None),
+        covers_both_loops=calls is None and loaded.framework != "Keras",
     )
-    with _asked_cudnn(question) as cudnn:
-        run_once = partial(_run_once, question, say, cudnn, record_graph)
+    with asked_cudnn(question) as cudnn:
+        run_once = partial(_run_once, question, say, cudnn, record_graph, calls)
         return run_until_served(lambda mode: run_with_messages(partial(run_once, mode), step, load_model), mode)
 
 
 def _run_once(
-    question: Question, say: Progress, cudnn: Cudnn | None, record_graph: bool,
+    question: Question, say: Progress, cudnn: Cudnn | None, record_graph: bool, calls: CallLog | None,
     mode: RunMode, loaded: TorchModel, step: Training | Inference, post: Post | None,
 ) -> Run:  # fmt: skip
     """One run of ``step`` in ``mode``; ``post`` has the messages of other processes."""
@@ -306,6 +323,7 @@ def _run_once(
             post=post,
             cudnn=cudnn,
             record_graph=record_graph,
+            calls=calls,
             say=say,
         )
     if run.refusals:
@@ -336,8 +354,7 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        launcher = loaded.program.launcher if loaded.program is not None else ""
-        words = f"whole program, {run.ending.steps} optimizer steps{launcher and ', '}{launcher}"
+        words = f"whole program, {run.ending.steps} optimizer steps"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words

@@ -119,7 +119,7 @@ def _once(question: Question, cache: RunCache, say: Progress, figures_only: bool
         if question.bounds:
             tried = _of_other_values(question, run.decided, say)
     say("replaying")
-    return replay_on(question, run, beside, tried), could_go_on(question, run)
+    return replay_on(question, run, beside, tried, figures_only=figures_only), could_go_on(question, run)
 
 
 def _of_neighbours(question: Question, say: Progress) -> dict[Version, Peak]:
@@ -198,11 +198,14 @@ def replay_on(
     run: Run,
     beside: Mapping[Version, Peak] | None = None,
     tried: Mapping[str, Outcome] | None = None,
+    *,
+    figures_only: bool = False,
 ) -> Estimate:
     """The run in its runtime's allocator on the card of the question, with all that a process loads for it.
 
     ``beside``: peaks under the rules of recorded versions, by which one that was not is judged, None where it is not;
-    ``tried``: outcomes of other values than those that were assumed.
+    ``tried``: outcomes of other values than those that were assumed. With ``figures_only`` nobody asks how sure they
+    are.
     """
     runtime = question.runtime_by_default(run.runtime)
     options = runtime.parse(question.alloc_conf, question.setting)
@@ -224,16 +227,18 @@ def replay_on(
         finds += [partial(least_that_fits, runs, run_in, setting)] if not fits_card(runs, setting.device) else []
     if finds:
         diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
-    doubts = together(
-        _doubts_of_trace(question, trace, known, runs, lambda one: runtime.run(one, options, setting), beside, tried),
-        _doubts_of_card(question, run, runs),
-        doubts_of(runtime, taken),
-        runs.doubts,
-        causes_of_context(context),
-    )
-    share = probability(
-        trace, runs, doubts, lambda size: runtime.run(trace, options, holding(setting, size)), setting, refusals
-    )
+    doubts, share = None, None
+    if not figures_only:
+        run_again = partial(runtime.run, options=options, setting=setting)
+        doubts = together(
+            _doubts_of_trace(question, trace, known, runs, run_again, beside, tried),
+            _doubts_of_card(question, run, runs),
+            doubts_of(runtime, taken),
+            runs.doubts,
+            causes_of_context(context),
+        )
+        beside_context = lambda size: runtime.run(trace, options, holding(setting, size))  # noqa: E731
+        share = probability(trace, runs, doubts, beside_context, setting, refusals)
     estimate = summarize(
         trace,
         runs,

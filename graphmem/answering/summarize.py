@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,7 @@ def summarize(
     top: int = 10,
     assumptions: Sequence[str] = (),
     diagnostics: Sequence[Diagnostic] = (),
-    details: Mapping[str, Any] | None = None,
+    details: Mapping[str, object] | None = None,
     context: Sequence[Figure] = (),
     loads: Loads | None = None,
     doubts: Doubts | None = None,

@@ -178,7 +178,7 @@ def read_gzipped_json(path: Path) -> Any:
     return parse_json(content)
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> object:
     """The value of a YAML configuration of plain data. Raises as :func:`read_json`, and ``ImportError`` without PyYAML.
 
     Aliases are refused: a few hundred bytes of them unfold to gigabytes as soon as somebody writes the value out.

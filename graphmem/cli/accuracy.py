@@ -70,7 +70,7 @@ class Report:
     )
     published: Path | None = option(
         None,
-        "A folder with tables of published figures, or with programs of published runs, as models_zoo/published of "
+        "A folder with a table of published runs (cases.json) and their programs, as models_zoo/published of "
         "graphmem's source has them: they are run as 'graphmem run' would. Default: those, where there are any, and "
         "the small table that comes with graphmem.",
         metavar="DIRECTORY",
@@ -109,7 +109,8 @@ def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
     """
     from graphmem.accuracy.compare import Predicted, compare, predict_record
     from graphmem.accuracy.document import document_of
-    from graphmem.accuracy.report import Contents, published_figures
+    from graphmem.accuracy.published.cases import cited
+    from graphmem.accuracy.report import Contents
 
     place = Path(asked.output)
     place.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
         predict = _keeping(predict_record, Predicted, asked.resume)
         comparisons = compare(found, workers, lambda done: advance(""), predict)
     runs = _published(asked, workers) if "published" in asked.sections else None
-    document = document_of(Contents(comparisons, runs, published_figures(), _about(), kinds))
+    document = document_of(Contents(comparisons, runs, cited(), _about(), kinds))
     for target, one in targets.items():
         publish(document, one, target)
 
@@ -167,12 +168,11 @@ def _published(asked: Report, jobs: int) -> PublishedSection:
         predict_together,
         runs_of,
     )
-    from graphmem.accuracy.published.rows import published_rows
-    from graphmem.accuracy.published.scripts import NOT_HERE, PROGRAMS
+    from graphmem.accuracy.published.cases import NOT_HERE, PROGRAMS, published_cases
     from graphmem.accuracy.published.section import published_section, sample
     from graphmem.accuracy.workers import side_by_side
 
-    rows = published_rows(asked.published)
+    rows = published_cases(asked.published)
     cases = [row for row in rows if isinstance(row, PublishedCase)]
     chosen = sample(cases, asked.share) if asked.share else cases
     predicted = []

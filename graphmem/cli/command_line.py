@@ -1,22 +1,70 @@
-"""The words after ``graphmem run``: a program that runs in this process, or a command whose processes are followed."""
+"""The words after ``graphmem run``: a program that runs in this process, or a command whose processes are followed;
+and its start by options, as ``torchrun`` and ``accelerate launch`` start it."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from graphmem.cli.launch import Launch
 from graphmem.errors import UsageError
 from graphmem.following.words import PythonLine
 from graphmem.sources.hints import refuse_keras
+from graphmem.training.processes import Processes
 from graphmem.training.program import Program
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 _NONE = "no program given; write graphmem run train.py, graphmem run -m package.module, or any command line"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``environment``: the variables that ``torchrun`` sets beside the numbers of ``processes``, which are None where
+    no launcher starts any; ``config``: the file by which ``accelerate launch`` starts the program."""
+
+    environment: tuple[tuple[str, str], ...] = ()
+    processes: Processes | None = None
+    config: str | None = None
+
+
+def launch_of(
+    nproc_per_node: int | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    config: str | None,
+) -> Launch:
+    """The start that the options ask for. Raises :class:`UsageError`."""
+    others = (nnodes, node_rank, master_addr, master_port)
+    if config is not None:
+        if (nproc_per_node, *others) != (None,) * 5:
+            raise UsageError(
+                "--config says how many processes there are; leave out the options of torchrun, or --config"
+            )
+        if not Path(config).is_file():
+            raise UsageError(f"{config}: No such file")
+        if importlib.util.find_spec("accelerate") is None:
+            raise UsageError("--config starts the program by accelerate launch; install accelerate")
+        return Launch(config=config)
+    if nproc_per_node is None:
+        if others != (None,) * 4:
+            raise UsageError("--nnodes, --node-rank, --master-addr and --master-port need --nproc-per-node")
+        return Launch()
+    nodes, node = nnodes or 1, node_rank or 0
+    if node >= nodes:
+        raise UsageError(f"--node-rank {node} of {nodes} node{'s' * (nodes > 1)}; the first is 0")
+    values = {
+        "MASTER_ADDR": master_addr or "127.0.0.1", "MASTER_PORT": str(master_port or 29500),
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }  # fmt: skip
+    return Launch(tuple(values.items()), Processes(nproc_per_node * nodes, nproc_per_node * node, nproc_per_node))
 
 
 def program_or_command(
@@ -31,15 +79,24 @@ def program_or_command(
         if not words:
             raise UsageError(_NONE)
         found = _python_line(words)
+        if found is None and launch.config is not None:
+            raise UsageError(f"--config starts a Python program, not {words[0]}")
         if found is None:
             return tuple(words)
         line = found
     if line.is_launcher or line.kind == "none":
         return (sys.executable, *line.flags, *(["-m"] if line.kind == "module" else []), line.target, *line.arguments)
+    if line.kind == "file" and Path(line.target).suffix in (".onnx", ".pt2"):
+        raise UsageError(f"{line.target} is a model and no program; write graphmem analyze {line.target}")
     if line.kind == "file":
-        _refuse_other_files(Path(line.target))
+        refuse_keras(Path(line.target))
+    if launch.config is not None:
+        if line.kind == "code":
+            raise UsageError("--config starts a file or a module, and no program text")
+        starts = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", launch.config]
+        return (*starts, *(["--module"] if line.kind == "module" else []), line.target, *line.arguments)
     return Program(
-        line.target, tuple(line.arguments), line.kind == "module", launch.environment, launch.words, line.kind == "code"
+        line.target, tuple(line.arguments), line.kind == "module", launch.environment, is_code=line.kind == "code"
     )
 
 
@@ -70,9 +127,3 @@ def _is_python_file(word: str) -> bool:
     except OSError:
         return "=" not in word and os.sep in word and not path.exists()
     return b"python" in first if first.startswith(b"#!") else path.suffix == "" and b"\0" not in first
-
-
-def _refuse_other_files(path: Path) -> None:
-    if path.suffix in (".onnx", ".pt2"):
-        raise UsageError(f"{path} is a model and no program; write graphmem analyze {path}")
-    refuse_keras(path)

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import click
 
@@ -177,7 +176,7 @@ def _document(findings: Sequence[Finding], lacks: Sequence[Declaration] | None) 
     return Document("doctor", "What is installed", sections, lambda: _data(findings, lacks), table)
 
 
-def _data(findings: Sequence[Finding], lacks: Sequence[Declaration] | None) -> dict[str, Any]:
+def _data(findings: Sequence[Finding], lacks: Sequence[Declaration] | None) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "libraries": [asdict(finding) for finding in findings],

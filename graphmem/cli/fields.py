@@ -56,7 +56,7 @@ def takes(name: str, kind: type, heading: str = "") -> Callable[[Command], Comma
         made = parameters(kind, heading)
 
         @functools.wraps(command)
-        def taking(*arguments: Any, **values: Any) -> object:
+        def taking(*arguments: object, **values: object) -> object:
             given = click.get_current_context().params
             others = {key: value for key, value in values.items() if key not in made}
             found: object = built(kind, given)

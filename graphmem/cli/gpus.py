@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -52,7 +51,7 @@ def _card(device: Device) -> Document:
     return Document("gpus", device.name, (section("", Facts(tuple(_facts(device)))),), _data((device,)))
 
 
-def _data(devices: Sequence[Device]) -> Callable[[], dict[str, Any]]:
+def _data(devices: Sequence[Device]) -> Callable[[], dict[str, object]]:
     return lambda: {"schema": SCHEMA, "default": DEFAULT_DEVICE, "gpus": [asdict(device) for device in devices]}
 
 

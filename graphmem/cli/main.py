@@ -13,7 +13,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import click
 
@@ -71,7 +70,7 @@ class Commands(click.Group):
         ctx.meta[_WORDS] = tuple(args)  # before they are taken apart: an error may name the command that is answered
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             with ending_in_order():
                 return super().invoke(ctx)

@@ -16,10 +16,9 @@ import click
 from graphmem import sandbox
 from graphmem.base.environment import changed
 from graphmem.base.options import Whole, option, option_of
-from graphmem.cli.command_line import program_or_command
+from graphmem.cli.command_line import launch_of, program_or_command
 from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import GroupedCommand, takes
-from graphmem.cli.launch import Launch, launch_of
 from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Output, Target
 from graphmem.cli.output import check_output, show, working
 from graphmem.cudnn.library import AUTO
@@ -35,7 +34,7 @@ KEPT = 25
 #: Options with a program as their value, behind which all words are the program's.
 _NAMED = ("-m", "--module", "-c", "--code")
 #: Options of a process that is not passed on to those that it starts.
-_OF_ONE = ("-o", "--output", "--rank", "--cards", "--quiet", "--fail-on-oom", "--budget")
+_OF_ONE = ("-o", "--output", "--rank", "--cards", "--config", "--quiet", "--fail-on-oom", "--budget")
 _OWN_WORDS = "graphmem.own_words"  # where a click context keeps the options as they were written
 _ALLOW_WRITES = "--allow-writes"
 
@@ -130,9 +129,7 @@ class Launcher:
         "Cards of the machine, for programs and launchers that ask. Default: as CUDA_VISIBLE_DEVICES names, else 1.",
         Whole(),
     )
-    config: str | None = option(
-        None, "A configuration of accelerate, as accelerate launch reads it.", metavar="FILE.yaml"
-    )
+    config: str | None = option(None, "Start it by accelerate launch with this configuration.", metavar="FILE.yaml")
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,8 @@ def run_command(
     is_followed = children.is_followed()
     if not is_followed:
         check_output(output.output)
-    launch = _launch(launcher)
+    started = (launcher.nproc_per_node, launcher.nnodes, launcher.node_rank, launcher.master_addr, launcher.master_port)
+    launch = launch_of(*started, launcher.config)
     line = program_or_command(words, followed.module, followed.code, launch)
     if isinstance(line, Program):
         line = replace(line, epoch=followed.epoch)
@@ -209,7 +207,7 @@ def run_command(
 # --- the programs, and what becomes of them ---------------------------------------------------------------------------
 
 
-def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[str, Any]) -> Estimate:
+def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[str, object]) -> Estimate:
     """The estimate of the process that holds the most, with the others beside it."""
     if isinstance(line, Program):
         with family.watched(os.getpid()):
@@ -246,7 +244,7 @@ def _of_program(program: Program, analyzed: dict[str, Any]) -> tuple[list[Report
     return [replace(one, words=f"{words}: {jobs[at]}") if jobs else one for at, one in enumerate(found)], None
 
 
-def _run_for_parent(program: Program, analyzed: dict[str, Any], allowed: Allowed) -> NoReturn:
+def _run_for_parent(program: Program, analyzed: dict[str, object], allowed: Allowed) -> NoReturn:
     """Analyse this process for the one that follows it, and end as the program would. Its output is its own."""
     told = children.told()
     with sandbox.joined(told["worker"]), launchers.replaced_agent(), _told_environment(None, allowed):
@@ -287,11 +285,6 @@ def _following(launcher: Launcher) -> Iterator[Following]:
         yield family
 
 
-def _launch(launcher: Launcher) -> Launch:
-    one = launcher
-    return launch_of(one.nproc_per_node, one.nnodes, one.node_rank, one.master_addr, one.master_port, one.config)
-
-
 def _step(followed: Followed, launcher: Launcher, started: Processes | None, is_program: bool) -> Training:
     """The step: values that are known, and the process that is analysed. Raises :class:`UsageError`."""
     step = Training(
@@ -300,7 +293,7 @@ def _step(followed: Followed, launcher: Launcher, started: Processes | None, is_
     rank = launcher.rank
     if started is None:
         if is_program and not children.is_followed() and (rank is not None or launcher.ranks is not None):
-            raise UsageError("--rank and --ranks need --nproc-per-node, or a --config with several processes")
+            raise UsageError("--rank and --ranks need --nproc-per-node, or --config")
         return step
     if rank is not None and launcher.node_rank is not None:
         raise UsageError("--rank says which process of all is analysed; leave out --node-rank, or --rank")
@@ -309,7 +302,7 @@ def _step(followed: Followed, launcher: Launcher, started: Processes | None, is_
 
 
 def _told_environment(cards: int | None, allowed: Allowed) -> contextlib.AbstractContextManager[None]:
-    """What the environment says of cards, and that there is no network, for as long as programs run."""
+    """The environment while programs run: the cards, and that there is no network."""
     values = {} if allowed.network else {"HF_HUB_OFFLINE": "1"}
     if cards is not None:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(cards)))

@@ -145,7 +145,7 @@ def _others(model: str) -> list[tuple[str, str]]:
     expected = False
     for word in words:
         name, equals, value = word.partition("=")
-        if _is_option(word):
+        if word.startswith("-") and (not word.lstrip("-").replace(".", "", 1).isdigit()):
             _not_misspelled(name)
             found.append((name.lstrip("-"), value if equals else "true"))
             expected = not equals
@@ -163,7 +163,3 @@ def _not_misspelled(name: str) -> None:
     close = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
     if close:
         raise UsageError(f"no option {name}; did you mean {close[0]}?")
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()

@@ -14,26 +14,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from graphmem.base.figures import Figure, Loads
+from graphmem.base.figures import Figure
+from graphmem.base.figures import Loads as Loads
 from graphmem.devices import context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import FIELDS, read_user_table
 from graphmem.errors import UsageError
 from graphmem.units import format_bytes
-
-__all__ = [
-    "DEFAULT_DEVICE",
-    "Device",
-    "Loads",
-    "all_devices",
-    "as_cuda",
-    "custom_device",
-    "described_device",
-    "device_named",
-    "estimated_context_bytes",
-    "with_capability",
-]
 
 #: The card assumed when the user names none. It is an assumption, which every report made with it names.
 DEFAULT_DEVICE = "H100-80GB"

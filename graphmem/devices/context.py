@@ -52,8 +52,8 @@ CONTEXT_SPREAD = 0.05
 
 #: Kernels loaded lazily during a step and the handle of cuBLAS: the median, the least and the most of the twelve
 #: processes above. Others agree: on A100 76 MiB after a prefill (508 less the rule's 432) and 113 to 117 for a training
-#: step, if the driver's share is the 884 of its bigger sister; on RTX 3060 18 for language models (``_XMEM_GROWTH`` of
-#: :mod:`graphmem.accuracy.published.rows`).
+#: step, if the driver's share is the 884 of its bigger sister; on RTX 3060 18 for language models (``grown_mib`` of
+#: ``accuracy/published/cited.json``).
 LIBRARY_BYTES = 70 * MIB
 LIBRARY_LEAST_BYTES = 3 * MIB
 LIBRARY_MOST_BYTES = 120 * MIB

@@ -98,7 +98,7 @@ class Following:
 
 
 @contextlib.contextmanager
-def following(options: Sequence[str], rank: int, worker: Sequence[Any] | None) -> Iterator[Following]:
+def following(options: Sequence[str], rank: int, worker: Sequence[object] | None) -> Iterator[Following]:
     """Until the end, Python processes that this one starts are followed.
 
     ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``worker``:

@@ -22,7 +22,7 @@ _START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 
 
 class Notes:
-    """What processes leave for the one that follows them, in a folder."""
+    """Notes that processes leave in a folder for the one that follows them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ def is_followed() -> bool:
 
 
 def told() -> dict[str, Any]:
-    """What this process was given to know (:func:`graphmem.following.following`)."""
+    """The values that this process was given (:func:`graphmem.following.following`)."""
     found: dict[str, Any] = json.loads(os.environ[VARIABLE])
     return found
 

@@ -1,4 +1,4 @@
-"""What launchers find in place of cards and other machines."""
+"""Stand-ins for cards and other machines, which launchers find."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class PythonLine:
 
     @property
     def worker(self) -> str:
-        """What to write in place of a worker that is handed functions; empty for any other program."""
+        """The command to write in place of a worker that is handed functions; empty for any other program."""
         if self.kind == "code" and "multiprocessing" in self.target[:200]:
             return WORKERS["multiprocessing"]
         return WORKERS.get(self.name, "") if self.kind == "file" else ""

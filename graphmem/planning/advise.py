@@ -70,7 +70,7 @@ class Advised(Answer):
 
 @also_named("device", "gpu")
 def advise(
-    model: Any, example_inputs: Any = None, *, say: Callable[[str], None] | None = None, **options: Any
+    model: object, example_inputs: object = None, *, say: Callable[[str], None] | None = None, **options: object
 ) -> Advised:
     """Analyse the step as it is and with each change that could save memory, then with those that saved together.
 

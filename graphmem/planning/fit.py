@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from graphmem.answering import stages
 from graphmem.answering.runs import RunCache, labelled
+from graphmem.answering.sized import SizedRuns
 from graphmem.base.spellings import also_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
@@ -17,12 +20,14 @@ from graphmem.reports.document import Document
 
 #: Larger sizes are not tried unless asked for.
 AT_MOST = 1 << 20
+#: How often a capture may teach a template more.
+_MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Largest(Answer):
-    """The largest size that fits and the next one, which does not; both were analysed. So was ``safe_value``, the
-    largest size whose verdict is ``yes``: at the margin asked for, else whatever is known to be possible; 0 where none
+    """The largest size that fits, which was analysed, and the next one, which does not. ``safe_value`` is the largest
+    size whose verdict is ``yes``: at the margin asked for, else whatever is known to be possible; 0 where none
     is, or where something that nothing bounds may decide.
 
     ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
@@ -80,9 +85,11 @@ def fit(
 ) -> Largest:
     """Search the largest ``size`` (``batch``, ``seq_len``, or ``dim:NAME`` of an ONNX file) that fits ``device``.
 
-    Every size tried is analysed in full; more of it is taken to need more memory. ``multiple_of`` and ``at_most`` bound
-    what is tried. ``spare_bytes`` asks for as much of the card left over, without the allocator giving cached segments
-    back; None takes whatever runs. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
+    The answer is analysed in full; sizes on the way, and the next one, are written by a template once a capture has
+    proven it (:mod:`graphmem.answering.sized`). More of the size is taken to need more memory. ``multiple_of`` and
+    ``at_most`` bound what is tried. ``spare_bytes`` asks for as much of the card left over, without the allocator
+    giving cached segments back; None takes whatever runs. ``options`` are those of :func:`graphmem.analyze`. Raises
+    :class:`GraphmemError`.
     """
     for name, value in (("multiple_of", multiple_of), ("at_most", at_most)):
         if type(value) is not int or value < 1:
@@ -97,8 +104,10 @@ def fit(
         )
     if options.get(size) is not None:
         raise UsageError(f"{size} is what is searched; do not give it")
-    search = _Search(request, size, multiple_of, at_most // multiple_of, spare_bytes, say or request.progress)
-    return search.run()
+    captures = RunCache()  # an ONNX file is read once
+    with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures) as sized:
+        say = say or request.progress
+        return _Search(request, captures, sized, multiple_of, at_most // multiple_of, spare_bytes, say).run()
 
 
 class _Search:
@@ -107,15 +116,17 @@ class _Search:
     def __init__(
         self,
         request: Request,
-        size: str,
+        captures: RunCache,
+        sized: SizedRuns,
         step: int,
         bound: int,
         spare_bytes: int | None,
         say: Callable[[str], None],
     ) -> None:
+        self._request, self._captures, self._sized = request, captures, sized
+        self._size, self._step, self._bound, self._say = sized.name, step, bound, say
         self._spare_bytes = spare_bytes
-        self._captures = RunCache()  # an ONNX file is read once
-        self._request, self._size, self._step, self._bound, self._say = request, size, step, bound, say
+        self._captured: set[int] = set()  # counts
         self._low, self._high = 0, bound + 1
         self._below: Estimate | None = None
         self._above: Estimate | None = None
@@ -126,13 +137,12 @@ class _Search:
 
     def run(self) -> Largest:
         """Try sizes until neighbours bracket the answer."""
-        count, widths = 1, []
-        while self._high - self._low > 1:
-            self._try(count)
-            widths.append(self._high - self._low)
-            # After a guess that narrowed little comes the middle: memory may grow in steps, as arenas do.
-            guessed_badly = self._bracketed and len(widths) >= 2 and widths[-1] * 2 > widths[-2]
-            count = (self._low + self._high) // 2 if guessed_badly else self._guess()
+        self._begin_by_template()
+        self._bracket()
+        if self._below is not None and self._low not in self._captured:
+            self._try(self._low, captured=True)
+            if not self._sized.is_proven:  # the capture is not what the template gave
+                self._begin_again()
         at_bound = not self._bracketed
         safe = self._largest_safe()
         return Largest(
@@ -146,6 +156,22 @@ class _Search:
             safe_value=safe * self._step,
             safe=self._safe.get(safe),
         )
+
+    def _begin_again(self) -> None:
+        """Search by captures alone."""
+        self._low, self._high, self._below, self._above = 0, self._bound + 1, None, None
+        self._tried, self._safe = [], {}
+        self._bracket()
+
+    def _bracket(self) -> None:
+        """Narrow until neighbours fit and do not fit."""
+        count, widths = self._guess(), list[int]()
+        while self._high - self._low > 1:
+            self._try(count)
+            widths.append(self._high - self._low)
+            # After a guess that narrowed little comes the middle: memory may grow in steps, as arenas do.
+            guessed_badly = self._bracketed and len(widths) >= 2 and widths[-1] * 2 > widths[-2]
+            count = (self._low + self._high) // 2 if guessed_badly else self._guess()
 
     def _largest_safe(self) -> int:
         """The largest count that fits for sure, 0 for none; sought first where a straight line expects it."""
@@ -182,9 +208,9 @@ class _Search:
     def _bracketed(self) -> bool:
         return self._high <= self._bound
 
-    def _try(self, count: int) -> None:
+    def _try(self, count: int, *, captured: bool = False) -> None:
         try:
-            estimate = self._analysed(count)
+            estimate = self._analysed(count, captured=captured)
         except GraphmemError as error:
             if self._below is None:
                 self._begin_above(count, error)
@@ -197,16 +223,55 @@ class _Search:
         else:
             self._high, self._above, self._stopped_by = count, estimate, "memory"
 
-    def _analysed(self, count: int) -> Estimate:
-        """The estimate of so many steps of the size, noted. Raises :class:`GraphmemError`."""
+    def _analysed(self, count: int, *, captured: bool = False) -> Estimate:
+        """The estimate of so many steps of the size, noted; by template where one is proven. Raises
+        :class:`GraphmemError`."""
         value = count * self._step
-        name = option_of(self._size).removeprefix("dim:")
-        estimate = self._request.changed(**{self._size: value}).run(
-            self._captures, labelled(self._say, f"{name} {value:,}")
-        )
+        say = labelled(self._say, f"{option_of(self._size).removeprefix('dim:')} {value:,}")
+        is_written = self._sized.is_proven and not captured and self._sized.by_template(value) is not None
+        if not is_written:
+            self._sized.capture(value, say)
+            self._captured.add(count)
+        estimate = self._request.changed(**{self._size: value}).run(self._captures, say)
         self._tried.append((value, estimate.device))
         self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None
         return estimate
+
+    # --- by template ---
+
+    @property
+    def _unit(self) -> int:
+        """Counts that a template serves are multiples of it."""
+        return math.lcm(self._sized.block, self._step) // self._step
+
+    def _begin_by_template(self) -> None:
+        """Capture two small sizes and then the one where their template expects the answer, which proves it, or teaches
+        it more. Where there is no template, nothing but a few sizes is tried."""
+        if self._size not in ("batch", "seq_len") or 3 * self._unit > self._bound:
+            return
+        try:
+            for count in (2 * self._unit, 3 * self._unit):
+                self._try(count, captured=True)
+                if self._below is None or self._sized.refused:
+                    return
+            for _ in range(_MOST_ROUNDS):
+                count = self._expected_count()
+                if self._sized.is_proven or self._sized.refused or not self._low < count < self._high:
+                    return
+                self._try(count, captured=True)
+        except (_NotServed, GraphmemError):  # the search will say why
+            return
+
+    def _expected_count(self) -> int:
+        """Where the template, proven or not, expects the answer."""
+        inner = _ByTemplate(
+            self._request, self._captures, self._sized, self._step * self._unit, self._bound // self._unit,
+            self._spare_bytes, self._say,
+        )  # fmt: skip
+        inner._low, inner._below = self._low // self._unit, self._below
+        inner._tried = list(self._tried)
+        inner._bracket()
+        return inner._low * self._unit
 
     def _fits(self, estimate: Estimate) -> bool:
         fit, least = estimate.fit, self._spare_bytes
@@ -238,6 +303,24 @@ class _Search:
             count = (x0 + (self._room(estimate) - y0) * (x1 - x0) // (y1 - y0)) // self._step
         least = self._low + 1 if self._bracketed else 2 * self._low
         return min(max(count, least), self._high - 1)
+
+
+class _NotServed(Exception):
+    """A template does not serve a size."""
+
+
+class _ByTemplate(_Search):
+    """A search that captures nothing."""
+
+    def _analysed(self, count: int, *, captured: bool = False) -> Estimate:
+        value = count * self._step
+        if self._sized.by_template(value) is None:
+            raise _NotServed
+        estimate = stages.estimate_of(
+            self._request.changed(**{self._size: value}).question, self._captures, figures_only=True
+        )
+        self._tried.append((value, estimate.device))
+        return estimate
 
 
 def _more(estimate: Estimate) -> int:

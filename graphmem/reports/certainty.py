@@ -22,7 +22,10 @@ def sentence(estimate: Estimate) -> str:
     by_interval: dict[str, list[str]] = {}
     for level in _LEVELS:
         by_interval.setdefault(interval(estimate, level), []).append(level)
-    levels = [f"{_listed(names)} {words}" for words, names in by_interval.items()]
+    levels = [
+        f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} {words}"
+        for words, names in by_interval.items()
+    ]
     margin = estimate.fit.margin if estimate.fit is not None else None
     at = "" if margin is None else f"; device {_at_margin(estimate, margin)} at p{100 * margin:g}"
     return f"How sure: {', '.join(levels)}{at}{_largest(estimate)}."
@@ -39,10 +42,6 @@ def _largest(estimate: Estimate) -> str:
 
 def _recorded(cause: Cause) -> str:
     return "" if cause.record is None else f"; {cause.record}"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def interval(estimate: Estimate, level: str) -> str:

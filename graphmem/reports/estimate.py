@@ -62,7 +62,10 @@ def document(estimate: Estimate, details: bool, top: int, budget_bytes: int | No
 def brief(estimate: Estimate) -> Document:
     """The part of the report that fits a screen: verdict, levels, what they are made of, when the peak happens, and
     how many remarks the whole report has."""
-    counted = [(title.split(":")[0].lower(), _kinds(estimate, kind)) for kind, title in _DIAGNOSTIC_TITLES]
+    counted = [
+        (title.split(":")[0].lower(), sum(found.kind == kind for found in estimate.diagnostics))
+        for kind, title in _DIAGNOSTIC_TITLES
+    ]
     counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in counted if count)]
     sections = (
         *_head(estimate),
@@ -80,10 +83,6 @@ def _document(estimate: Estimate, sections: Sequence[Section]) -> Document:
     values["fits"] = "" if estimate.fit is None else estimate.fit.verdict
     about = Table([Column(name) for name in values], [tuple(values.values())])
     return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict, about=about)
-
-
-def _kinds(estimate: Estimate, kind: str) -> int:
-    return sum(found.kind == kind for found in estimate.diagnostics)
 
 
 def over_budget(estimate: Estimate, budget_bytes: int | None) -> str:
@@ -203,7 +202,7 @@ def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _refused(refusals: Refusals, context_bytes: int) -> str:
-    """What a program was refused, and what it did then."""
+    """The requests that a program was refused, and what it did then."""
     times = "once," if refusals.count == 1 else f"{refusals.count} times, first"
     what = f"Refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
     if not refusals.went_on:
@@ -468,7 +467,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 _SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
-def _details(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _details(details: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in details.items():
         if name in _SHOWN_ABOVE:
             continue

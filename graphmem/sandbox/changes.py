@@ -46,7 +46,7 @@ class File:
     bytes: int
     before_bytes: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Plain values."""
         found: dict[str, Any] = {"path": self.path, "bytes": self.bytes}
         return found if self.before_bytes is None else found | {"before_bytes": self.before_bytes}
@@ -63,7 +63,7 @@ class Changes:
     scratch_files: int = 0
     scratch_bytes: int = 0
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The value of ``details["sandbox"]["files"]`` of an estimate."""
         kept = [*self.written, *self.overwritten, *(file for _, file in self.renamed)]
         return {
@@ -244,6 +244,6 @@ def _files_below(path: str) -> Iterator[tuple[str, int]]:
         yield from _files_below(entry.path)
 
 
-def count_of(refused: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
+def count_of(refused: Counter[tuple[str, str]]) -> list[dict[str, object]]:
     """Refusals as plain values, the most frequent first."""
     return [{"what": what, "to": to, "times": times} for (what, to), times in refused.most_common()]

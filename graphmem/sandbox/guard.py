@@ -171,7 +171,7 @@ _active: Guard | None = None
 _is_installed = False
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
     guard = _active
     if guard is None:
         return

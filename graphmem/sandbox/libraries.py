@@ -88,7 +88,7 @@ def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: contextlib.E
         _set(module, "connect", _connecting(module.connect, overlay, guard), undo)
 
 
-def _set(owner: Any, name: str, value: object, undo: contextlib.ExitStack) -> None:
+def _set(owner: object, name: str, value: object, undo: contextlib.ExitStack) -> None:
     """Raises :class:`TypeError` for a type that cannot be changed."""
     before = vars(owner).get(name)  # None: a base class has it
     setattr(owner, name, value)

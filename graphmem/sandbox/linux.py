@@ -21,7 +21,7 @@ _KEPT = {2: MS_NOSUID, 4: MS_NODEV, 8: MS_NOEXEC, 1024: MS_NOATIME, 2048: MS_NOD
 
 
 @cache
-def _libc() -> Any:
+def _libc() -> object:
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -450,7 +450,18 @@ class Overlay:
         """``os.scandir``."""
         at = self._folder(path)
         prefix = "" if path is None or isinstance(path, int) else os.fspath(path)
-        return Entries([Entry(self, _joined(prefix, name), os.path.join(at, name)) for name in self.names(at)])
+        return Entries(
+            [
+                Entry(
+                    self,
+                    os.path.join(prefix, os.fsencode(name))
+                    if isinstance(prefix, bytes)
+                    else os.path.join(prefix, name),
+                    os.path.join(at, name),
+                )
+                for name in self.names(at)
+            ]
+        )
 
     def _folder(self, path: FileDescriptorOrPath | None) -> str:
         path = "." if path is None else path
@@ -474,11 +485,11 @@ class Overlay:
         """``os.getcwdb``."""
         return os.fsencode(self.getcwd())
 
-    def read_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
+    def read_with(self, function: Callable[..., object], follows: bool = True) -> Callable[..., object]:
         """A function of ``os`` that asks about a path, here."""
         return _on_place(function, self.reading, follows)
 
-    def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
+    def change_with(self, function: Callable[..., object], follows: bool = True) -> Callable[..., object]:
         """A function of ``os`` that changes the file at a path, here."""
 
         def copied(path: StrOrBytesPath, follow: bool, folder: int | None) -> str:
@@ -490,7 +501,7 @@ class Overlay:
 
         return _on_place(function, copied, follows)
 
-    def make_with(self, function: Callable[..., Any]) -> Callable[..., None]:
+    def make_with(self, function: Callable[..., object]) -> Callable[..., None]:
         """A function of ``os`` that makes a file of another kind, here."""
 
         def make(path: StrOrBytesPath, *args: object, dir_fd: int | None = None, **kwargs: object) -> None:
@@ -513,8 +524,8 @@ class Overlay:
 
 
 def _on_place(
-    function: Callable[..., Any], place: Callable[[StrOrBytesPath, bool, int | None], str], follows: bool
-) -> Callable[..., Any]:
+    function: Callable[..., object], place: Callable[[StrOrBytesPath, bool, int | None], str], follows: bool
+) -> Callable[..., object]:
     """A function of ``os``, called with the ``place`` of the path that it is given."""
 
     def call(
@@ -541,10 +552,6 @@ def _replace(source: str, target: str) -> None:
             native.unlink(target)
         copy_file(source, target)
         native.unlink(source)
-
-
-def _joined(folder: str | bytes, name: str) -> str | bytes:
-    return os.path.join(folder, os.fsencode(name)) if isinstance(folder, bytes) else os.path.join(folder, name)
 
 
 class Entry:

@@ -137,7 +137,7 @@ def wrapped_calls(overlay: Overlay, guard: Guard) -> Iterator[None]:
         yield
 
 
-def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[object, object]]]:
     """name of ``os`` -> (the original, its replacement)."""
     for names, make in (
         (_READING, lambda one: overlay.read_with(one)),
@@ -183,14 +183,14 @@ def _either(
     return call
 
 
-def _name_as_given(error: OSError, given: tuple[Any, ...]) -> None:
+def _name_as_given(error: OSError, given: tuple[object, ...]) -> None:
     """Let an error name the files as the program does."""
     for name, path in zip(("filename", "filename2"), given, strict=False):
         if error.filename is not None and isinstance(path, (str, bytes, os.PathLike)):
             setattr(error, name, os.fspath(path))
 
 
-def _opening(overlay: Overlay, guard: Guard) -> Callable[..., Any]:
+def _opening(overlay: Overlay, guard: Guard) -> Callable[..., object]:
     original = io.open
 
     def own_opener(path: StrOrBytesPath, flags: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.answering.runs import Progress, silent
+from graphmem.base.searching import largest
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import GraphmemError, UsageError
@@ -397,7 +398,7 @@ def _search(
 
     else:
         raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    value = _largest(does, top)
+    value = largest(does, top)
     if not value:
         raise UsageError(f"no {find} does: {engine.serve(question.with_(**{field_name: 1})).refusal or 'not even 1'}")
     return question.with_(**{field_name: value}), (find, value)
@@ -416,25 +417,6 @@ def _searched(engine: Engine, question: Question, find: str) -> tuple[Question, 
         raise UsageError(f"no {find} does: {served.refusal}")
     value = int(served.settings[name])
     return asked.with_(**{name: value}), (find, value)
-
-
-def _largest(does: Any, top: int) -> int:
-    """The largest value from 1 to ``top`` that does, where all below it do too; 0 for none. Doubling, then halving."""
-    if not does(1):
-        return 0
-    good, step = 1, 1
-    while good < top:
-        tried = min(top, good + step)
-        if not does(tried):
-            break
-        good, step = tried, 2 * step
-    else:
-        return good
-    bad = min(top, good + step)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if does(middle) else (good, middle)
-    return good
 
 
 def _fewest_cards(
@@ -512,7 +494,7 @@ def _holds(engine: Engine, question: Question, quantiles: Sequence[tuple[float, 
     return answer.refusal is None and _held(answer, quantiles) >= load
 
 
-def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, Any]]]:
+def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, object]]]:
     """Options of a model that takes more than text: each other modality left out, and all."""
     named = [(one[0].replace("-", "_") == "limit_mm_per_prompt", one) for one in question.arguments]
     others = tuple(one for limits_it, one in named if not limits_it)

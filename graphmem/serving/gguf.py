@@ -86,7 +86,7 @@ def _parts(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 
-def _read_one(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
+def _read_one(path: Path) -> tuple[dict[str, object], list[Tensor]]:
     try:
         with open_file(path) as file:
             return _header(_Reader(file))
@@ -129,7 +129,7 @@ class _Reader:
         return self.bytes(self.count(f"bytes of {what}", most)).decode("utf-8", "replace")
 
 
-def _header(reader: _Reader) -> tuple[dict[str, Any], list[Tensor]]:
+def _header(reader: _Reader) -> tuple[dict[str, object], list[Tensor]]:
     magic = reader.bytes(4)
     if magic != b"GGUF":
         raise ValueError(f"it begins with {shown(magic)}")
@@ -147,7 +147,7 @@ def _header(reader: _Reader) -> tuple[dict[str, Any], list[Tensor]]:
     return metadata, [_tensor(reader) for _ in range(tensors)]
 
 
-def _value(reader: _Reader, name: str) -> Any:
+def _value(reader: _Reader, name: str) -> object:
     """A value; None for one that is passed over."""
     kind = reader.number("I")
     if kind in _SCALARS:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphmem.base.documents import shown
+from graphmem.base.searching import largest
 from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
@@ -339,21 +340,15 @@ def _groups(model: _Model) -> tuple[tuple[str, int], ...]:
 
 def _longest(model: _Model, settings: _Settings, available: int) -> int:
     """The largest context that fits beside everything else, in steps of 256; 0 for none."""
-    least, most, found = 1, max(model.trained, settings.context) // _CELLS, 0
     spare = available + compute_bytes(model, settings)
-    while least <= most:
-        middle = (least + most) // 2
-        tried = _with_context(settings, middle * _CELLS)
-        if kv_bytes(model, tried) + compute_bytes(model, tried) <= spare:
-            found, least = middle * _CELLS, middle + 1
-        else:
-            most = middle - 1
-    return found
 
+    def fits(steps: int) -> bool:
+        each = _CELLS * steps // settings.slots
+        context = _CELLS * steps if settings.unified else settings.slots * _rounded(max(1, each), _CELLS)
+        tried = replace(settings, context=context)
+        return kv_bytes(model, tried) + compute_bytes(model, tried) <= spare
 
-def _with_context(settings: _Settings, context: int) -> _Settings:
-    rounded = context if settings.unified else settings.slots * _rounded(max(1, context // settings.slots), _CELLS)
-    return replace(settings, context=rounded)
+    return _CELLS * largest(fits, max(model.trained, settings.context) // _CELLS)
 
 
 def _refusal(

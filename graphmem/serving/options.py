@@ -62,7 +62,7 @@ def _accepted(readers: Mapping[str, Reader]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in readers)
 
 
-def _given(question: Question) -> list[tuple[str, Any]]:
+def _given(question: Question) -> list[tuple[str, object]]:
     """Fields that are not as they are by default."""
     given = []
     for field in fields(question):

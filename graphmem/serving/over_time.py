@@ -8,11 +8,12 @@ The work of a step, and its blocks, are the engine's scheduler's. The duration o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from graphmem.answering.runs import Progress, labelled, silent
+from graphmem.base.searching import largest
 from graphmem.errors import UsageError
 from graphmem.serving.base import Batch, Request, Scheduler, Served
 
@@ -153,7 +154,8 @@ def loaded(
         answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears, heard)
         return _enough(answers[copies], max_wait)
 
-    fewest = _fewest(enough)
+    too_few = largest(lambda copies: not enough(copies), _MOST_COPIES)
+    fewest = None if too_few == _MOST_COPIES else too_few + 1
     tried = tuple(
         Copies(
             number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, _enough(one, max_wait),
@@ -175,20 +177,6 @@ def loaded(
 
 def _enough(answer: LoadAnswer, max_wait: float) -> bool:
     return answer.given_up_at is None and answer.wait_p99 <= max_wait
-
-
-def _fewest(enough: Callable[[int], bool]) -> int | None:
-    """The fewest copies that are: doubling, then halving."""
-    copies = 1
-    while not enough(copies):
-        copies *= 2
-        if copies > _MOST_COPIES:
-            return None
-    few, many = copies // 2, copies
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if enough(middle) else (middle, many)
-    return many
 
 
 def simulate(

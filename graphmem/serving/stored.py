@@ -263,7 +263,7 @@ _USUAL: dict[str, dict[str, Any]] = {
 }
 
 
-def _method(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _method(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     """The quantisation that a configuration names. Raises :class:`UsageError`."""
     method = config.get("quant_method")
     method = "bitsandbytes" if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")) else method
@@ -273,7 +273,7 @@ def _method(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packe
     return made(model, config, width)
 
 
-def _object(value: Any) -> Mapping[str, Any]:
+def _object(value: object) -> Mapping[str, object]:
     """``value`` where it is an object, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
@@ -286,7 +286,7 @@ def _groups(inputs: int, group: int) -> int:
     return 1 if group < 1 else -(-inputs // group)
 
 
-def _awq(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _awq(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     bits, group = _whole(model, config, "bits", 4), _whole(model, config, "group_size", 128, -1)
 
     def of(matrix: Matrix) -> int:
@@ -296,7 +296,7 @@ def _awq(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
     return _Packed(_not_named(config, "modules_to_not_convert"), of)
 
 
-def _gptq(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _gptq(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     """With the order of groups (``g_idx``), which is written whether it is used or not; and with a bias for every
     product, which AutoGPTQ up to 0.7.1 adds (``_utils.make_quant``), GPTQModel does not."""
     quantizer = str(_object(config.get("meta")).get("quantizer", ""))
@@ -313,7 +313,7 @@ def _gptq(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
     return _Packed(lambda matrix: takes(matrix) and not _is_router(matrix), of)
 
 
-def _bitsandbytes(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _bitsandbytes(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     skipped = config.get("llm_int8_skip_modules")
     takes = _not_named({"skipped": skipped}, "skipped")
     if config.get("load_in_8bit"):  # values, the largest of every row in fp32, and one byte that names the order
@@ -342,7 +342,7 @@ def _state_bytes(matrix: Matrix, kind: str, nested: bool, width: int) -> int:
     return len(text) + len(more) + 1
 
 
-def _fp8(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _fp8(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     """Values with a scale in fp32 for every block, or one for all; Qwen's files have scales of blocks in 16 bits. A
     static scheme has one more, of the inputs."""
     block = config.get("weight_block_size")
@@ -363,7 +363,7 @@ def _fp8(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
     return _Packed(lambda matrix: takes(matrix) and not _is_router(matrix), of)
 
 
-def _compressed(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _compressed(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     """The first group of the configuration, which products share; several are refused."""
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
@@ -402,7 +402,7 @@ def _nvfp4(matrix: Matrix, static: bool) -> int:
     return matrix.numel // 2 + matrix.outputs * -(-matrix.inputs // 16) + 4 + (4 if static else 0)
 
 
-def _modelopt(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _modelopt(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     algorithm = config.get("quant_algo")
     takes = _not_named(config, "ignore", "exclude_modules")
     if algorithm == "NVFP4":
@@ -412,7 +412,7 @@ def _modelopt(model: ServedModel, config: Mapping[str, Any], width: int) -> _Pac
     raise UsageError(f"{model.name}: quant_algo {shown(algorithm)} is not followed here; accepted: NVFP4, FP8")
 
 
-def _mxfp4(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+def _mxfp4(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     """Experts only: two values a byte, and a scale of eight bits for 32 of them."""
     return _Packed(
         lambda matrix: ".experts" in matrix.name,
@@ -430,7 +430,7 @@ def _is_router(matrix: Matrix) -> bool:
     return matrix.name.endswith((".gate", ".router"))
 
 
-def _not_named(config: Mapping[str, Any], *names: str) -> Callable[[Matrix], bool]:
+def _not_named(config: Mapping[str, object], *names: str) -> Callable[[Matrix], bool]:
     """A test that a module is not excluded: as a part of its name, a pattern with ``*``, or ``re:`` and an expression.
     By default the head stays as it is, as all of these leave it."""
     excluded: list[str] = []

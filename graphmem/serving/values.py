@@ -40,7 +40,7 @@ def number(model: ServedModel, name: str, value: Any, otherwise: float) -> float
     return float(value)
 
 
-def mapping(model: ServedModel, name: str) -> Mapping[str, Any]:
+def mapping(model: ServedModel, name: str) -> Mapping[str, object]:
     """The object of this name, an empty one where there is none."""
     value = model.config.get(name)
     if value is None:
@@ -50,7 +50,7 @@ def mapping(model: ServedModel, name: str) -> Mapping[str, Any]:
     return value
 
 
-def rope_of(model: ServedModel) -> Mapping[str, Any]:
+def rope_of(model: ServedModel) -> Mapping[str, object]:
     """The scaling of rotary tables."""
     return mapping(model, "rope_scaling") or mapping(model, "rope_parameters")
 

@@ -92,7 +92,7 @@ class TorchModel:
     planned: Callable[[Sizes, Device, Cudnn | None], Taken | None] | None = None
 
 
-def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:
+def call_factory(factory: Callable[..., object], name: str, sizes: Sizes) -> Built | None:
     """Call a user's factory with whichever of ``batch`` and ``seq_len`` it names, and check what it returns.
 
     Returns None when the factory is a custom step: it returned nothing and has run its iterations itself. Raises
@@ -129,7 +129,7 @@ def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built 
 _SPELLINGS = {"batch": ("batch", "batch_size", "bs"), "seq_len": ("seq_len", "seq_length", "sequence_length")}
 
 
-def known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Mapping[str, int]:
+def known_arguments(factory: Callable[..., object], name: str, sizes: Sizes) -> Mapping[str, int]:
     """The sizes that were given, under the names the factory has for them (``batch`` or ``batch_size``, ``seq_len`` or
     ``seq_length``, ...). Raises :class:`SourceError`."""
     try:

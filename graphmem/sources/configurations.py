@@ -4,14 +4,13 @@ transformers is imported here."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from graphmem.base.documents import read_json, shown
 from graphmem.errors import SourceError, UsageError, first_line
 from graphmem.training.generation import DRAFTING, Generation
 
 
-def values_of(path: Path) -> dict[str, Any]:
+def values_of(path: Path) -> dict[str, object]:
     """The values of a ``config.json`` that names its ``model_type``. Raises :class:`SourceError`."""
     values = read(path, "a readable JSON configuration")
     kind = values.get("model_type") if isinstance(values, dict) else None
@@ -22,7 +21,7 @@ def values_of(path: Path) -> dict[str, Any]:
     return values
 
 
-def generation_values(path: Path) -> dict[str, Any]:
+def generation_values(path: Path) -> dict[str, object]:
     """The values of a ``generation_config.json``. Raises :class:`SourceError`, for assisted decoding too."""
     values = read(path, "a readable JSON configuration")
     if not isinstance(values, dict):

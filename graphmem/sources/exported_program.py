@@ -95,7 +95,7 @@ def read_program(path: Path) -> ExportedProgram:
 
 
 def _deserialized(
-    document: Mapping[str, Any], weights: dict[str, Tensor], constants: dict[str, Tensor]
+    document: Mapping[str, object], weights: dict[str, Tensor], constants: dict[str, Tensor]
 ) -> ExportedProgram:
     schema = private("torch._export.serde.schema", _LOST)
     serialize = private("torch._export.serde.serialize", _LOST)

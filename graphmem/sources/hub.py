@@ -38,7 +38,7 @@ def cached_configuration(name: str) -> Path | None:
 
 
 @cache
-def known_models() -> dict[str, dict[str, Any]]:
+def known_models() -> dict[str, dict[str, object]]:
     """Configurations of public models by their Hub names."""
     text = files("graphmem.sources").joinpath("hub_models.json").read_text(encoding="utf-8")
     table: dict[str, dict[str, Any]] = json.loads(text)

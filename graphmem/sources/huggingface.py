@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphmem.base.documents import shown
 from graphmem.errors import SourceError, first_line
@@ -169,7 +169,7 @@ def _configuration(transformers: ModuleType, name: str, path: Path | None) -> tu
     )
 
 
-def configured(transformers: ModuleType, values: dict[str, Any], path: Path | str) -> PreTrainedConfig:
+def configured(transformers: ModuleType, values: dict[str, object], path: Path | str) -> PreTrainedConfig:
     """transformers' configuration of these values; ``path`` names them in messages. Raises :class:`SourceError`."""
     kind = values["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
@@ -206,7 +206,7 @@ def _check_values(values: object, path: Path | str, name: str = "") -> None:
         raise SourceError(f"{path}: {name} is {shown(values)}")
 
 
-def _check_keys(values: dict[str, Any], path: Path | str) -> None:
+def _check_keys(values: dict[str, object], path: Path | str) -> None:
     quantized = values.get("quantization_config")
     if quantized and not _is_of_bitsandbytes(quantized):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""

@@ -98,7 +98,7 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
 
 
 def _missing(unfollowed: Iterable[str], uncounted: Iterable[str]) -> list[Cause]:
-    """What the figures lack, so that they are lower bounds."""
+    """The memory that the figures lack, so that they are lower bounds."""
     found = (("functions", _FUNCTIONS, sorted(unfollowed)), ("loops", _LOOPS, sorted(uncounted)))
     return [unknown(name, f"{text}: {', '.join(which)}", below=True) for name, text, which in found if which]
 
@@ -118,7 +118,7 @@ def _measured(name: str, source: str, offsets: Iterable[int], count: int) -> Cau
     return Cause(name, MEASURED, source, dict.fromkeys(TRACE_LEVELS, seen(offsets)), inside, count)
 
 
-def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, Any]:
+def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, object]:
     capability = card.compute_capability
     if capability is None:
         raise SourceError(f"keras:{text} is analysed for CUDA cards; {card.name} is none")

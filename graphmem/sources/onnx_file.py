@@ -69,7 +69,7 @@ class OnnxFile:
         return error
 
     def _alternatives(self, error: ShapeError, asked: Asked) -> Iterator[Asked]:
-        """What could be asked instead, with loops bounded and with the batch of the file, still without dimensions."""
+        """Questions that could be asked instead: loops bounded, or the batch of the file; still without dimensions."""
         may_loop = asked.trip_count is None and "Loop" in self.facts.operators()
         lacks_batch = isinstance(error, UnboundError) and any(free.is_first for free in error.free)
         for batch in dict.fromkeys((asked.batch or (1 if lacks_batch else None), asked.batch and 1)):
@@ -116,7 +116,7 @@ class OnnxFile:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What holds whatever the inputs are bound to."""
+        """Facts that hold whatever the inputs are bound to."""
         return facts_of(self.model, self.path.parent)
 
     @cached_property
@@ -303,7 +303,7 @@ def _graph(name: str, state: Propagation, file: OnnxFile) -> Graph:
 
 @dataclass(frozen=True)
 class RunShapes:
-    """What one run of ``--shapes`` binds."""
+    """The sizes that one run of ``--shapes`` binds."""
 
     batch: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)

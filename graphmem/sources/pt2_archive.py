@@ -83,7 +83,7 @@ def _document(archive: zipfile.ZipFile, name: str, path: Path) -> object:
         raise SourceError(f"{path}: {name}: {error}") from None
 
 
-def _payloads(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Any]:
+def _payloads(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, object]:
     """The table of payloads, empty where there is none."""
     if name not in archive.NameToInfo:
         return {}

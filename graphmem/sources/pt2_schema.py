@@ -489,7 +489,7 @@ payload = _record(
 )
 
 
-def checked_program(document: object) -> dict[str, Any]:
+def checked_program(document: object) -> dict[str, object]:
     """A program document of known and harmless values alone. Raises :class:`Refused`."""
     try:
         cleaned = cast("dict[str, Any]", check_of("ExportedProgram")(document))

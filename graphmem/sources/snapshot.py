@@ -564,7 +564,7 @@ class _Frames:
         return self._known[id(frames)]
 
 
-def _place(frames: list[Any]) -> tuple[str, str]:
+def _place(frames: list[object]) -> tuple[str, str]:
     """The innermost ATen operator, or else function, and the innermost line that is not PyTorch's own."""
     readable = [frame for frame in frames if isinstance(frame, dict)]
     names = [_words_in(frame, "name") for frame in readable]
@@ -577,7 +577,7 @@ def _place(frames: list[Any]) -> tuple[str, str]:
     return operator or _words_in(own, "name"), source
 
 
-def _words_in(frame: dict[str, Any], key: str) -> str:
+def _words_in(frame: dict[str, object], key: str) -> str:
     found = frame.get(key)
     return found if isinstance(found, str) else ""
 
@@ -593,7 +593,7 @@ def _is_users(filename: str) -> bool:
     return filename.endswith(".py") and "site-packages" not in filename and "/torch/" not in filename
 
 
-def _choose_device(segments: list[dict[str, Any]], device_traces: list[Any], device: int | None) -> int:
+def _choose_device(segments: list[dict[str, object]], device_traces: list[object], device: int | None) -> int:
     there = {_integer(segment, "device", 0) for segment in segments}
     there |= {index for index, rows in enumerate(device_traces) if rows}
     if device is not None:
@@ -609,7 +609,7 @@ def _listed(devices: set[int]) -> str:
     return ", ".join(map(str, sorted(devices))) or "none"
 
 
-def _segment(segment: dict[str, Any], indices: _Indices) -> SegmentView:
+def _segment(segment: dict[str, object], indices: _Indices) -> SegmentView:
     position = address = _integer(segment, "address")
     blocks: list[BlockView] = []
     for row in _list(segment, "blocks"):
@@ -687,13 +687,13 @@ def _address(block: RecordedBlock) -> int:
     return block.address
 
 
-def _mapping(value: object, what: str) -> dict[str, Any]:
+def _mapping(value: object, what: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise TraceError(f"{what} is not a dict")
     return value
 
 
-def _list(value: dict[str, Any], key: str) -> list[Any]:
+def _list(value: dict[str, object], key: str) -> list[object]:
     found = value.get(key)
     if not isinstance(found, list):
         raise TraceError(f"the key {key!r} does not hold a list")
@@ -707,7 +707,7 @@ def _text(value: dict[str, Any], key: str) -> str:
     return found
 
 
-def _integer(value: dict[str, Any], key: str, default: int | None = None) -> int:
+def _integer(value: dict[str, object], key: str, default: int | None = None) -> int:
     found = value.get(key, default)
     if type(found) is not int or not 0 <= found <= MAX_STORAGE_BYTES:
         shown = found if type(found) is int else type(found).__name__

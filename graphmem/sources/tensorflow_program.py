@@ -113,7 +113,7 @@ def _a_card() -> Iterator[None]:
     logical = tf.config.LogicalDevice("/device:GPU:0", "GPU")
     physical = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
 
-    def having(one: object, listed: Callable[[str | None], list[Any]]) -> Callable[..., list[Any]]:
+    def having(one: object, listed: Callable[[str | None], list[object]]) -> Callable[..., list[object]]:
         return lambda device_type=None: [
             *listed(device_type if device_type != "GPU" else "CPU")[: 0 if device_type == "GPU" else None],
             *([one] if device_type in (None, "GPU") else []),
@@ -269,7 +269,7 @@ class _Watch:
                 self._placed(tensor, ["+", len(self.ran), position, _tensor(tensor)])
         self.ran.append(kind)
 
-    def _placed(self, tensor: tf.Tensor, row: list[Any], *, stays: bool = False) -> None:
+    def _placed(self, tensor: tf.Tensor, row: list[object], *, stays: bool = False) -> None:
         place = next(self._numbers)
         self._places[id(tensor)] = place
         self.rows.append([row[0], place, *row[1:]])
@@ -402,7 +402,7 @@ def _kernel(node: node_def_pb2.NodeDef) -> kernel_def_pb2.KernelDef | None:
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-def _written(step: ConcreteFunction, graph: graph_pb2.GraphDef, model: keras.Model) -> dict[str, Any]:
+def _written(step: ConcreteFunction, graph: graph_pb2.GraphDef, model: keras.Model) -> dict[str, object]:
     import tensorflow as tf
     from tensorflow.python.ops import handle_data_util
 
@@ -465,7 +465,7 @@ def _with_shapes(outputs: list[Any], name: str, inner: dict[str, list[Any]]) -> 
     ]
 
 
-def _node(node: node_def_pb2.NodeDef, shaped: tf.Graph, inner: dict[str, list[Any]]) -> dict[str, Any]:
+def _node(node: node_def_pb2.NodeDef, shaped: tf.Graph, inner: dict[str, list[object]]) -> dict[str, object]:
     operation = shaped.get_operation_by_name(f"{_SCOPE}/{node.name}")
     kernel = _kernel(node)
     row: dict[str, Any] = {

@@ -28,14 +28,14 @@ _READ = (
 )  # fmt: skip
 
 
-def values_of_class(values: dict[str, Any], name: str) -> dict[str, Any]:
+def values_of_class(values: dict[str, object], name: str) -> dict[str, object]:
     """The configuration with its class's defaults, and by the names that most have. Raises :class:`SourceError`."""
     _, config = _configured(values, name)
     found = {key: getattr(config, key, None) for key in _READ}
     return {**values, **{key: value for key, value in found.items() if value is not None}}
 
 
-def _configured(values: dict[str, Any], name: str) -> tuple[str, PreTrainedConfig]:
+def _configured(values: dict[str, object], name: str) -> tuple[str, PreTrainedConfig]:
     """(transformers' version, its configuration without how weights are quantised)."""
     try:
         import transformers

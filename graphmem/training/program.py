@@ -21,9 +21,8 @@ class Program:
     """``python target arguments``, ``python -m target arguments``, or ``python -c target arguments``; a notebook
     (``.ipynb``) is the program of its cells.
 
-    ``job`` is the one of a program that runs itself for many settings (Hydra's multirun). ``environment`` holds what
-    the launcher adds to the environment, ``launcher`` names it for people ("": none);
-    ``epoch``: which batches of an epoch are looked at, one of :data:`EPOCHS` or ``sample N``.
+    ``job`` is the one of a program that runs itself for many settings (Hydra's multirun). ``environment``: variables
+    that the launcher adds; ``epoch``: which batches of an epoch are looked at, one of :data:`EPOCHS` or ``sample N``.
 
     Raises :class:`UsageError` for a target that cannot be one.
     """
@@ -32,7 +31,6 @@ class Program:
     arguments: tuple[str, ...] = ()
     is_module: bool = False
     environment: tuple[tuple[str, str], ...] = ()
-    launcher: str = ""
     is_code: bool = False
     job: int = 0
     epoch: str = "auto"

@@ -22,8 +22,7 @@ from graphmem.accuracy.published.case import (
     end_of_card,
     predict_published,
 )
-from graphmem.accuracy.published.rows import published_rows
-from graphmem.accuracy.published.scripts import NOT_HERE, PROGRAMS, cited_scripts
+from graphmem.accuracy.published.cases import NOT_HERE, PROGRAMS, cited, programs_in, published_cases
 from graphmem.accuracy.published.section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
     FAILED,
@@ -40,7 +39,7 @@ from graphmem.accuracy.record import (
     read_folder,
     read_records,
 )  # fmt: skip
-from graphmem.accuracy.report import Contents, published_figures, reason, section
+from graphmem.accuracy.report import Contents, reason, section
 from graphmem.accuracy.statistics import percentile, summarize_errors
 from graphmem.base.figures import BOUNDS, Cause, Doubts, bounded
 from graphmem.base.versions import version_named
@@ -208,7 +207,7 @@ def test_a_sample_is_spread_over_every_source() -> None:
 
 
 def test_the_cited_table_is_read_as_cases() -> None:
-    cases = published_rows(None)
+    cases = published_cases(None)
     assert len(cases) > 20
     first = next(case for case in cases if isinstance(case, PublishedCase) and isinstance(case.run, OwnLoop))
     assert first.name == "convnext_tiny, batch 200, adam, RTX-3060-12GB"
@@ -226,7 +225,7 @@ def test_every_cited_program_exists_and_its_source_says_where_it_is_from() -> No
         assert source["date"]
         assert source["about"]
         assert (PROGRAMS / "programs" / source["program"]).is_file()
-    cases = [case for case in cited_scripts() if isinstance(case, PublishedCase)]
+    cases = [case for case in programs_in(PROGRAMS) if isinstance(case, PublishedCase)]
     assert {case.level for case in cases} == {"allocated", "reserved", "device"}
     for case in cases:
         device_named(case.gpu)  # raises for what is not known, as the next
@@ -234,14 +233,14 @@ def test_every_cited_program_exists_and_its_source_says_where_it_is_from() -> No
 
 
 def test_an_installed_graphmem_says_where_the_programs_are(tmp_path: Path) -> None:
-    (left_out,) = cited_scripts(tmp_path)
+    (left_out,) = programs_in(tmp_path)
     assert left_out == Skipped("runs rebuilt as programs", NOT_HERE)
     section = published_section(PUBLISHED[:1], [left_out], "all")
     assert section.skipped == (("runs rebuilt as programs", NOT_HERE, 1),)
 
 
 def test_a_folder_with_programs_is_read_as_that_of_the_source_is() -> None:
-    assert published_rows(PROGRAMS) == cited_scripts()
+    assert published_cases(PROGRAMS) == programs_in(PROGRAMS)
 
 
 @pytest.mark.parametrize(
@@ -251,16 +250,16 @@ def test_a_folder_with_programs_is_read_as_that_of_the_source_is() -> None:
 def test_a_damaged_table_of_programs_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "cases.json").write_text(text)
     with pytest.raises(SourceError, match=f"cases.json is not a table of published runs: .*{message}"):
-        published_rows(tmp_path)
+        published_cases(tmp_path)
 
 
 def test_a_published_script_is_predicted_to_the_byte() -> None:
-    case = next(case for case in cited_scripts() if isinstance(case, PublishedCase) and "104604" in case.name)
+    case = next(case for case in programs_in(PROGRAMS) if isinstance(case, PublishedCase) and "104604" in case.name)
     assert predict_published(case).peak_bytes == case.measured_bytes == 16908288
 
 
 def test_a_published_run_on_several_cards_is_that_of_one_of_its_processes() -> None:
-    found = [case for case in cited_scripts() if isinstance(case, PublishedCase) and isinstance(case.run, Script)]
+    found = [case for case in programs_in(PROGRAMS) if isinstance(case, PublishedCase) and isinstance(case.run, Script)]
     together = [case for case in found if isinstance(case.run, Script) and case.run.processes > 1]
     assert len(together) >= 10
     assert len({case.source for case in together}) >= 3
@@ -284,7 +283,7 @@ def test_what_is_counted_from_a_sample_with_the_model_there_is_less_by_the_model
 
 
 def test_what_a_process_took_beside_its_allocator_is_added_where_its_source_measured_it() -> None:
-    case = next(case for case in cited_scripts() if isinstance(case, PublishedCase) and "104604" in case.name)
+    case = next(case for case in programs_in(PROGRAMS) if isinstance(case, PublishedCase) and "104604" in case.name)
     grown = predict_published(replace(case, level="reserved", grown_bytes=3 * MIB))
     plain = predict_published(replace(case, level="reserved"))
     assert grown.peak_bytes is not None
@@ -295,7 +294,7 @@ def test_what_a_process_took_beside_its_allocator_is_added_where_its_source_meas
 
 def test_a_measured_figure_is_as_wide_as_its_last_digit() -> None:
     case = next(
-        case for case in cited_scripts() if isinstance(case, PublishedCase) and "enzo forward 128," in case.name
+        case for case in programs_in(PROGRAMS) if isinstance(case, PublishedCase) and "enzo forward 128," in case.name
     )
     assert case.rounded_bytes == round((1 << 30) / 2000)  # three digits of GiB
     for off_by, inside in ((case.rounded_bytes, True), (case.rounded_bytes + 1, False)):
@@ -343,22 +342,26 @@ def test_what_cudnn_says_stands_in_a_row_of_its_own() -> None:
     assert "+0.00 % with cuDNN asked" in published_reason(asked)
 
 
-def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "xmem.csv").write_text(
-        "source,model,gpu,batch,optimizer,extras,value_mib\n"
-        "xMem,torchvision VGG16,NVIDIA RTX 3060,8,SGD lr 1e-3,real_oom=True,1\n"
-        "xMem,transformers nobody/knows,NVIDIA RTX 3060,8,SGD lr 1e-3,xMem_estimate_mib=1,1\n"
-        "xMem,torchvision MnasNet (10 classes),NVIDIA RTX 3060,8,AdamW,DNNMem_estimate_mib=nan,2\n"
-    )
-    oom, unknown, case = published_rows(tmp_path)
-    assert isinstance(oom, Skipped)
-    assert unknown == Skipped("xMem", "no configuration of nobody/knows at hand")
+def test_a_table_in_a_folder_is_read_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    common = {"name": "xMem", "gpu": "RTX-3060-12GB", "torch": "2.6", "level": "reserved", "unit": "MiB"}
+    model = {"library": "torchvision", "name": "mnasnet1_0", "side": 86, "classes": 10}
+    training = {"optimizer": "adamw", "optimizer_args": [["lr", 0.001]], "zero_grad_at": "before_forward"}
+    run = {"model": model, "training": training, "batch": 8, "measured": 2, "beyond_model": True, "grown_mib": 26}
+    table = {
+        "sources": [{**common, "runs": [run]}],
+        "not_usable": [{"source": "xMem", "figures": 2, "why": "out of memory"}],
+    }
+    (tmp_path / "cases.json").write_text(json.dumps(table))
+    case, first, second = published_cases(tmp_path)
     assert isinstance(case, PublishedCase)
+    assert _own_loop(case).step == Training(
+        optimizer="adamw", optimizer_args=(("lr", 1e-3),), zero_grad_at="before_forward"
+    )
     assert (_own_loop(case).model.classes, case.estimates, case.measured_bytes) == (10, (), 2 * MIB)
-    assert case.beyond_model
-    assert case.grown_bytes == 26 * MIB
-    with pytest.raises(SourceError, match="holds none of xmem"):
-        published_rows(tmp_path / "nothing")
+    assert (case.beyond_model, case.grown_bytes) == (True, 26 * MIB)
+    assert first == second == Skipped("xMem", "out of memory")
+    with pytest.raises(SourceError, match="holds no table, cases"):
+        published_cases(tmp_path / "nothing")
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -398,7 +401,7 @@ def test_the_worst_come_first_and_have_their_reasons() -> None:
 
 def _rendered(form: str, comparisons: list[Comparison], about: str = "By us.") -> str:
     runs = published_section(PUBLISHED, [Skipped("other", "too little is said")] * 3, "all are predicted")
-    return format_named(form).render(document_of(Contents(comparisons, runs, published_figures(), about)))
+    return format_named(form).render(document_of(Contents(comparisons, runs, cited(), about)))
 
 
 def test_the_report_is_the_same_for_the_same_input() -> None:

@@ -15,8 +15,7 @@ pytest.importorskip("torch")
 if not sys.platform.startswith("linux"):
     pytest.skip("other programs are started in Linux's sandboxes alone", allow_module_level=True)
 
-from graphmem.cli.command_line import program_or_command
-from graphmem.cli.launch import Launch
+from graphmem.cli.command_line import Launch, program_or_command
 from graphmem.errors import UsageError
 from graphmem.following.words import PythonLine, launched_options, rank_of
 from graphmem.trace import to_json

@@ -1,20 +1,20 @@
-"""Launchers: the environment that torchrun and accelerate give a program, and what of their files is refused."""
+"""Launchers by options: the environment that torchrun and accelerate give a program."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 pytest.importorskip("torch")
-pytest.importorskip("yaml")
 
-from graphmem.cli.launch import _FSDP_DEFAULTS, accelerate_launch, launch_of
+from graphmem.cli.command_line import Launch, launch_of, program_or_command
 from graphmem.cli.main import cli
 from graphmem.errors import UsageError
-from graphmem.training.processes import Processes
 
 PROGRAM = """
 import os, torch
@@ -42,12 +42,6 @@ def program(tmp_path: Path) -> str:
     return str(path)
 
 
-def configuration(folder: Path, text: str) -> str:
-    path = folder / "config.yaml"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -68,104 +62,28 @@ def test_torchrun(options: str, said: list[str], program: str) -> None:
 
 
 def test_accelerate(program: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\nnum_machines: 2\ngpu_ids: all\n"
-    result = run("--config", configuration(tmp_path, text), program)
-    assert result.exit_code == 0, result.output
-    assert result.stderr.splitlines()[:2] == ["0 0 4 2 29500", "0 4 bf16"]
+    """The program's environment is that of ``accelerate launch``, which starts it."""
+    pytest.importorskip("accelerate")
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\nnum_machines: 2\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "graphmem", "run", "--format", "json", "--config", str(path), program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {"0 0 4 2 29500", "0 4 bf16"} <= set(done.stderr.splitlines())
+    assert "of 4 processes" in json.loads(done.stdout)["step"]
 
 
-def test_a_mesh_is_told_as_accelerate_tells_it(tmp_path: Path) -> None:
-    text = """
-distributed_type: FSDP
-num_processes: 8
-fsdp_config: {fsdp_version: 2}
-parallelism_config: {parallelism_config_dp_shard_size: 4, parallelism_config_cp_size: 2}
-"""
-    told = dict(accelerate_launch(Path(configuration(tmp_path, text))).environment)
-    sizes = {name: told[f"PARALLELISM_CONFIG_{name}_SIZE"] for name in ("DP_REPLICATE", "DP_SHARD", "CP", "TP", "SP")}
-    assert sizes == {"DP_REPLICATE": "1", "DP_SHARD": "4", "CP": "2", "TP": "1", "SP": "1"}
-    assert told["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
-    with pytest.raises(UsageError, match="parallelism_config_cp_size is a whole number of at least 1, not 0"):
-        accelerate_launch(Path(configuration(tmp_path, text.replace("cp_size: 2", "cp_size: 0"))))
-
-
-def test_fsdp2_is_told_as_accelerate_tells_it(tmp_path: Path) -> None:
-    text = """
-distributed_type: FSDP
-mixed_precision: no
-num_processes: 8
-fsdp_config:
-  fsdp_version: 2
-  fsdp_reshard_after_forward: true
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
-dynamo_config:
-  dynamo_backend: inductor
-"""
-    launch = accelerate_launch(Path(configuration(tmp_path, text)))
-    values = dict(launch.environment)
-    assert launch.processes == Processes(8, 0, 8)
-    assert values["ACCELERATE_MIXED_PRECISION"] == "no"
-    assert {name: values[name] for name in values if "FSDP" in name} == {
-        **_FSDP_DEFAULTS,
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_VERSION": "2",
-        "FSDP_RESHARD_AFTER_FORWARD": "true",
-        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
-    }
-    assert values["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
-
-
-def test_deepspeed_is_told_as_accelerate_tells_it(tmp_path: Path) -> None:
-    text = """
-distributed_type: DEEPSPEED
-mixed_precision: bf16
-num_processes: 16
-num_machines: 2
-deepspeed_config:
-  deepspeed_multinode_launcher: standard
-  zero_stage: 3
-  offload_optimizer_device: cpu
-  gradient_accumulation_steps: 4
-  gradient_clipping: 1.0
-  zero3_init_flag: true
-"""
-    launch = accelerate_launch(Path(configuration(tmp_path, text)))
-    values = dict(launch.environment)
-    assert launch.processes == Processes(16, 0, 8)
-    assert values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
-    assert {name: values[name] for name in values if "DEEPSPEED" in name} == {
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
-        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("distributed_type: MEGATRON_LM\n", "distributed_type MEGATRON_LM is not modelled"),
-        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_magic: 3}\n", "deepspeed_config.zero_magic"),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_magic: 1}\n", "fsdp_config.fsdp_magic"),
-        ("mixed_precision: fp8\n", "mixed_precision fp8"),
-        ("use_cpu: true\n", "use_cpu is set"),
-        ("megatron_lm_config: {tp: 2}\n", "megatron_lm_config is not modelled"),
-        ("something_new: 1\n", "something_new is not modelled"),
-        ("parallelism_config: 7\n", "parallelism_config is a table of keys"),
-        ("parallelism_config: {parallelism_config_cp_size: 2}\n", "with distributed_type FSDP and fsdp_version 2"),
-        ("distributed_type: MULTI_GPU\nnum_processes: 3\nnum_machines: 2\n", "no multiple"),
-        ("num_processes: many\n", "whole number"),
-        ("[1, 2]\n", "no configuration"),
-        ("a: [\n", "is not YAML"),
-        ("fsdp_config: 3\n", "a table of keys"),
-    ],
-)
-def test_what_is_not_modelled_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        accelerate_launch(Path(configuration(tmp_path, text)))
+def test_what_accelerate_starts() -> None:
+    launch = Launch(config="config.yaml")
+    words = program_or_command(("train.py", "x"), None, None, launch)
+    assert words[1:] == ("-m", "accelerate.commands.launch", "--config_file", "config.yaml", "train.py", "x")
+    words = program_or_command(("x",), "package.train", None, launch)
+    assert words[-3:] == ("--module", "package.train", "x")
+    with pytest.raises(UsageError, match="no program text"):
+        program_or_command((), None, "pass", launch)
+    with pytest.raises(UsageError, match="--config starts a Python program, not bash"):
+        program_or_command(("bash", "train.sh"), None, None, launch)
 
 
 def test_options_that_do_not_go_together() -> None:

@@ -56,9 +56,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     asked: list[Question] = []
     record = runs.record
 
-    def noted(question: Question, loaded: Any, say: Any) -> Run:
+    def noted(question: Question, loaded: Any, say: Any, calls: Any = None) -> Run:
         asked.append(question)
-        return record(question, loaded, say)
+        return record(question, loaded, say, calls)
 
     monkeypatch.setattr(runs, "record", noted)
     return asked

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import graphmem
 from graphmem.answering import stages
 from graphmem.answering.question import Question
+from graphmem.answering.sized import SizedRuns
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Estimate, Fit
 from graphmem.planning.advise import Advice, Advised
@@ -43,6 +44,7 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
             return replace(estimate, peak=peak, fit=fit)
 
         monkeypatch.setattr(stages, "estimate_of", answer)
+        monkeypatch.setattr(SizedRuns, "capture", lambda *_: None)
         return asked
 
     return stand_in

@@ -105,12 +105,12 @@ def environment(sink: Callable[[str], None] | None = None) -> Any:
     return made("CreateEnvWithCustomLogger", (_LOGGER, callback), (POINTER, None), (c.c_int, 0), (c.c_char_p, b"x"))
 
 
-def memory_info(arena: bool) -> Any:
+def memory_info(arena: bool) -> object:
     """The CPU's memory, through its arena or not."""
     return made("CreateMemoryInfo", (c.c_char_p, b"Cpu"), (c.c_int, int(arena)), (c.c_int, 0), (c.c_int, 0))
 
 
-def statistics(allocator: Any) -> dict[str, int]:
+def statistics(allocator: object) -> dict[str, int]:
     """``GetStats`` of an arena."""
     pairs = made("AllocatorGetStats", (POINTER, allocator))
     keys, values, count = c.POINTER(c.c_char_p)(), c.POINTER(c.c_char_p)(), c.c_size_t()

@@ -13,7 +13,6 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from graphmem.accuracy.case import Case
 from graphmem.accuracy.onnxruntime import capi
@@ -28,7 +27,7 @@ from graphmem.sources.onnx_file import read_onnx
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run_case(case: Case) -> dict[str, object]:
     """Measure one case: the arena's peaks, and the arena after every run. Raises what goes wrong."""
     options = options_of(case)
     graphs = runs_of(case)

@@ -114,5 +114,5 @@ def _names(names: Any) -> Any:
     return (c.c_char_p * len(encoded))(*encoded)
 
 
-def _entry(function: str, options: Any, key: str, value: str) -> None:
+def _entry(function: str, options: object, key: str, value: str) -> None:
     capi.call(function, (_Pointer, options), (c.c_char_p, key.encode()), (c.c_char_p, value.encode()))

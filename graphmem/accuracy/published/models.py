@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphmem.accuracy.published.case import ModelSpec
 
 
-def factory_of(spec: ModelSpec, batch: int, *, training: bool) -> Callable[[], tuple[Any, ...]]:
+def factory_of(spec: ModelSpec, batch: int, *, training: bool) -> Callable[[], tuple[object, ...]]:
     """The factory that ``graphmem analyze`` takes. Raises :class:`SourceError` for a library that is not there."""
     makers = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
     return makers[spec.library](spec, batch, training)
@@ -26,7 +26,7 @@ def configurations() -> Any:
     return json.loads(files("graphmem.accuracy.published").joinpath("models.json").read_text(encoding="utf-8"))
 
 
-def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
+def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[object, ...]]:
     let_torchvision_load()
     try:
         from torchvision import models
@@ -42,7 +42,7 @@ def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tu
     return build
 
 
-def _timm(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
+def _timm(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[object, ...]]:
     let_torchvision_load()
     try:
         import timm
@@ -81,7 +81,7 @@ def _transformers(spec: ModelSpec, batch: int, training: bool) -> Callable[[], t
     return build
 
 
-def _classified(model: Any, images: Any, batch: int, training: bool) -> tuple[Any, ...]:
+def _classified(model: object, images: object, batch: int, training: bool) -> tuple[object, ...]:
     import torch
 
     from graphmem.sources.losses import CrossEntropy

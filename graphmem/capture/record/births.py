@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.parts.script import Card, Script
+from graphmem.capture.kernels.parts.script import BoundRule, Card, Script
+from graphmem.capture.record.calls import CallLog, NotedCall
 from graphmem.capture.record.cublas_workspaces import NOTHING, Workspaces, WorkspaceUse
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
@@ -26,9 +26,14 @@ class Births:
         self.card = card
         self.graph = graph
         self._storages = storages
-        self._captured_card = replace(card, in_graph_capture=True)
+        self._cards = {
+            (captured, backward): card.used(in_graph_capture=captured, in_backward=backward)
+            for captured in (False, True)
+            for backward in (False, True)
+        }
         self._workspaces = workspaces
         self._kept_workspaces: dict[int, list[int]] = {}  # stream -> storages of cuBLAS workspaces
+        self.calls: CallLog | None = None  # notes the calls of rules, for a template
 
     def record(self, call: OperatorCall, out: object) -> None:
         """The operator has returned ``out``. Raises ``torch.OutOfMemoryError`` where the card would; then nothing of it
@@ -49,10 +54,11 @@ class Births:
             self._draw(self.graph, call, out)
         storages, facts = self._storages, call.facts
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
-        script = None
-        if call.rule is not None and (on_device(outputs) or on_device(call.args)):
-            card = self._captured_card if storages.pools.in_capture else self.card
-            script = call.rule(call.args, call.kwargs, outputs, card)
+        script, first_row = None, len(storages.builder.rows)
+        rule = call.rule if call.rule is not None and (on_device(outputs) or on_device(call.args)) else None
+        if rule is not None:
+            card = self._cards[storages.pools.in_capture, call.in_backward]
+            script = rule(call.args, call.kwargs, outputs, card)
         workspaces = NOTHING
         if facts.calls_cublas and on_device(outputs):
             workspaces = self._workspaces.use(
@@ -69,6 +75,31 @@ class Births:
             storages.resized(call.args[0].untyped_storage())
         if workspaces is not NOTHING:
             self._take(workspaces)
+        if self.calls is not None and rule is not None and self.calls.builder is storages.builder:
+            self._note(self.calls, call, rule, outputs, script, card, first_row)
+
+    def _note(
+        self, calls: CallLog, call: OperatorCall, rule: BoundRule, outputs: Sequence[Any],
+        script: Script | None, card: Card, first_row: int,
+    ) -> None:  # fmt: skip
+        """Note a call of a rule, whose events are in the trace from ``first_row`` on."""
+        storages = self._storages
+        rows = storages.builder.rows[first_row:]
+        new = {row[1] for row in rows if row[0] == EventKind.ALLOC}
+        found = {number: storages.of(tensor) for number, tensor in enumerate(outputs)}
+        born = {ref.index: number for number, ref in reversed(found.items()) if ref is not None and ref.index in new}
+        stream = storages.streams.current
+        noted = NotedCall(
+            operator=call.facts.name,
+            index=storages.operator,
+            rule=rule,
+            rows=(first_row, first_row + len(rows)),
+            born=tuple((number, index) for index, number in sorted(born.items())),
+            place=(stream, storages.pools.number_now(stream)),
+            script=script,
+            state=(card.in_graph_capture, card.in_backward),
+        )
+        calls.note(noted, (call.args, call.kwargs, outputs), card)
 
     def _copied_reserve(self, buffer: torch.Tensor) -> int | None:
         """Bytes of a copy of a buffer that shows no values: a backward pass that keeps its graph (``retain_graph``)

@@ -17,6 +17,7 @@ from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.both_loops import BothLoops
+from graphmem.capture.record.calls import CallLog
 from graphmem.capture.session.session import Session, capture, raised_by_program, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
 from graphmem.capture.values.messages import Post
@@ -69,6 +70,7 @@ def capture_subject(
     asked: set[str] | None = None,
     own_settings: bool = True,
     post: Post | None = None,
+    calls: CallLog | None = None,
 ) -> Run:
     """Run the subject on fake tensors; options as of :func:`graphmem.capture.session.session.capture`.
 
@@ -97,6 +99,7 @@ def capture_subject(
         asked=asked,
         own_settings=own_settings,
         post=post,
+        calls=calls,
     )
     return followed.completed(run)
 

@@ -18,6 +18,7 @@ from graphmem.capture.device.pretend_device import ShownCard, numbered
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
+from graphmem.capture.record.calls import CallLog
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.program_settings import ProgramSettings
 from graphmem.capture.record.recorder import Recorder
@@ -121,6 +122,7 @@ def capture(
     mode: RunMode | None = None,
     memory: DeviceMemory | None = None,
     own_settings: bool = True,
+    calls: CallLog | None = None,
 ) -> Run:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
@@ -130,7 +132,7 @@ def capture(
     ask for the plans of convolutions, which are predicted without one. ``asked`` is filled with the facts of the card
     that the step's own code read. After ``leave_after`` optimizer steps the loops of the step are over. ``memory``
     answers its questions about memory, and refuses requests beyond it. Where the step dropped objects that another loop
-    holds, the run of that one is the run's ``other_loop``.
+    holds, the run of that one is the run's ``other_loop``. ``calls`` notes the calls of kernels' rules.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -153,6 +155,9 @@ def capture(
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     recorder.post = post
+    if calls is not None:
+        calls.begin(builder)
+        recorder.births.calls = calls
     shown_card = ShownCard(device, set() if asked is None else asked)
     mode = mode or RunMode()
     context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)

@@ -127,7 +127,7 @@ def _of_fsdp(job: Job, layout: Layout, parameters: int, trainable: int, kept: in
     if layout.pipeline > 1:
         waits = 0  # the schedule decides when it reduces
     elif layout.accumulate > 1 and layout.whole_gradients:
-        each = _FP32 if job.step.amp and layout.expert == 1 else _least(job)
+        each = _FP32 if job.step.amp and layout.expert == 1 else min(compute_bytes(job), _BYTES[job.step.dtype])
         waits = trainable * each * layout.shards // parts // max(1, layout.expert // layout.tensor)
     elif layout.accumulate > 1 and not layout.offload:
         waits = trainable * weight // parts
@@ -173,10 +173,6 @@ def weight_bytes(job: Job, layout: Layout) -> int:
 def compute_bytes(job: Job) -> int:
     """Bytes of one element of the type that is computed with."""
     return _BYTES[job.step.amp or job.step.dtype]
-
-
-def _least(job: Job) -> int:
-    return min(compute_bytes(job), _BYTES[job.step.dtype])
 
 
 def largest_unit(job: Job, layout: Layout) -> int:

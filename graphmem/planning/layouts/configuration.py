@@ -102,7 +102,7 @@ def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
     return config
 
 
-def _accelerate_fsdp(job: Job, layout: Layout) -> dict[str, Any]:
+def _accelerate_fsdp(job: Job, layout: Layout) -> dict[str, object]:
     wrap: dict[str, Any] = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     if job.shape.unit_names:
         wrap["fsdp_transformer_layer_cls_to_wrap"] = ",".join(job.shape.unit_names)
@@ -117,7 +117,7 @@ def _accelerate_fsdp(job: Job, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _yaml(config: dict[str, Any], indent: str = "") -> str:
+def _yaml(config: dict[str, object], indent: str = "") -> str:
     """Of tables, texts, numbers and switches: as much of YAML as these files have."""
     lines = []
     for name, value in config.items():
@@ -128,7 +128,7 @@ def _yaml(config: dict[str, Any], indent: str = "") -> str:
     return "".join(lines)
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}'" if value == "no" else str(value)

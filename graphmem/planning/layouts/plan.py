@@ -152,7 +152,7 @@ def plan(
             "give a multiple of the number of cards"
         )
 
-    def capture(layout: Layout, say: Progress, **changed: Any) -> tuple[Estimate, str]:
+    def capture(layout: Layout, say: Progress, **changed: object) -> tuple[Estimate, str]:
         arguments = _asked(asked, layout, step, changed)
         each = [replace(arguments["training"], rank=rank) for rank in layout.ranks]
         found = [_captured(Question(model, example_inputs, **{**arguments, "training": one}), say) for one in each]
@@ -199,7 +199,7 @@ def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate,
     return replace(estimate, trace=None, timeline=None), ""
 
 
-def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, options: dict[str, Any]) -> None:
+def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, options: dict[str, object]) -> None:
     if not isinstance(step, Training):
         raise UsageError(f"training is a graphmem.Training, not {step!r}: a plan is of training")
     given = [name for name in _WRAPPERS if getattr(step, name) is not None]
@@ -257,7 +257,7 @@ def _size(layout: Layout) -> str:
     return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name in _AXES_OF_SIZE)))
 
 
-def _as_dict(one: Candidate) -> dict[str, Any]:
+def _as_dict(one: Candidate) -> dict[str, object]:
     estimate = one.estimate
     return {
         "layout": {**asdict(one.layout), "data": one.layout.data, "shards": one.layout.shards},

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.options import flag, one_of, whole
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
+
+T = TypeVar("T")
 
 #: ``All2AllBackend`` (config/parallel.py): the first is the default, and what the next two became; the others are
 #: libraries of their own.
@@ -56,134 +58,7 @@ class Speculation:
     model: str | None
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The further options, read. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and ``processor``
-    are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
-
-    model_runner: str | None = None
-    model_impl: str = "auto"
-    outside: int | None = None
-    pipeline: int = 1
-    data: int = 1
-    expert_parallel: bool = False
-    redundant_experts: int = 0
-    balanced: bool = False
-    exchange: str = GATHERED[0]
-    adapters: Adapters | None = None
-    speculation: Speculation | None = None
-    graph_mode: str = "FULL_AND_PIECEWISE"
-    compiled: bool = True
-    capture_sizes: tuple[int, ...] | None = None
-    largest_graph: int | None = None
-    cache_bytes: int | None = None
-    blocks: int | None = None
-    host_cache_bytes: int = 0
-    async_scheduling: bool | None = None
-    prefix_caching: bool = True
-    chunked_prefill: bool = True
-    dummy_weights: bool = False
-    text_only: bool = False
-    items_per_prompt: str = "{}"
-    processor: str = "{}"
-    skip_mm_profiling: bool = False
-    encoder_data_parallel: bool = False
-    conv_state_bytes: int | None = None
-    scan_state_bytes: int | None = None
-
-
-@dataclass
-class _Read:
-    """The options read so far."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    compilation: dict[str, Any] = field(default_factory=dict)
-
-
-def read(given: tuple[tuple[str, str], ...]) -> Arguments:
-    """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
-    found = _Read()
-    for name, text in given:
-        key = name.replace("-", "_")
-        if key[:1] == "O" and key[1:].isdigit():
-            key, text = "O", key[1:]
-        key = _SHORT.get(key, key)
-        if key.startswith("no_") and key[3:] in _READERS:
-            key, text = key[3:], "false"
-        if key in WITHOUT_EFFECT and key not in _READERS:
-            continue
-        if key not in _READERS:
-            raise UsageError(
-                f"vLLM's option --{name.replace('_', '-')} is not followed; accepted: "
-                f"{', '.join('--' + one.replace('_', '-') for one in sorted(_READERS))}, and options without effect "
-                "on memory"
-            )
-        if key in found.values:
-            raise UsageError(f"--{name.replace('_', '-')} is given twice")
-        found.values[key] = _READERS[key](name, text)
-    return _resolved(found.values)
-
-
-def _resolved(values: Mapping[str, Any]) -> Arguments:
-    """The engine's arguments with its defaults, as it resolves them. Raises :class:`UsageError` for graphs of a model
-    that is not compiled."""
-    compilation: Mapping[str, Any] = values.get("compilation_config", {})
-    level = values.get("optimization_level", _USUAL_LEVEL)
-    mode = compilation.get("cudagraph_mode", _LEVELS[level])
-    compiled = compilation.get("mode", _COMPILED if level else 0) == _COMPILED
-    if not compiled:  # pieces are what is compiled (``CUDAGraphMode.without_piecewise``)
-        mode = {"PIECEWISE": "NONE", "FULL_AND_PIECEWISE": "FULL_DECODE_ONLY"}.get(mode, mode)
-    if not compiled and mode != "NONE":
-        raise UsageError(
-            "CUDA graphs of a model that is not compiled are not followed: give --enforce-eager, or "
-            '--compilation-config \'{"cudagraph_mode": "NONE"}\' with it'
-        )
-    sizes = values.get("cudagraph_capture_sizes", compilation.get("cudagraph_capture_sizes"))
-    eplb: Mapping[str, Any] = values.get("eplb_config", {})
-    size = values.get("kv_offloading_size")
-    return Arguments(
-        model_runner=values.get("model_runner"),
-        model_impl=values.get("model_impl", "auto"),
-        outside=values.get("outside"),
-        pipeline=values.get("pipeline_parallel_size", 1),
-        data=values.get("data_parallel_size", 1),
-        expert_parallel=values.get("enable_expert_parallel", False),
-        redundant_experts=eplb.get("num_redundant_experts", 0) if values.get("enable_eplb") else 0,
-        balanced=values.get("enable_eplb", False),
-        exchange=values.get("all2all_backend", GATHERED[0]),
-        adapters=_adapters(values),
-        speculation=values.get("speculative_config"),
-        graph_mode=mode,
-        compiled=compiled,
-        capture_sizes=None if sizes is None else tuple(sorted(set(sizes))),
-        largest_graph=values.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size")),
-        cache_bytes=values.get("kv_cache_memory_bytes"),
-        blocks=values.get("num_gpu_blocks_override"),
-        host_cache_bytes=0 if size is None else size,
-        async_scheduling=values.get("async_scheduling"),
-        prefix_caching=values.get("enable_prefix_caching", True),
-        chunked_prefill=values.get("enable_chunked_prefill", True),
-        dummy_weights=values.get("load_format") == "dummy",
-        text_only=values.get("language_model_only", False),
-        items_per_prompt=json.dumps(values.get("limit_mm_per_prompt", {})),
-        processor=json.dumps(values.get("mm_processor_kwargs", {})),
-        skip_mm_profiling=values.get("skip_mm_profiling", False),
-        encoder_data_parallel=values.get("mm_encoder_tp_mode") == "data",
-        conv_state_bytes=_STATE_BYTES[values.get("mamba_cache_dtype", "auto")],
-        scan_state_bytes=_STATE_BYTES[values.get("mamba_ssm_cache_dtype", values.get("mamba_cache_dtype", "auto"))],
-    )
-
-
-def _adapters(values: Mapping[str, Any]) -> Adapters | None:
-    if not values.get("enable_lora"):
-        given = sorted({"max_loras", "max_lora_rank"} & set(values))
-        if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --enable-lora: give that too")
-        return None
-    rank = values.get("max_lora_rank", 16)
-    if rank not in RANKS:
-        raise UsageError(f"--max-lora-rank {rank}; accepted: {', '.join(map(str, RANKS))}")
-    return Adapters(values.get("max_loras", 1), rank)
+# --- how options are read ---------------------------------------------------------------------------------------------
 
 
 def _size(name: str, text: str) -> int:
@@ -271,12 +146,23 @@ def _speculative(name: str, text: str) -> Speculation:
     return Speculation(method, tokens, model if method in _OWN_MODEL else None)
 
 
-def _redundant(name: str, text: str) -> dict[str, Any]:
-    value = _mapping(name, text)
-    count = value.get("num_redundant_experts", 0)
+def _redundant(name: str, text: str) -> int:
+    count = _mapping(name, text).get("num_redundant_experts", 0)
     if type(count) is not int or not 0 <= count <= 1 << 12:
         raise UsageError(f"num_redundant_experts is {shown(count)}; accepted: a whole number from 0 to {1 << 12}")
-    return value
+    return count
+
+
+def _json(name: str, text: str) -> str:
+    return json.dumps(_mapping(name, text))
+
+
+def _is_data_parallel(name: str, text: str) -> bool:
+    return bool(one_of("weights", "data")(name, text) == "data")
+
+
+def _state_bytes(name: str, text: str) -> int | None:
+    return _STATE_BYTES[one_of(*_STATE_BYTES)(name, text)]
 
 
 #: ``MambaDType``: bytes of an element of a state, None for the model's.
@@ -286,36 +172,124 @@ _SHORT = {
     "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ep": "enable_expert_parallel",
     "sc": "speculative_config", "cc": "compilation_config", "O": "optimization_level",
 }  # fmt: skip
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    "model_runner": one_of("v1", "v2"),
-    "model_impl": one_of("auto", "vllm", "transformers"),
-    "outside": _size,
-    "pipeline_parallel_size": whole(1, 64),
-    "data_parallel_size": whole(1, 1024),
-    "enable_expert_parallel": flag,
-    "enable_eplb": flag,
-    "all2all_backend": one_of(*_EXCHANGES),
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
+
+
+def _asked(name: str, reader: Callable[[str, str], T], default: T) -> T:
+    """A field whose value is that of the option ``name``, as ``reader`` reads it."""
+    return field(default=default, metadata={"name": name, "reader": reader})
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The further options, read. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and ``processor``
+    are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
+
+    model_runner: str | None = _asked("model_runner", one_of("v1", "v2"), None)
+    model_impl: str = _asked("model_impl", one_of("auto", "vllm", "transformers"), "auto")
+    outside: int | None = _asked("outside", _size, None)
+    pipeline: int = _asked("pipeline_parallel_size", whole(1, 64), 1)
+    data: int = _asked("data_parallel_size", whole(1, 1024), 1)
+    expert_parallel: bool = _asked("enable_expert_parallel", flag, False)
+    redundant_experts: int = 0
+    balanced: bool = _asked("enable_eplb", flag, False)
+    exchange: str = _asked("all2all_backend", one_of(*_EXCHANGES), GATHERED[0])
+    adapters: Adapters | None = None
+    speculation: Speculation | None = _asked("speculative_config", _speculative, None)
+    graph_mode: str = "FULL_AND_PIECEWISE"
+    compiled: bool = True
+    capture_sizes: tuple[int, ...] | None = None
+    largest_graph: int | None = None
+    cache_bytes: int | None = _asked("kv_cache_memory_bytes", _size, None)
+    blocks: int | None = _asked("num_gpu_blocks_override", whole(), None)
+    host_cache_bytes: int = _asked("kv_offloading_size", _gigabytes, 0)
+    async_scheduling: bool | None = _asked("async_scheduling", flag, None)
+    prefix_caching: bool = _asked("enable_prefix_caching", flag, True)
+    chunked_prefill: bool = _asked("enable_chunked_prefill", flag, True)
+    dummy_weights: bool = _asked("load_format", lambda _, text: text == "dummy", False)
+    text_only: bool = _asked("language_model_only", flag, False)
+    items_per_prompt: str = _asked("limit_mm_per_prompt", _json, "{}")
+    processor: str = _asked("mm_processor_kwargs", _json, "{}")
+    skip_mm_profiling: bool = _asked("skip_mm_profiling", flag, False)
+    encoder_data_parallel: bool = _asked("mm_encoder_tp_mode", _is_data_parallel, False)
+    conv_state_bytes: int | None = _asked("mamba_cache_dtype", _state_bytes, None)
+    scan_state_bytes: int | None = _asked("mamba_ssm_cache_dtype", _state_bytes, None)
+
+
+#: How an option is read, by the engine's name for it: those of fields, and those that several fields are made of.
+_FIELDS = {one.metadata["name"]: one for one in fields(Arguments) if one.metadata}
+_READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] for name, one in _FIELDS.items()} | {
     "eplb_config": _redundant,
     "enable_lora": flag,
     "max_loras": whole(1, 1024),
     "max_lora_rank": whole(1, 512),
-    "speculative_config": _speculative,
     "compilation_config": _compilation,
     "optimization_level": whole(0, 3),
     "cudagraph_capture_sizes": _sizes,
     "max_cudagraph_capture_size": whole(),
-    "kv_cache_memory_bytes": _size,
-    "num_gpu_blocks_override": whole(),
-    "kv_offloading_size": _gigabytes,
-    "async_scheduling": flag,
-    "limit_mm_per_prompt": _mapping,
-    "language_model_only": flag,
-    "mm_processor_kwargs": _mapping,
-    "mm_encoder_tp_mode": one_of("weights", "data"),
-    "skip_mm_profiling": flag,
-    "mamba_cache_dtype": one_of(*_STATE_BYTES),
-    "mamba_ssm_cache_dtype": one_of(*_STATE_BYTES),
-    "load_format": lambda name, text: text,
-    "enable_prefix_caching": flag,
-    "enable_chunked_prefill": flag,
 }
+
+
+def read(given: tuple[tuple[str, str], ...]) -> Arguments:
+    """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
+    found: dict[str, Any] = {}
+    for name, text in given:
+        key = name.replace("-", "_")
+        if key[:1] == "O" and key[1:].isdigit():
+            key, text = "O", key[1:]
+        key = _SHORT.get(key, key)
+        if key.startswith("no_") and key[3:] in _READERS:
+            key, text = key[3:], "false"
+        if key in WITHOUT_EFFECT and key not in _READERS:
+            continue
+        if key not in _READERS:
+            raise UsageError(
+                f"vLLM's option --{name.replace('_', '-')} is not followed; accepted: "
+                f"{', '.join('--' + one.replace('_', '-') for one in sorted(_READERS))}, and options without effect "
+                "on memory"
+            )
+        if key in found:
+            raise UsageError(f"--{name.replace('_', '-')} is given twice")
+        found[key] = _READERS[key](name, text)
+    return _resolved(found)
+
+
+def _resolved(values: Mapping[str, Any]) -> Arguments:
+    """The engine's arguments with its defaults, as it resolves them. Raises :class:`UsageError` for graphs of a model
+    that is not compiled."""
+    compilation: Mapping[str, Any] = values.get("compilation_config", {})
+    level = values.get("optimization_level", _USUAL_LEVEL)
+    mode = compilation.get("cudagraph_mode", _LEVELS[level])
+    compiled = compilation.get("mode", _COMPILED if level else 0) == _COMPILED
+    if not compiled:  # pieces are what is compiled (``CUDAGraphMode.without_piecewise``)
+        mode = {"PIECEWISE": "NONE", "FULL_AND_PIECEWISE": "FULL_DECODE_ONLY"}.get(mode, mode)
+    if not compiled and mode != "NONE":
+        raise UsageError(
+            "CUDA graphs of a model that is not compiled are not followed: give --enforce-eager, or "
+            '--compilation-config \'{"cudagraph_mode": "NONE"}\' with it'
+        )
+    sizes = values.get("cudagraph_capture_sizes", compilation.get("cudagraph_capture_sizes"))
+    given = {one.name: values[name] for name, one in _FIELDS.items() if name in values}
+    return Arguments(
+        **{"scan_state_bytes": given.get("conv_state_bytes"), **given},
+        redundant_experts=values.get("eplb_config", 0) if given.get("balanced") else 0,
+        adapters=_adapters(values),
+        graph_mode=mode,
+        compiled=compiled,
+        capture_sizes=None if sizes is None else tuple(sorted(set(sizes))),
+        largest_graph=values.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size")),
+    )
+
+
+def _adapters(values: Mapping[str, Any]) -> Adapters | None:
+    if not values.get("enable_lora"):
+        given = sorted({"max_loras", "max_lora_rank"} & set(values))
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --enable-lora: give that too")
+        return None
+    rank = values.get("max_lora_rank", 16)
+    if rank not in RANKS:
+        raise UsageError(f"--max-lora-rank {rank}; accepted: {', '.join(map(str, RANKS))}")
+    return Adapters(values.get("max_loras", 1), rank)

@@ -134,15 +134,17 @@ def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
     backend = shape.backend
     if backend is None:
         return ()
-    told = []
+    found = []
     of = f"a capture of transformers {backend.version}'s {backend.architecture}"
     if backend.own_code:
-        told.append(
+        found.append(
             f"the activation peak is by {of}, not by the engine's code for {shape.kind}; for recorded starts of "
             "14 families that is within 0.5 % of what is left for the KV cache, of Cohere 2.2 %"
         )
     else:
-        told.append(f"the engine runs {shape.kind} by transformers' code, and the activation peak is by {of}")
+        found.append(f"the engine runs {shape.kind} by transformers' code, and the activation peak is by {of}")
     if not eager:
-        told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
-    return tuple(told)
+        found.append(
+            f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode"
+        )
+    return tuple(found)

@@ -25,13 +25,12 @@ from graphmem.serving.vllm import arguments, backend, encoders, families, graphs
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
-from graphmem.serving.vllm.medusa import medusa_shape
 from graphmem.serving.vllm.models import deltanet
 from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
 from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.settings import Settings, resolve
-from graphmem.serving.vllm.speculation import Draft
+from graphmem.serving.vllm.speculation import Draft, medusa_shape
 from graphmem.trace import Trace, TraceBuilder
 from graphmem.units import GIB, MIB, format_bytes
 
@@ -74,7 +73,7 @@ class VLLM:
         if len(answers) == 1:
             return answers[0]
         worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
-        return replace(worst, notes=(_stages_told(answers, worst), *worst.notes))
+        return replace(worst, notes=(_stages_in_words(answers, worst), *worst.notes))
 
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
@@ -82,12 +81,12 @@ class VLLM:
         if not backend.is_captured(question):
             families.checked_kind(question.model)
         settings = resolve(question)
-        shape, method, told = self.shape(question, settings)
+        shape, method, assumed = self.shape(question, settings)
         answers = []
         for one in self.stages(settings, shape):
             start = self._started(question, settings, one)
             answer = _answer(question, settings, one, self.layout(settings, one), start, method)
-            answers.append(replace(answer, notes=(*told, *answer.notes)))
+            answers.append(replace(answer, notes=(*assumed, *answer.notes)))
         return answers
 
     def stages(self, settings: Settings, shape: Shape) -> list[Shape]:
@@ -130,9 +129,9 @@ class VLLM:
 
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
         """The model's sizes, the method of its quantisation, and its assumptions."""
-        method, name, told = method_for(question, settings.itemsize)
+        method, name, assumed = method_for(question, settings.itemsize)
         if backend.is_captured(question):
-            return backend.shape(question, settings, method), name, told
+            return backend.shape(question, settings, method), name, assumed
         shape, more = families.shape_of(question.model, settings.itemsize, method), settings.more
         if shape.state is not None:
             state = replace(
@@ -142,7 +141,7 @@ class VLLM:
                 drafted=more.speculation.tokens if more.speculation else 0,
             )
             shape = replace(shape, state=state)
-        return encoders.with_encoder(shape, question, settings), name, told
+        return encoders.with_encoder(shape, question, settings), name, assumed
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
         """The KV cache's groups."""
@@ -216,7 +215,7 @@ def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -
         )
 
 
-def _stages_told(answers: list[Served], worst: Served) -> str:
+def _stages_in_words(answers: list[Served], worst: Served) -> str:
     each = ", ".join(
         f"{format_bytes(answer.weights_bytes)} of weights and {answer.kv_cache.blocks:,} blocks" for answer in answers
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
@@ -218,16 +217,18 @@ def _granite(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
 
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
     """Notes for the reader on the parts of this family that are followed."""
-    told = []
+    found = []
     if not eager and (shape.kind == "opt" or shape.latent is not None or shape.state is not None):
-        told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
+        found.append(
+            f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode"
+        )
     elif not eager and (shape.kind in _WINDOW_PATTERN or (shape.experts is not None and shape.kind != "qwen3_moe")):
-        told.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's, or like Qwen 3's with experts")
+        found.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's, or like Qwen 3's with experts")
     if not eager and shape.latent is not None:
-        told.append("what latent attention takes while graphs are captured is not followed: it is taken as nothing")
+        found.append("what latent attention takes while graphs are captured is not followed: it is taken as nothing")
     if shape.experts is not None:
-        told.append("experts run on Triton's kernels; FlashInfer's and DeepGEMM's take other scratch")
-    return tuple(told)
+        found.append("experts run on Triton's kernels; FlashInfer's and DeepGEMM's take other scratch")
+    return tuple(found)
 
 
 def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
@@ -258,7 +259,7 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
     return None
 
 
-def _list(model: ServedModel, name: str) -> list[Any]:
+def _list(model: ServedModel, name: str) -> list[object]:
     value = model.config.get(name) or []
     if not isinstance(value, list):
         raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: a list")
@@ -277,7 +278,7 @@ def _latent(model: ServedModel) -> LatentShape:
     )
 
 
-def rope_positions(model: ServedModel, rope: Mapping[str, Any], positions: int) -> int:
+def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: int) -> int:
     """Rows of the rotary tables: stretched ones have more (layers/rotary_embedding)."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if "mrope_section" in rope and model.config.get("model_type") in _LONGER_ROPES:

@@ -104,70 +104,49 @@ class GraphProfile:
         self._states: list[Tensor] = []
         self._schedule: list[Tensor] = []
 
-    def record(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
-        """As the second model runner does: all piecewise graphs, two whole ones. ``sizes`` are of batches in tokens,
-        ``tables`` the bytes of each KV cache group's block table."""
+    def record(self, sizes: list[int], block_bytes: int, tables: list[int], *, first_runner: bool) -> Marks:
+        """``sizes`` are of batches in tokens, ``tables`` the bytes of each KV cache group's block table. The second
+        model runner captures all piecewise graphs and two whole ones, whose warm-ups are before their samples; the
+        first one (v1/worker/gpu_model_runner.py) the two largest graphs of either kind, each measured from before its
+        warm-up."""
         run = self.run
         whole = self.kinds.whole(sizes, self.batch.requests)
         sizes = sorted(sizes * self.kinds.cases, reverse=True)
         kept = self._minimal_cache(sizes[0], block_bytes, tables)
         start = self._begin()
         self.kinds.fill()
-        samples = []
-        hidden: Tensor | None = None
+        pieces, samples, hidden = [], [], list[Tensor]()
+        captured = (sizes[:SAMPLES] if first_runner else sizes) if self.kinds.pieces else []
         with run.placed(CAPTURE_STREAM):
-            for size in sizes if self.kinds.pieces else ():
-                followed = None if size == sizes[0] else self.model.followed_layers
-                self._dummy(size)
-                result = self._forward(size, 0, followed)
-                if hidden is None:
-                    hidden = run.new(result.bytes, "static hidden states", Category.WORKSPACE)
-                run.free(result)
+            for size in captured:
+                before = run.mark() - 1
+                followed = None if first_runner or size == sizes[0] else self.model.followed_layers
+                self._warm_up(size, followed, hidden, keeps=not first_runner)
                 self._piecewise(size, followed)
-            for size in whole[:SAMPLES]:
-                self._dummy(size)
-                result = self._forward(size, 0)
-                if hidden is None:
-                    hidden = run.new(result.bytes, "static hidden states", Category.WORKSPACE)
-                run.free(result)
-                self._dummy(size)
-                before = run.mark() - 1
-                self._begin_graph()
-                run.free(self._forward(size, self._pool))
-                samples.append((before, run.mark() - 1))
-        end = run.mark() - 1
-        assert hidden is not None
-        self._end([*kept, hidden])
-        return Marks(start, end, (), tuple(samples), len(sizes) if self.kinds.pieces else 0, len(whole))
-
-    def record_first(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
-        """As the first model runner does (v1/worker/gpu_model_runner.py): the two largest graphs of either kind, each
-        measured from before its warm-up."""
-        run = self.run
-        whole = self.kinds.whole(sizes, self.batch.requests)
-        sizes = sorted(sizes * self.kinds.cases, reverse=True)
-        kept = self._minimal_cache(sizes[0], block_bytes, tables)
-        start = self._begin()
-        self.kinds.fill()
-        pieces, samples = [], []
-        with run.placed(CAPTURE_STREAM):
-            for size in sizes[:SAMPLES] if self.kinds.pieces else ():
-                before = run.mark() - 1
-                self._dummy(size)
-                run.free(self._forward(size, 0))
-                self._piecewise(size, None)
                 pieces.append((before, run.mark() - 1))
             for size in whole[:SAMPLES]:
                 before = run.mark() - 1
-                self._dummy(size)
-                run.free(self._forward(size, 0))
+                self._warm_up(size, None, hidden, keeps=not first_runner)
+                if not first_runner:
+                    self._dummy(size)
+                    before = run.mark() - 1
                 self._begin_graph()
                 run.free(self._forward(size, self._pool))
                 samples.append((before, run.mark() - 1))
         end = run.mark() - 1
-        self._end(kept)
+        self._end([*kept, *hidden])
         count = len(sizes) if self.kinds.pieces else 0
-        return Marks(start, end, tuple(pieces), tuple(samples), count, len(whole), first_runner=True)
+        spans = tuple(pieces) if first_runner else ()
+        return Marks(start, end, spans, tuple(samples), count, len(whole), first_runner)
+
+    def _warm_up(self, size: int, layers: int | None, hidden: list[Tensor], *, keeps: bool) -> None:
+        """A step outside of graphs; ``hidden`` has the static hidden states of the first one where the runner
+        ``keeps`` them."""
+        self._dummy(size)
+        result = self._forward(size, 0, layers)
+        if keeps and not hidden:
+            hidden.append(self.run.new(result.bytes, "static hidden states", Category.WORKSPACE))
+        self.run.free(result)
 
     def _minimal_cache(self, largest: int, block_bytes: int, tables: list[int]) -> list[Tensor]:
         """A KV cache of a block for each sequence, with its tables and the attention's buffers."""

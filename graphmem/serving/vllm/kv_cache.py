@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphmem.base.searching import largest
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Shape
@@ -87,14 +88,7 @@ class Layout:
 
     def longest(self, available: int, most: int) -> int:
         """The longest request that fits, 0 for none (``_estimate_max_model_len_from_groups``)."""
-        least, result = 1, 0
-        while least <= most:
-            middle = (least + most) // 2
-            if self.needed(middle) <= available:
-                result, least = middle, middle + 1
-            else:
-                most = middle - 1
-        return result
+        return largest(lambda length: self.needed(length) <= available, most)
 
 
 def layout_of(

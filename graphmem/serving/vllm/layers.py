@@ -189,6 +189,31 @@ class Embedding:
         return logits
 
 
+class LayerNorm:
+    """``torch.nn.LayerNorm``: the result, then mean and inverse deviation of every row, which nobody keeps."""
+
+    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
+        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
+        run.new(width * itemsize, f"{name}.weight")
+        run.new(width * itemsize, f"{name}.bias")
+
+    def __call__(self, rows: int) -> Tensor:
+        """Normed, as a new tensor."""
+        self.run.enter(self.name)
+        result = self.run.new(rows * self.width * self.itemsize, "normed")
+        self.run.temporary(rows * 4, rows * 4)
+        return result
+
+
+def dropped_head(run: Run, vocab: int, width: int, itemsize: int, tied: Embedding | None) -> Embedding:
+    """The head, which is made in any case; where it is ``tied`` to embeddings it is let go, and these are."""
+    head = Embedding(run, "lm_head", vocab, width, itemsize)
+    if tied is None:
+        return head
+    run.free(head.weight)
+    return tied
+
+
 def rotary(
     run: Run, name: str, positions: int, width: int, itemsize: int, *, scaled: bool = False, linear: bool = False
 ) -> None:

@@ -6,7 +6,7 @@ Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py``: ``init_device``, ``load_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ def start(
     run.empty_cache()
     before = run.mark() - 1
     plain = settings.eager or not settings.more.compiled or draft is not None
-    profiled = model if plain else _Compiled(model, run, shape, settings)
+    forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
@@ -92,7 +92,7 @@ def start(
         encoded = _encoded(run, tower, settings) if tower is not None and not settings.more.skip_mm_profiling else []
         _fill(slots, settings)
         run.profiling = True
-        runner.profile(profiled)
+        runner.profile(model, forward)
         run.profiling = False
         run.free(*encoded)
     run.empty_cache()
@@ -110,8 +110,8 @@ def start(
                 lambda: _fill(slots, settings),
             )
             profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
-            record = profile.record if settings.runner == "V2" else profile.record_first
-            captured = record(list(settings.capture_sizes), layout.block_bytes, tables)
+            first = settings.runner == "V1"
+            captured = profile.record(list(settings.capture_sizes), layout.block_bytes, tables, first_runner=first)
     return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
 
 
@@ -151,32 +151,13 @@ def _limited(run: Run, applies: bool) -> Iterator[None]:
         yield
 
 
-class _Compiled(Family):
-    """A model whose forward pass is that of torch.compile."""
+def _compiled(model: Family, run: Run, shape: Shape, settings: Settings) -> Callable[[int], Tensor]:
+    """The forward pass as torch.compile makes it, which a machine that has not met the model before compiles first."""
+    quantises = quantises_queries(run.device, settings.cache_dtype)
 
-    def __init__(self, model: Family, run: Run, shape: Shape, settings: Settings) -> None:
-        self._model, self.run, self._shape, self._cold = model, run, shape, settings.cold
-        self._quantises_queries = quantises_queries(run.device, settings.cache_dtype)
+    def forward(tokens: int) -> Tensor:
+        if settings.cold:
+            compile_cold(run, model, shape, quantises_queries=quantises)
+        return model.compiled(tokens, lambda tokens: None, graphs.plainly)
 
-    def finish(self) -> None:
-        self._model.finish()
-
-    def receive(self, tokens: int) -> None:
-        self._model.receive(tokens)
-
-    def send(self, hidden: Tensor) -> None:
-        self._model.send(hidden)
-
-    def taken(self) -> list[Tensor]:
-        return self._model.taken()
-
-    def forward(self, tokens: int) -> Tensor:
-        if self._cold:
-            compile_cold(self.run, self._model, self._shape, quantises_queries=self._quantises_queries)
-        return self._model.compiled(tokens, lambda tokens: None, graphs.plainly)
-
-    def compiled(self, tokens, attend, piece, layers=None):  # type: ignore[no-untyped-def]
-        return self._model.compiled(tokens, attend, piece, layers)
-
-    def logits(self, rows: int) -> Tensor:
-        return self._model.logits(rows)
+    return forward

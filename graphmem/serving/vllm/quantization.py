@@ -319,7 +319,11 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     """
     own = mapping(question.model, "quantization_config")
     asked = question.quantization
-    name = _named(str(own["quant_method"])) if own.get("quant_method") else _guessed(own)
+    name = (
+        _named(str(own["quant_method"]))
+        if own.get("quant_method")
+        else ("bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None)
+    )
     if asked is not None:
         wanted = _named(asked)
         if name is not None and wanted != name:
@@ -332,14 +336,14 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     if name is None:
         return plain, None, ()
     _check(question, name)
-    told: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     if not own and name != "fp8":
-        told = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
+        assumed = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
     method, excluded = _method(question, name, own, itemsize)
-    return Excluding(method, plain, excluded, _cache_scales(name, own)), name, told
+    return Excluding(method, plain, excluded, _cache_scales(name, own)), name, assumed
 
 
-def _cache_scales(name: str, own: Mapping[str, Any]) -> CacheScales:
+def _cache_scales(name: str, own: Mapping[str, object]) -> CacheScales:
     """The method's scales for layers of attention; none where the engine itself quantises (online/base.py)."""
     if not own:
         return CacheScales.NONE
@@ -356,10 +360,6 @@ def _named(text: str) -> str:
             f"quantization {shown(text)} is not followed; accepted: {', '.join(sorted({*_METHODS, 'nf4', 'nvfp4'}))}"
         )
     return key
-
-
-def _guessed(own: Mapping[str, Any]) -> str | None:
-    return "bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None
 
 
 def _check(question: Question, name: str) -> None:
@@ -384,7 +384,7 @@ def _number(capability: tuple[int, int]) -> str:
 
 
 def _method(
-    question: Question, name: str, own: Mapping[str, Any], itemsize: int
+    question: Question, name: str, own: Mapping[str, object], itemsize: int
 ) -> tuple[LinearMethod, tuple[str, ...]]:
     """(the method, patterns of layers that are left out)."""
     device = question.device
@@ -419,7 +419,7 @@ def _method(
     return method, excluded
 
 
-def _bits(model: ServedModel, value: Any) -> int:
+def _bits(model: ServedModel, value: object) -> int:
     if value not in (2, 3, 4, 8) or type(value) is not int:
         raise UsageError(f"{model.name}: bits of quantization_config are {shown(value)}; accepted: 2, 3, 4, 8")
     return value
@@ -429,7 +429,7 @@ def _bits(model: ServedModel, value: Any) -> int:
 _NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
 
 
-def _compressed(question: Question, own: Mapping[str, Any], itemsize: int) -> LinearMethod:
+def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> LinearMethod:
     """``compressed-tensors``: the scheme of its first group (schemes/)."""
     groups = own.get("config_groups") or {}
     found: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}

@@ -8,6 +8,7 @@ Buffers that V2 keeps in pinned host memory (UVA) take nothing here. Every line 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
@@ -47,8 +48,8 @@ class ModelRunner(ABC):
         """Buffers made after it."""
 
     @abstractmethod
-    def profile(self, model: Family) -> None:
-        """``profile_run``: one step of the most tokens, then logits and the sampler."""
+    def profile(self, model: Family, forward: Callable[[int], Tensor]) -> None:
+        """``profile_run``: one step of the most tokens by this forward pass of it, then logits and the sampler."""
 
     def buffers(self, name: str, *sizes: int) -> None:
         """Tensors that stay."""
@@ -101,14 +102,14 @@ class V2(ModelRunner):
         self.buffers("structured outputs: indices", requests * (1 + self.drafted) * 4)
         self.buffers("structured outputs: grammar mask", mask * (1 + self.drafted))
 
-    def profile(self, model: Family) -> None:
+    def profile(self, model: Family, forward: Callable[[int], Tensor]) -> None:
         run, rows = self.run, self.batch.profiled_requests
         run.enter("dummy batch")
         batch = self._dummy_batch(rows)
         tokens = self.batch.tokens
         if self.speculator is not None:
             tokens -= self.batch.requests * self.speculator.draft.extra_slots
-        hidden = model.forward(tokens)
+        hidden = forward(tokens)
         if not self.shape.own.last:
             model.send(hidden)  # the batch stays: nobody takes ``execute_model_state`` on such a rank
             return
@@ -177,11 +178,11 @@ class V1(ModelRunner):
         if self.shape.encoder is not None:
             model.give(self._embeddings)
 
-    def profile(self, model: Family) -> None:
+    def profile(self, model: Family, forward: Callable[[int], Tensor]) -> None:
         run, rows = self.run, self.batch.profiled_requests
         if not self.shape.own.first:
             model.receive(self.batch.tokens)
-        hidden = model.forward(self.batch.tokens)
+        hidden = forward(self.batch.tokens)
         run.enter("sampled hidden states")
         indices = run.new(rows * 8)
         if not self.shape.own.last:

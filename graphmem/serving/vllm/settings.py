@@ -78,7 +78,7 @@ class Settings:
             **self._shown_further(),
         }
 
-    def _shown_further(self) -> dict[str, Any]:
+    def _shown_further(self) -> dict[str, object]:
         """Options that are not as usual."""
         more, usual = self.more, Arguments()
         found: dict[str, Any] = {

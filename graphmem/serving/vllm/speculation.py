@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count
 from graphmem.serving.vllm.layers import Embedding, Linear, cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.decoder import Attention, Decoder, Norm, Style
@@ -35,6 +37,17 @@ class MedusaShape:
     tables: int
     vocab: int
     bias: bool = False
+
+
+def medusa_shape(model: ServedModel) -> MedusaShape:
+    """Its sizes (transformers_utils/configs/medusa.py, ``MedusaConfig``)."""
+    config = model.config
+    vocab, heads = count(model, "vocab_size", 32000), count(model, "num_heads", 5)
+    shared = bool(config.get("original_lm_head"))
+    return MedusaShape(
+        count(model, "hidden_size", 4096), heads, count(model, "num_hidden_layers", 1), 1 if shared else heads,
+        count(model, "truncated_vocab_size", vocab) if shared else vocab, bool(config.get("medusa_fc_bias")),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -282,9 +295,31 @@ class Eagle(Dependent):
         run.free(logits, chosen)
 
 
+class Medusa(Speculator):
+    """``MedusaProposer`` (v1/spec_decode/medusa.py, model_executor/models/medusa.py): heads on the target's last hidden
+    states, each a few residual layers and a head of its own. With the first model runner only."""
+
+    def make(self) -> None:
+        """It has no buffers."""
+
+    def load(self, target: Family) -> None:
+        run, shape = self.run, self.draft.heads
+        assert shape is not None
+        size = self.draft.itemsize
+        run.enter("medusa")
+        for _ in range(shape.heads * shape.layers):
+            run.new(shape.hidden * shape.hidden * size, "medusa.blocks.weight")
+            if shape.bias:
+                run.new(shape.hidden * size, "medusa.blocks.bias")
+        for index in range(shape.tables):
+            Embedding(run, f"medusa.lm_heads.{index}", shape.vocab, shape.hidden, size)
+
+    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
+        """Nothing is drafted while the engine profiles."""
+
+
 def speculator_for(run: Run, batch: Batch, draft: Draft) -> Speculator:
     """The speculator of this method."""
-    from graphmem.serving.vllm.medusa import Medusa
     from graphmem.serving.vllm.prediction import predictor_for
 
     kinds: dict[str, Callable[[Run, Batch, Draft], Speculator]] = {

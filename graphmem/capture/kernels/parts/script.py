@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
@@ -33,13 +33,15 @@ class Card:
     """The card as kernels see it, and how it is used. ``torch_version`` is (major, minor).
 
     ``cudnn_workspaces``: whether cuDNN's plans claim workspaces. False gives the runs of a cuDNN that needs none.
-    ``in_graph_capture``: whether the current stream is being captured into a CUDA graph.
+    ``in_graph_capture``: whether the current stream is being captured into a CUDA graph. ``in_backward``: whether
+    autograd's engine calls the kernel.
     """
 
     device: Device
     torch_version: tuple[int, int] = versions.NEWEST
     cudnn_workspaces: bool = True
     in_graph_capture: bool = False
+    in_backward: bool = False
     #: The cuDNN to ask for the plans of convolutions; None where they are predicted.
     cudnn: Cudnn | None = field(default=None, compare=False)
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
@@ -51,6 +53,10 @@ class Card:
     limits: Capability = field(init=False, repr=False, compare=False)
     sm_count: int = field(init=False, repr=False, compare=False)
     max_threads_per_sm: int = field(init=False, repr=False, compare=False)
+
+    def used(self, *, in_graph_capture: bool, in_backward: bool) -> Card:
+        """The same card, with the same notes, as a call finds it."""
+        return replace(self, in_graph_capture=in_graph_capture, in_backward=in_backward)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limits", self.device.limits)

@@ -16,7 +16,6 @@ from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.new_memory import scratch_of_deterministic_fill
 from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
-from graphmem.capture.torch_internals import current_graph_task_id
 
 _MASKS = (torch.bool, torch.uint8)
 
@@ -97,7 +96,7 @@ def index_put_rule(call: Call) -> Script | None:
 
 def _checks_range(call: Call) -> bool:
     """Autograd's own index_put that adds is the unsafe kind, which does not look at the indices' range."""
-    return not call.accumulate or bool(current_graph_task_id() == -1)
+    return not call.accumulate or not call.card.in_backward
 
 
 def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:

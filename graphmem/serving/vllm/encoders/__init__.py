@@ -120,7 +120,7 @@ def _tied(model: ServedModel, family: _Family) -> bool:
     return bool(model.config.get("tie_word_embeddings", family.tied))
 
 
-def _flat(model: ServedModel) -> dict[str, Any]:
+def _flat(model: ServedModel) -> dict[str, object]:
     """A configuration that has the language model's values beside the encoder's."""
     return {name: value for name, value in model.config.items() if name not in ("vision_config", "architectures")}
 
@@ -190,15 +190,17 @@ def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ..
     if shape.encoder is None or model.around is None:
         return ()
     items = shape.encoder.items
-    told = [
+    found = [
         f"the encoder is profiled with {items}; encoder cache: {items.cache:,} tokens"
         if not settings.more.skip_mm_profiling
         else "the encoder is not profiled (--skip-mm-profiling): what it takes with images is not kept free"
     ]
     family = _FAMILIES[str(model.around.config["model_type"])]
     if family.varied and (model.path is None or not (model.path.parent / PREPROCESSOR).is_file()):
-        told.append(f"there is no {PREPROCESSOR} beside the configuration: sizes of images are those usually published")
-    return tuple(told)
+        found.append(
+            f"there is no {PREPROCESSOR} beside the configuration: sizes of images are those usually published"
+        )
+    return tuple(found)
 
 
 def _outer(around: ServedModel, model: ServedModel) -> ServedModel:
@@ -218,7 +220,7 @@ def _vision(around: ServedModel, family: _Family) -> ServedModel:
     return vision
 
 
-def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, Any]:
+def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, object]:
     """The settings of the images' preparation: the file beside the configuration, changed by ``mm_processor_kwargs``.
     Its values that name no modality are for both."""
     path = around.path.parent / PREPROCESSOR if around.path is not None else None
@@ -238,7 +240,7 @@ def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping
     return values
 
 
-def _check_values(asked: Mapping[str, Any], family: _Family) -> None:
+def _check_values(asked: Mapping[str, object], family: _Family) -> None:
     """Raises :class:`UsageError` for a value of the processor whose effect is not known."""
     for name in asked:
         if name not in (*family.processor, *_OF_REQUESTS):
@@ -267,7 +269,7 @@ def _check(around: ServedModel, question: Question, settings: Settings) -> None:
         raise UsageError(f"{name}: quantization_config does not say that the encoder stays as it is{alone}")
 
 
-def _spared(method: Mapping[str, Any]) -> bool:
+def _spared(method: Mapping[str, object]) -> bool:
     """True if modules of the encoder are named among those that are not quantised."""
     named = [method.get(key) for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules")]
     modules = [str(one) for found in named if isinstance(found, list) for one in found]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
@@ -34,7 +33,7 @@ class Items:
         return f"{self.count} {self.modality} item{'s' if self.count > 1 else ''} of {self.tokens:,} tokens"
 
 
-def limits_of(asked: Mapping[str, Any], modalities: tuple[str, ...]) -> dict[str, int]:
+def limits_of(asked: Mapping[str, object], modalities: tuple[str, ...]) -> dict[str, int]:
     """Items of every modality that a prompt may have. Raises :class:`UsageError`."""
     for name in asked:
         if name not in modalities:
@@ -42,7 +41,7 @@ def limits_of(asked: Mapping[str, Any], modalities: tuple[str, ...]) -> dict[str
     return {name: _limit(name, asked.get(name)) for name in modalities}
 
 
-def _limit(modality: str, value: Any) -> int:
+def _limit(modality: str, value: object) -> int:
     if isinstance(value, Mapping):
         sizes = sorted(set(value) - {"count"})
         if sizes:

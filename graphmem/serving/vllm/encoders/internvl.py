@@ -19,7 +19,6 @@ from graphmem.serving.vllm.encoders.budget import Items
 from graphmem.serving.vllm.encoders.parts import (
     Block,
     FeedForward,
-    LayerNorm,
     RMSNorm,
     Sequences,
     Widths,
@@ -27,14 +26,15 @@ from graphmem.serving.vllm.encoders.parts import (
     linear,
     through,
 )
-from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.layers import LayerNorm
+from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 
 _CHANNELS = 3
 
 
 @dataclass(frozen=True)
-class InternVL:
+class InternVL(Encoder):
     """``tiles``: of all items; ``side``: patches of a tile's side; ``merge``: patches of a side that become one."""
 
     widths: Widths
@@ -50,17 +50,11 @@ class InternVL:
     normed: bool
 
     def tower(self, run: Run, batch: Batch) -> Tower:
-        """Its weights on this rank."""
         return _Tower(run, self)
-
-    @property
-    def deep(self) -> tuple[int, ...]:
-        """No states of layers in between are used."""
-        return ()
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image and of the longest video beside it."""
     tile = _tile_tokens(model)
@@ -70,7 +64,7 @@ def tokens_of(
 
 
 def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
 ) -> InternVL:
     """The configuration's encoder. A video is profiled without the image beside which its tokens were counted."""
     tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))

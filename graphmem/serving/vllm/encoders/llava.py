@@ -23,16 +23,17 @@ from graphmem.serving.vllm.encoders.parts import (
     Block,
     FeedForward,
     GatedFeedForward,
-    LayerNorm,
     RMSNorm,
     Sequences,
     SummedBlock,
     Widths,
+    fed_forward,
     linear,
     shared,
     through,
 )
-from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.layers import LayerNorm
+from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
@@ -58,7 +59,7 @@ _CHANNELS = 3
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Encoder):
     """An encoder of images and the projector of its states to the language model's width. ``side``: patches of an
     image's side; ``merge``: patches side by side that become one embedding; ``text_hidden``: the language model's
     width; ``biased``: its projector has biases; ``quick``: its activation is QuickGELU; ``grid``: crops (down, across)
@@ -79,13 +80,7 @@ class Images:
     selects: bool = True
 
     def tower(self, run: Run, batch: Batch) -> Tower:
-        """Its weights on this rank."""
         return _MODELS[self.model](run, self)
-
-    @property
-    def deep(self) -> tuple[int, ...]:
-        """No states of layers in between are used."""
-        return ()
 
     @property
     def patches(self) -> int:
@@ -99,7 +94,7 @@ class Images:
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image."""
     side, merge = _side(model, vision, processor)
@@ -131,7 +126,7 @@ def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
 
 
 def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
 ) -> Images:
     """The encoder that the configuration describes."""
     side, merge = _side(model, vision, processor)
@@ -483,12 +478,7 @@ class _Projector:
 
     def __call__(self, rows: int) -> Tensor:
         """Embeddings; the input is the caller's."""
-        first = self.first(rows)
-        acted = self.run.new(first.bytes, "activated")
-        self.run.free(first)
-        result = self.second(rows)
-        self.run.free(acted)
-        return result
+        return fed_forward(self.run, self.first, self.second, rows)
 
 
 class _Gemma3(_Images):

@@ -14,7 +14,7 @@ from math import ceil
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.attention import FlashAttention3
-from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
+from graphmem.serving.vllm.layers import LayerNorm, Linear, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.units import MIB
 
@@ -62,22 +62,6 @@ class Sequences:
     count: int
     longest: int
     known: bool = True
-
-
-class LayerNorm:
-    """``torch.nn.LayerNorm``: the result, then mean and inverse deviation of every row, which nobody keeps."""
-
-    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
-        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
-        run.new(width * itemsize, f"{name}.weight")
-        run.new(width * itemsize, f"{name}.bias")
-
-    def __call__(self, rows: int) -> Tensor:
-        """Normed, as a new tensor."""
-        self.run.enter(self.name)
-        result = self.run.new(rows * self.width * self.itemsize, "normed")
-        self.run.temporary(rows * 4, rows * 4)
-        return result
 
 
 class RMSNorm:
@@ -222,6 +206,16 @@ class HalvesTogether(Attention):
         return [self.run.new(both, "queries and keys"), self.run.new(both, "rotated queries and keys")]
 
 
+def fed_forward(run: Run, first: Linear, second: Linear, rows: int, *, quick: bool = False) -> Tensor:
+    """Two layers with an activation between them, torch's own or QuickGELU; the input is the caller's."""
+    inner = first(rows)
+    acted = quick_gelu(run, inner.bytes) if quick else run.new(inner.bytes, "activated")
+    run.free(inner)
+    result = second(rows)
+    run.free(acted)
+    return result
+
+
 class FeedForward:
     """Two layers with an activation between them, which is torch's own but for ``quick``: QuickGELU."""
 
@@ -235,12 +229,7 @@ class FeedForward:
 
     def __call__(self, rows: int) -> Tensor:
         """The output; the input is the caller's."""
-        inner = self.first(rows)
-        acted = quick_gelu(self.run, inner.bytes) if self.quick else self.run.new(inner.bytes, "activated")
-        self.run.free(inner)
-        result = self.second(rows)
-        self.run.free(acted)
-        return result
+        return fed_forward(self.run, self.first, self.second, rows, quick=self.quick)
 
 
 class GatedFeedForward:

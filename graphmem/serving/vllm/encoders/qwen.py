@@ -21,17 +21,17 @@ from graphmem.serving.vllm.encoders.parts import (
     FeedForward,
     GatedFeedForward,
     HalvesTogether,
-    LayerNorm,
     RMSNorm,
     Sequences,
     SummedBlock,
     Widths,
+    fed_forward,
     linear,
     shared,
     through,
 )
-from graphmem.serving.vllm.layers import cdiv, rotary
-from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.layers import LayerNorm, cdiv, rotary
+from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
 
@@ -69,7 +69,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Qwen:
+class Qwen(Encoder):
     """The encoder of one of the three. ``patch_values``: numbers of a patch; ``full``: layers that attend to all of an
     item (none: all); ``window``: merged patches of a window's side; ``deep``: layers whose states are added to the
     language model's first layers; ``grid``: of one item; ``positions``: learned ones;
@@ -91,12 +91,11 @@ class Qwen:
     by_items: bool = False
 
     def tower(self, run: Run, batch: Batch) -> Tower:
-        """Its weights on this rank."""
         return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image and of the largest video (``get_mm_max_tokens_per_item``)."""
     images, videos = _grids(model, vision, processor, length)
@@ -105,7 +104,7 @@ def tokens_of(
 
 
 def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
 ) -> Qwen:
     """The encoder that the configuration describes."""
     kind = str(model.config["model_type"])
@@ -144,7 +143,7 @@ def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
     return tuple(counted(vision, name, one, least=0) for one in value)
 
 
-def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int) -> tuple[Grid, Grid]:
+def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int) -> tuple[Grid, Grid]:
     """(of the largest image, of the largest video)."""
     kind = str(model.config["model_type"])
     merge = count(vision, "spatial_merge_size", 2)
@@ -200,11 +199,8 @@ class _Merger:
         """Embeddings; the input is the caller's."""
         rows = patches // self.merged
         normed = self.norm(rows if self.after else patches)
-        first = self.first(rows)
-        acted = self.run.new(first.bytes, "activated")
-        self.run.free(first)
-        result = self.second(rows)
-        self.run.free(acted, normed)
+        result = fed_forward(self.run, self.first, self.second, rows)
+        self.run.free(normed)
         return result
 
 

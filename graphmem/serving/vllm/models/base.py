@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphmem.errors import UsageError
-from graphmem.serving.vllm.layers import LinearMethod
+from graphmem.serving.vllm.layers import Embedding, LinearMethod
 from graphmem.serving.vllm.lora import Adapters, Fillable
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.sources.vllm_backend import Backend
@@ -30,6 +30,9 @@ class Family(ABC):
     """A model of one rank. Making it asks for its weights."""
 
     run: Run
+    head: Embedding
+    #: Whether logits are capped.
+    soft_cap: bool = False
     #: Layers that are followed for all but the largest size of graphs: the others are as the second, and find its
     #: memory free.
     followed_layers: int = 4
@@ -76,9 +79,9 @@ class Family(ABC):
         """Let go of the tensors that were sent to the next stage."""
         self.run.free(hidden)
 
-    @abstractmethod
     def logits(self, rows: int) -> Tensor:
         """``compute_logits`` of so many hidden states."""
+        return self.head.logits(rows, soft_cap=self.soft_cap)
 
 
 @dataclass(frozen=True)
@@ -169,16 +172,14 @@ class Tower(ABC):
         """The embeddings of it, which stay until the language model has run."""
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """The encoder that a configuration describes. ``deep``: its layers whose states go to the language model's first
     layers as well; ``items``: the input of the engine's profile run."""
 
-    @property
-    def deep(self) -> tuple[int, ...]: ...
+    items: Items
+    deep: tuple[int, ...] = ()
 
-    @property
-    def items(self) -> Items: ...
-
+    @abstractmethod
     def tower(self, run: Run, batch: Batch) -> Tower:
         """Its weights on this rank."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from graphmem.errors import UsageError
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Run, Tensor
@@ -43,11 +43,8 @@ class Captured(Family):
             self._make(layer)
         if not self._tables:
             raise UsageError(f"{shape.kind}: the model has no table of embeddings")
-        first = next(iter(self._tables.values()))
-        self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
-        if shape.tied:
-            run.free(self.head.weight)
-            self.head = first
+        first = next(iter(self._tables.values())) if shape.tied else None
+        self.head, self.soft_cap = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first), shape.soft_cap
 
     def _make(self, layer: Layer) -> None:
         run, shape = self.run, self.shape
@@ -131,9 +128,6 @@ class Captured(Family):
             run.free(gathered, result)
             return whole
         return result
-
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows, soft_cap=self.shape.soft_cap)
 
 
 def windows(values: Mapping[str, object], layers: int) -> tuple[int | None, ...]:

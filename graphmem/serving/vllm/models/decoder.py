@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
 from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
@@ -96,43 +96,57 @@ class Mixing(Protocol):
         """Its output, which is of the hidden states' size; the input is the caller's."""
 
 
-class Attention:
-    """Queries, keys and values in one product, and the output's projection."""
+class Projected:
+    """The projections of attention: queries, keys and values in one product (twice the queries where the output is
+    ``gated``), and the output's; with a table of rotations and the scales of its cache."""
 
-    def __init__(self, run: Run, name: str, shape: Shape, style: Style, ropes: set[object], layer: int) -> None:
-        self.run, self.name, self.shape, self.style = run, name, shape, style
-        heads, kv_heads = shape.heads // run.tp, max(1, shape.kv_heads // run.tp)
-        self.q, self.kv = heads * shape.head_dim, kv_heads * shape.head_dim
-        self.heads, self.kv_heads = heads, kv_heads
-        method, size = shape.linear, shape.itemsize
-        self.qkv_proj = Linear(
-            run, f"{name}.qkv_proj", shape.hidden, [self.q, self.kv, self.kv], method, size,
-            bias=style.qkv_bias or shape.attention_bias,
-        )  # fmt: skip
-        self.o_proj = Linear(
-            run, f"{name}.o_proj", self.q, [shape.hidden], method, size, bias=shape.output_bias, reduce=True
-        )
-        self.norms: tuple[Norm, Norm] | None = None
-        if style.head_norms and style.norm == "gemma":
-            self.norms = self._head_norms()
-        kind = shape.rope_of(layer)
+    def __init__(
+        self, run: Run, name: str, shape: Shape, *, bias: bool, output_bias: bool = False, gated: bool = False
+    ) -> None:
+        self.run, self.name, self.shape = run, name, shape
+        self.heads, self.kv_heads = shape.heads // run.tp, max(1, shape.kv_heads // run.tp)
+        self.q, self.kv = self.heads * shape.head_dim, self.kv_heads * shape.head_dim
+        method, size, outputs = shape.linear, shape.itemsize, [self.q * (1 + gated), self.kv, self.kv]
+        self.qkv_proj = Linear(run, f"{name}.qkv_proj", shape.hidden, outputs, method, size, bias=bias)
+        self.o_proj = Linear(run, f"{name}.o_proj", self.q, [shape.hidden], method, size, bias=output_bias, reduce=True)
+
+    def make_table(self, kind: object = None) -> None:
+        """The table of rotations; the engine keeps one for equal arguments."""
+        run, shape = self.run, self.shape
         local = kind == LOCAL_ROPE  # tables of windows are not stretched
         rope = (kind, shape.positions if local else shape.rope_positions, shape.rotary_dim)
-        if rope not in ropes:  # the engine keeps one table for equal arguments
-            ropes.add(rope)
+        if rope not in run.ropes:
+            run.ropes.add(rope)
             rotary(
-                run, f"{name}.rotary_emb", rope[1], shape.rotary_dim, shape.itemsize,
+                run, f"{self.name}.rotary_emb", rope[1], shape.rotary_dim, shape.itemsize,
                 scaled=shape.rope_scaled, linear=shape.rope_linear and not local,
             )  # fmt: skip
-        self.scales = AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
-        if style.head_norms and self.norms is None:
-            self.norms = self._head_norms()
+
+    def make_scales(self) -> None:
+        """Of a quantised KV cache."""
+        self.scales = AttentionScales(self.run, f"{self.name}.attn", self.shape.linear, self.shape.itemsize)
 
     def finish(self) -> None:
         """After loading."""
         self.qkv_proj.finish()
         self.o_proj.finish()
         self.scales.load()
+
+
+class Attention(Projected):
+    """As Llama's."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, style: Style, layer: int) -> None:
+        bias = style.qkv_bias or shape.attention_bias
+        super().__init__(run, name, shape, bias=bias, output_bias=shape.output_bias)
+        self.style = style
+        self.norms: tuple[Norm, Norm] | None = None
+        if style.head_norms and style.norm == "gemma":
+            self.norms = self._head_norms()
+        self.make_table(shape.rope_of(layer))
+        self.make_scales()
+        if style.head_norms and self.norms is None:
+            self.norms = self._head_norms()
 
     def _head_norms(self) -> tuple[Norm, Norm]:
         width, size, kind = self.shape.head_dim, self.shape.itemsize, self.style.norm
@@ -221,7 +235,7 @@ class Decoder(Family):
     """The whole model."""
 
     def __init__(self, run: Run, shape: Shape, style: Style) -> None:
-        self.run, self.shape, self.style = run, shape, style
+        self.run, self.shape, self.style, self.soft_cap = run, shape, style, style.soft_cap
         size, stage = shape.itemsize, shape.own
         if stage.first or (shape.tied and stage.last):
             self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
@@ -245,7 +259,7 @@ class Decoder(Family):
         run, shape = self.run, self.shape
         if shape.latent is not None:
             return LatentAttention(run, f"{name}.self_attn", shape, shape.latent, run.ropes)
-        return Attention(run, f"{name}.self_attn", shape, self.style, run.ropes, index)
+        return Attention(run, f"{name}.self_attn", shape, self.style, index)
 
     @classmethod
     def layers_alone(cls, run: Run, shape: Shape, style: Style) -> Decoder:
@@ -269,11 +283,7 @@ class Decoder(Family):
         run, shape = self.run, self.shape
         if shape.tied and not self.style.makes_tied_head:
             return self.embedding
-        head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
-        if shape.tied:
-            run.free(head.weight)
-            return self.embedding
-        return head
+        return dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, self.embedding if shape.tied else None)
 
     def receive(self, tokens: int) -> None:
         if self.shape.state is not None:
@@ -500,6 +510,3 @@ class Decoder(Family):
         if residual != self._given:
             run.free(residual)
         return output
-
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows, soft_cap=self.style.soft_cap)

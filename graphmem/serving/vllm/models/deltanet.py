@@ -9,9 +9,9 @@ from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, number, rope_of
-from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod, rotary
+from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod
 from graphmem.serving.vllm.models.base import ExpertShape, Shape, StateShape
-from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Style
+from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Projected, Style
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: Tokens of the warm-up's one chunk (``FLA_CHUNK_SIZE``, third_party/flash_linear_attention/ops/utils.py).
@@ -135,36 +135,19 @@ class DeltaNet:
         run.empty_cache()
 
 
-class GatedAttention:
+class GatedAttention(Projected):
     """Attention whose output is multiplied by a gate that comes with the queries; they and the keys are normed and
     turned in one kernel."""
 
     def __init__(self, run: Run, name: str, shape: Shape) -> None:
-        self.run, self.name, self.size = run, name, shape.itemsize
-        self.q = shape.heads // run.tp * shape.head_dim
-        self.kv = max(1, shape.kv_heads // run.tp) * shape.head_dim
-        method, size = shape.linear, shape.itemsize
-        outputs = [2 * self.q, self.kv, self.kv]
-        self.qkv_proj = Linear(
-            run, f"{name}.qkv_proj", shape.hidden, outputs, method, size, bias=shape.attention_bias
-        )  # fmt: skip
-        self.o_proj = Linear(run, f"{name}.o_proj", self.q, [shape.hidden], method, size, reduce=True)
-        rope = (None, shape.rope_positions, shape.rotary_dim)
-        if rope not in run.ropes:
-            run.ropes.add(rope)
-            rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, size, scaled=shape.rope_scaled)
-        self.scales = AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
+        super().__init__(run, name, shape, bias=shape.attention_bias, gated=True)
+        self.make_table()
+        self.make_scales()
         for side in "qk":
-            run.new(shape.head_dim * size, f"{name}.{side}_norm.weight")
-
-    def finish(self) -> None:
-        """After loading."""
-        self.qkv_proj.finish()
-        self.o_proj.finish()
-        self.scales.load()
+            run.new(shape.head_dim * shape.itemsize, f"{name}.{side}_norm.weight")
 
     def __call__(self, tokens: int) -> Tensor:
-        run, size = self.run, self.size
+        run, size = self.run, self.shape.itemsize
         qkv = self.qkv_proj(tokens)
         run.enter(f"{self.name}.attn")
         turned = [run.new(tokens * width * size) for width in (self.q, self.kv, self.q)]

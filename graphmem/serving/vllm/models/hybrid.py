@@ -3,39 +3,26 @@ models/granitemoehybrid.py). Sums with the residual are torch operators: a produ
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
+from graphmem.serving.vllm.layers import Embedding, dropped_head
 from graphmem.serving.vllm.models.base import Family, Shape
-from graphmem.serving.vllm.models.decoder import FeedForward, Norm, Style
+from graphmem.serving.vllm.models.decoder import FeedForward, Norm, Projected, Style
 from graphmem.serving.vllm.models.mamba import Mixer, ScanShape
 from graphmem.serving.vllm.run import Run, Tensor
 
 
-class Attention:
-    """Queries, keys and values in one product, and the output's projection."""
+class Attention(Projected):
+    """Without norms, and of some models without rotations."""
 
     def __init__(self, run: Run, name: str, shape: Shape) -> None:
-        self.run, self.name, self.size = run, name, shape.itemsize
-        self.q = shape.heads // run.tp * shape.head_dim
-        kv = max(1, shape.kv_heads // run.tp) * shape.head_dim
-        method, size, bias = shape.linear, shape.itemsize, shape.attention_bias
-        self.qkv_proj = Linear(run, f"{name}.qkv_proj", shape.hidden, [self.q, kv, kv], method, size, bias=bias)
-        self.o_proj = Linear(run, f"{name}.o_proj", self.q, [shape.hidden], method, size, bias=bias, reduce=True)
-        rope = (None, shape.rope_positions, shape.rotary_dim)
-        if shape.rotary_dim and rope not in run.ropes:
-            run.ropes.add(rope)
-            rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, size, scaled=shape.rope_scaled)
-        self.scales = AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
-
-    def finish(self) -> None:
-        """After loading."""
-        self.qkv_proj.finish()
-        self.o_proj.finish()
-        self.scales.load()
+        super().__init__(run, name, shape, bias=shape.attention_bias, output_bias=shape.attention_bias)
+        if shape.rotary_dim:
+            self.make_table()
+        self.make_scales()
 
     def __call__(self, tokens: int) -> Tensor:
         """The projected output; the input is the caller's."""
         qkv = self.qkv_proj(tokens)
-        attended = self.run.new(tokens * self.q * self.size, "attention output")
+        attended = self.run.new(tokens * self.q * self.shape.itemsize, "attention output")
         output = self.o_proj(tokens)
         self.run.free(attended, qkv)
         return output
@@ -91,10 +78,7 @@ class GraniteHybrid(Family):
             Layer(run, f"model.layers.{index}", shape, attends=index in shape.attends) for index in range(shape.layers)
         ]
         Norm(run, "model.norm", shape.hidden, size, "rms")
-        self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
-        if shape.tied:
-            run.free(self.head.weight)
-            self.head = self.embedding
+        self.head = dropped_head(run, shape.vocab, shape.hidden, size, self.embedding if shape.tied else None)
 
     def finish(self) -> None:
         for layer in self.layers:
@@ -114,6 +98,3 @@ class GraniteHybrid(Family):
         result = run.new(hidden.bytes, "normed")
         run.free(*held)
         return result
-
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -150,11 +150,17 @@ class Layer(Protocol):
 
 
 class StatesOnly(Family):
-    """A model of an embedding, layers of states, and a head; norms are in place."""
+    """A model of an embedding, layers of states, and a head; norms are in place. ``mixer`` makes the layer of a name.
+    Scans are the engine's own operators: Inductor makes nothing else of it."""
 
-    embedding: Embedding
-    layers: Sequence[Layer]
-    head: Embedding
+    def __init__(self, run: Run, shape: Shape, mixer: Callable[[str], Layer]) -> None:
+        self.run, self.shape = run, shape
+        self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, shape.itemsize)
+        self.layers: list[Layer] = []
+        for index in range(shape.layers):
+            self.layers.append(mixer(f"backbone.layers.{index}.mixer"))
+            Norm(run, f"backbone.layers.{index}.norm", shape.hidden, shape.itemsize, "rms")
+        Norm(run, "backbone.norm_f", shape.hidden, shape.itemsize, "rms")
 
     def finish(self) -> None:
         for layer in self.layers:
@@ -171,28 +177,17 @@ class StatesOnly(Family):
         run.free(residual)
         return hidden
 
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows)
-
 
 class Mamba2(StatesOnly):
-    """The whole model. Scans are the engine's own operators and norms in place: Inductor makes nothing else of it."""
+    """The whole model."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
-        self.run, self.shape = run, shape
-        state, size = shape.state, shape.itemsize
+        state = shape.state
         assert isinstance(state, ScanShape)
-        self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, size)
-        layers: list[Mixer] = []
-        for index in range(shape.layers):
-            name = f"backbone.layers.{index}"
-            layers.append(Mixer(run, f"{name}.mixer", shape, state))
-            Norm(run, f"{name}.norm", shape.hidden, size, "rms")
-        self.layers = layers
-        Norm(run, "backbone.norm_f", shape.hidden, size, "rms")
+        super().__init__(run, shape, lambda name: Mixer(run, name, shape, state))
         self.head = self.embedding
         if not shape.tied:
-            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
+            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
 
 
 def state_index(run: Run, shape: Shape) -> None:

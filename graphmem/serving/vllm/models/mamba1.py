@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, LinearMethod, Unquantized, cdiv
+from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod, Unquantized, cdiv, dropped_head
 from graphmem.serving.vllm.models.base import ExpertShape, Shape, StateShape
-from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Norm, Style
+from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Style
 from graphmem.serving.vllm.models.hybrid import Attention
 from graphmem.serving.vllm.models.mamba import StatesOnly
 from graphmem.serving.vllm.run import Run, Tensor
@@ -79,20 +79,11 @@ class Mamba(StatesOnly):
     """The whole model: norms in place, and mixers."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
-        self.run, self.shape = run, shape
-        assert isinstance(shape.state, SelectiveShape)
-        self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, shape.itemsize)
-        layers: list[SelectiveMixer] = []
-        for index in range(shape.layers):
-            name = f"backbone.layers.{index}"
-            layers.append(SelectiveMixer(run, f"{name}.mixer", shape, shape.state))
-            Norm(run, f"{name}.norm", shape.hidden, shape.itemsize, "rms")
-        self.layers = layers
-        Norm(run, "backbone.norm_f", shape.hidden, shape.itemsize, "rms")
-        self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
-        if shape.tied:
-            run.free(self.head.weight)
-            self.head = self.embedding
+        state = shape.state
+        assert isinstance(state, SelectiveShape)
+        super().__init__(run, shape, lambda name: SelectiveMixer(run, name, shape, state))
+        tied = self.embedding if shape.tied else None
+        self.head = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, tied)
 
 
 class Jamba(Decoder):

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, LayerNorm, Linear
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: ``OPTLearnedPositionalEmbedding``: rows before the first position.
 OFFSET = 2
-
-
-class LayerNorm:
-    """``torch.nn.LayerNorm``: weight and bias, and the means and deviations that its kernel returns."""
-
-    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
-        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
-        run.new(width * itemsize, f"{name}.weight")
-        run.new(width * itemsize, f"{name}.bias")
-
-    def __call__(self, tokens: int) -> Tensor:
-        run = self.run
-        run.enter(self.name)
-        result = run.new(tokens * self.width * self.itemsize, "normed")
-        run.temporary(tokens * 4, tokens * 4)
-        return result
 
 
 class Layer:
@@ -98,6 +82,3 @@ class OPT(Family):
         result = self.norm(tokens)
         run.free(hidden, embedded, places)
         return result
-
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows)

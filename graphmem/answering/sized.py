@@ -1,0 +1,147 @@
+"""One question at many sizes: captured at a few of them, and by template at the others.
+
+A capture takes a second, a template (:mod:`graphmem.capture.templates`) some hundredths. It serves once it is proven: a
+capture more than were needed to make it agrees with it, event by event and byte by byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from graphmem.answering.question import Question
+from graphmem.answering.runs import Progress, RunCache, asked_cudnn
+from graphmem.devices import as_cuda
+from graphmem.run import Run
+from graphmem.training import Training
+
+if TYPE_CHECKING:
+    from graphmem.capture.kernels.parts.script import Card
+    from graphmem.capture.templates.template import Sample, Template
+    from graphmem.cudnn.library import Cudnn
+
+#: Fields of a run that may differ from size to size.
+_OF_A_SIZE = {"trace", "output_bytes", "cudnn"}
+
+
+#: Lengths of sequences that a template serves are multiples of it.
+_BLOCK = 32
+
+
+class SizedRuns:
+    """The runs of a question at several sizes, each put into ``cache``; ``question(size)`` asks for the size ``name``.
+
+    ``is_proven``: whether a template is. ``refused``: why there is none; "" as long as there may be one.
+    """
+
+    def __init__(self, name: str, question: Callable[[int], Question], cache: RunCache) -> None:
+        self.name, self._question, self._cache = name, question, cache
+        self.block = _BLOCK if name == "seq_len" else 1
+        self._runs: dict[int, Run] = {}  # that were captured, by size
+        self._samples: dict[int, Sample] = {}
+        self._template: Template | None = None
+        self._written: Run | None = None  # the last one by template
+        self._opened = contextlib.ExitStack()
+        self._cudnn: Cudnn | None = None  # asked at all sizes
+        self.is_proven = False
+        self.refused = ""
+
+    def __enter__(self) -> SizedRuns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def serves(self, size: int) -> bool:
+        """Whether a template may serve a size: dimensions of one element are like no others, and kernels of attention
+        look at lengths of sequences in blocks."""
+        return size > 1 and size % self.block == 0
+
+    @property
+    def captured(self) -> list[int]:
+        """The sizes that were captured for the template, in order."""
+        return sorted(self._samples)
+
+    def capture(self, size: int, say: Progress) -> Run:
+        """The run of a capture, from which the template learns; it is in the cache for estimates of this size. Raises
+        :class:`GraphmemError`."""
+        question = self._question(size)
+        if self.refused or not _is_captured(question):
+            self.refused = self.refused or "the step is not captured at sizes of its own"
+            return self._cache.run(question, say)
+        from graphmem.capture.record.calls import CallLog
+        from graphmem.capture.templates.template import Sample
+
+        if self._cache.last is self._written:
+            self._cache.forget()  # what a template wrote is no capture
+        log = CallLog()
+        run = self._cache.run(question, say, log)
+        if not log.calls:  # it was in the cache
+            return run
+        self._runs[size], self._samples[size] = run, Sample(size, run.trace, log)
+        self._learn(question)
+        return run
+
+    def _learn(self, question: Question) -> None:
+        """Make the template of all captures, and see whether it is proven."""
+        from graphmem.capture.templates.layout import NoTemplate
+        from graphmem.capture.templates.template import Template
+
+        if len(self._samples) < 2:
+            return
+        first, *others = self._runs.values()
+        if first.planned is not None or first.is_own_step:
+            self.refused = "the program runs its steps itself"
+            return
+        if any(getattr(first, one.name) != getattr(other, one.name)
+               for other in others for one in fields(Run) if one.name not in _OF_A_SIZE):  # fmt: skip
+            self.refused = "what is known of the runs differs from size to size"
+            return
+        try:
+            self._template = Template.learn(list(self._samples.values()))
+            self.is_proven = self._template.is_proven and self._template.agrees(self._card(question))
+        except (NoTemplate, ValueError) as why:
+            self.refused, self.is_proven = str(why), False
+
+    def by_template(self, size: int) -> Run | None:
+        """The run by the template, proven or not; it is in the cache for estimates of this size. None where there is no
+        template, or it does not serve this size."""
+        from graphmem.capture.templates.layout import NoTemplate
+
+        if self._template is None or self.refused or not self.serves(size):
+            return None
+        question = self._question(size)
+        try:
+            [trace] = self._template.traces([size], self._card(question))
+            output_bytes = self._output_bytes(size)
+        except (NoTemplate, ValueError):
+            return None
+        last = self._runs[self.captured[-1]]
+        sizes = ", ".join(f"{one:,}" for one in self.captured)
+        notes = (*last.notes, f"by template of the captures at {self.name} {sizes}")
+        run = replace(last, trace=trace, cudnn=self._cudnn, output_bytes=output_bytes, notes=notes)
+        self._cache.keep(question, run)
+        self._written = run
+        return run
+
+    def _card(self, question: Question) -> Card:
+        from graphmem.capture.kernels.parts.script import Card
+
+        if self._cudnn is None:
+            self._cudnn = self._opened.enter_context(asked_cudnn(question))
+        setting = question.setting
+        return Card(as_cuda(setting.device), setting.torch_version, cudnn=self._cudnn)
+
+    def _output_bytes(self, size: int) -> int:
+        from graphmem.capture.templates.curves import curve_through
+
+        return curve_through(self.captured, [self._runs[one].output_bytes for one in self.captured]).at(size)
+
+
+def _is_captured(question: Question) -> bool:
+    """Whether the step is captured, at the size asked for, on a card whose answers do not depend on it."""
+    step = question.step
+    generates = not isinstance(step, Training) and step.generate is not None
+    return not question.is_onnx and not generates

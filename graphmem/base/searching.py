@@ -1,0 +1,24 @@
+"""The largest number that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def largest(does: Callable[[int], bool], top: int) -> int:
+    """The largest number from 1 to ``top`` that does, where all below it do too; 0 for none. Doubling, then halving."""
+    if top < 1 or not does(1):
+        return 0
+    good, step = 1, 1
+    while good < top:
+        tried = min(top, good + step)
+        if not does(tried):
+            break
+        good, step = tried, 2 * step
+    else:
+        return good
+    bad = min(top, good + step)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if does(middle) else (good, middle)
+    return good
