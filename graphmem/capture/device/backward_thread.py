@@ -108,14 +108,14 @@ class _DeviceThread:
     def take(self, count: int) -> int:
         """The first of ``count`` numbers of the thread that no other node has."""
 
-        def taken() -> int:
-            first = next_sequence_number()
-            _count(count)
-            return first
+        first: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-        first = self.run(taken)
-        assert isinstance(first, int)
-        return first
+        def work() -> None:
+            first.put(next_sequence_number())
+            _count(count)
+
+        self._work.put(work)
+        return first.get()
 
 
 def _renumbered(results: object, begin: int, end: int, first: int) -> None:
