@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 
 #: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
@@ -16,7 +16,7 @@ EPOCHS = ("auto", "first", "all")
 EPOCH_SECONDS = 10.0  # of this process's time
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Program:
     """``python target arguments``, ``python -m target arguments``, or ``python -c target arguments``; a notebook
     (``.ipynb``) is the program of its cells.
@@ -62,7 +62,7 @@ class Program:
         return f"-m {self.target}" if self.is_module else "-c ..." if self.is_code else self.target
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class ItemRun:
     """An item of a loop around training, which was a run of its own: ``where`` the loop is (``train.py:12``), the
     ``item`` for people, the rows of the trace from ``first`` to before ``end``."""
@@ -73,7 +73,7 @@ class ItemRun:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class EpochRead:
     """The batches of one epoch: ``read`` so many, all if it is ``whole``, of ``shapes`` different kinds; ``smallest``,
     ``median`` and ``largest`` count the numbers in a batch; ``analysed`` were given to the program after those that
@@ -89,7 +89,7 @@ class EpochRead:
     analysed: int
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Ending:
     """The end of a program's run, after ``steps`` optimizer steps.
 

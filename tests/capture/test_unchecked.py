@@ -9,9 +9,8 @@ torch = pytest.importorskip("torch")
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.kernels import PROOFS  # noqa: E402
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled  # noqa: E402
-from graphmem.capture.operators.facts import facts_of  # noqa: E402
+from graphmem.capture.operators.facts import CALLS_CUBLAS, facts_of  # noqa: E402
 from graphmem.capture.operators.kernel_decompositions import _selected_rows  # noqa: E402
-from graphmem.capture.operators.side_effects import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.diagnostics import Code, Diagnostic  # noqa: E402
 from graphmem.training import Inference  # noqa: E402

@@ -80,7 +80,7 @@ class _DeviceThread:
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def run(self, function: Callable[[], Any]) -> object:
+    def run(self, function: Callable[[], object]) -> object:
         """The function's result, or its error raised again."""
         state = _state()
         done = threading.Event()
@@ -159,7 +159,7 @@ def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]
 
 
 @contextlib.contextmanager
-def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
+def _under(state: tuple[list[object], list[object], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
     """Set the modes and autocast of another thread on this one. The modes are taken off at the end; autocast stays."""
     modes, function_modes, autocast = state
     for kind, enabled, dtype in autocast:

@@ -337,7 +337,7 @@ class Loop:
         self.is_ending = True
         leaving.repeated[self.where] += 1
         if all(kept > 0 for kept in self._on_host):  # one alone may be its batch
-            leaving.recorder.collected.begin(self._first)
+            leaving.recorder.collect_from(self._first)
         return self._has_batches()
 
     # --- what it reads ---

@@ -232,7 +232,7 @@ class Storages:
                 self.builder.labels[ref.index] = label
 
     def place(self, tensor: object, place: Place) -> None:
-        """Say where a live tensor's storage lies, when its device does not tell."""
+        """Record where a live tensor's storage lies, if its device does not show it."""
         ref = self.of(tensor)
         if ref is not None:
             self.builder.places[ref.index] = place

@@ -6,7 +6,7 @@ import re
 
 from graphmem.capture.values.callers import function_in_torch_cuda
 
-#: (regular expression on "<type>: <message>", what to tell the user). The first that is found counts.
+#: (regular expression on "<type>: <message>", message for the user). The first that is found counts.
 _EXPLAINED = (
     (
         r"Cannot access accelerator device when none is available",

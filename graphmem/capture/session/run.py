@@ -13,7 +13,7 @@ from torch import nn
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.loop.generation import GENERATIONS, run_generation
 from graphmem.capture.loop.loading import loader_for
-from graphmem.capture.loop.optimizers.own import own_optimizer
+from graphmem.capture.loop.optimizers.build import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.both_loops import BothLoops
@@ -26,6 +26,7 @@ from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, said
 from graphmem.run import Run, RunMode
 from graphmem.training import Inference, Training
+from graphmem.training.optimizers import is_own
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB
 
@@ -112,7 +113,8 @@ class _Followed:
     ) -> None:
         self._subject, self._mode, self._memory, self._say = subject, mode, memory, say
         step = subject.step
-        self._own_optimizer = own_optimizer(step) if isinstance(step, Training) else None
+        names = step.optimizer if isinstance(step, Training) else ""
+        self._own_optimizer = own_optimizer(names) if is_own(names) else None
         self._notes: list[str] = []
         self._iterations: int | None = None  # of a step that the subject did not run itself
         self._both: BothLoops | None = None
@@ -146,7 +148,9 @@ class _Followed:
     def _run_step(self, session: Session, built: Built) -> None:
         step, iterations = self._subject.step, self._subject.iterations
         if isinstance(step, Training):
-            loader = loader_for(self._subject.build, built, self._subject.sizes, step, iterations)
+            loader = None
+            if step.epoch.varies or step.prefetch:
+                loader = loader_for(self._subject.build, built, self._subject.sizes, step, iterations)
             if self._mode.covers_both_loops and loader is None and step.pp is None and step.compile is None:
                 session.recorder.both = self._both = BothLoops(session.recorder.storages)
             ended = run_training(
@@ -206,7 +210,8 @@ def _lacks_iterations(session: Session, ending: Ending) -> bool:
     """True if the collection on the host of a loop that was left early went to the device, or the program failed,
     perhaps for want of it."""
     left_alike = session.leaving is not None and bool(session.leaving.repeated)
-    return session.recorder.collected.reached_device or (left_alike and ending.failed)
+    collected = session.recorder.collected
+    return (collected is not None and collected.reached_device) or (left_alike and ending.failed)
 
 
 def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:

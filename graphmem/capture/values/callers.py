@@ -283,7 +283,7 @@ def called_in_generation_loop() -> bool:
 
 def called_to_generate() -> bool:
     """Whether a model runs for a function that is called ``generate``, as transformers' and most others': a report
-    tells generation from evaluation."""
+    separates generation from evaluation."""
     return any(frame.f_code.co_name == "generate" for frame in _frames(sys._getframe(2)))
 
 
@@ -292,7 +292,7 @@ def called_to_generate() -> bool:
 
 def node_name() -> str:
     """Class name of the autograd node whose formula runs now; "" outside one. Formulas are no operators: the node is
-    all that tells which one calls."""
+    the only sign of which one calls."""
     node: object = current_autograd_node()
     return "" if node is None else type(node).__name__
 
