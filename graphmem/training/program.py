@@ -11,9 +11,12 @@ from graphmem.errors import UsageError
 #: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
 #: first, the third finds the rare step whose fragmentation still grows.
 OPTIMIZER_STEPS = 3
-#: The batches of an epoch that are looked at: as many as are read in the seconds, the first ones alone, or all.
+#: The batches of an epoch that are looked at: those of :data:`EPOCH_BATCHES` and :data:`EPOCH_NUMBERS`, the first ones
+#: alone, or all.
 EPOCHS = ("auto", "first", "all")
-EPOCH_SECONDS = 10.0  # of this process's time
+#: Batches of all epochs of a program that are read unasked, and the numbers in them: 1 GiB of ``float32``. A count, and
+#: no time: the same program has the same figures on every machine.
+EPOCH_BATCHES, EPOCH_NUMBERS = 1000, 1 << 28
 
 
 @public_value(frozen=True, slots=True)
@@ -95,8 +98,9 @@ class Ending:
 
     ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
     could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
-    instead), ``raised`` (``error``: its place and message), ``unfollowed`` (the same, but the statement passes on the
-    host: graphmem failed there, and not the program). ``jobs``: the settings of all jobs, of which one ran.
+    instead), ``raised`` (``error``: its place and message), ``unfollowed`` (graphmem failed there, and not the program:
+    it has no answer to what was asked, or the statement passes on the host). ``jobs``: the settings of all jobs, of
+    which one ran.
     """
 
     how: str
@@ -114,7 +118,7 @@ class Ending:
         """The ending as a sentence without a full stop."""
         steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
         if self.how == "unfollowed":
-            return f"graphmem's limit, not your program's, after {steps}: {self.error} (the same passes on the host)"
+            return f"graphmem's limit, not your program's, after {steps}: {self.error}"
         if self.how == "raised":
             return f"the program raised an error after {steps}: {self.error}"
         if self.how == "exit":
