@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 from graphmem.base.options import REQUIRED, Given, OneOf, Option, Whole, check_values, option, switch
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.optimizers import OptionValue, pairs_of, parse_optimizer_arg
 
@@ -59,7 +59,7 @@ def _further(given: Given) -> Options:
     return (*cast("Options", drafts), *texts)
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Generation:
     """A call of ``model.generate`` of transformers: the batch's inputs are its prompt. None stands for what the model's
     ``generation_config`` has, and transformers' default where that has none. Raises :class:`UsageError`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graphmem.base.options import REQUIRED, Whole, check_values, documented, option
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.processes import at_least_two
 
@@ -43,7 +43,7 @@ def _layers_in(text: str) -> tuple[int, ...]:
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class PipelineParallel:
     """``torch.distributed.pipelining`` around a transformers model: its layers in stages, the embedding with the first
     one, norm, head and loss with the last, and PyTorch's schedule of the stages of one process. Without ``layers``

@@ -189,6 +189,16 @@ class OperatorFacts:
         return any(argument.name == "pin_memory" for argument in self.func._schema.arguments)
 
 
+def _takes_outputs_only(func: OpOverload) -> bool:
+    """True if recordings prove it, of a pointwise operator that writes to its input also those of the one that makes an
+    output: both are one loop of ``TensorIterator``."""
+    library, name, overload = str(func).split(".")
+    if proven(str(func)) or library != "aten" or not name.endswith("_"):
+        return proven(str(func))
+    maker = getattr(getattr(torch.ops.aten, name[:-1], None), overload, None)
+    return maker is not None and torch.Tag.pointwise in maker.tags and proven(str(maker))
+
+
 @cache
 def facts_of(func: OpOverload) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
@@ -203,7 +213,7 @@ def facts_of(func: OpOverload) -> OperatorFacts:
     )
     tabled = decomposition is not None or any(func in table for table in _MODELLED)
     modelled = rule is not None or tabled
-    has_proof = name in PROOFS if rule is not None else proven(name) or bitsandbytes.is_update(func)
+    has_proof = name in PROOFS if rule is not None else _takes_outputs_only(func) or bitsandbytes.is_update(func)
     return OperatorFacts(
         func=func,
         name=name,

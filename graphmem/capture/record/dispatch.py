@@ -52,6 +52,8 @@ _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _IS_SET_TO = _aten.is_set_to.default
+_TO = _aten.to.dtype_layout
+_META = torch.device("meta")
 _COALESCE = _aten._coalesce.default
 _SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
@@ -281,6 +283,18 @@ def _is_set_to(_: RecordingMode, call: OperatorCall) -> object:
     """``is_set_to`` (ATen/native/TensorProperties.cpp): the same storage, seen in the same way."""
     one, other = ((t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()) for t in call.args)
     return bool(one == other)
+
+
+def _stays_there(_: RecordingMode, call: OperatorCall) -> object:
+    """C++ moves a tensor to the device where it finds the card's tensors (:data:`values.tensors.NOWHERE`): nothing is
+    copied unless the type changes."""
+    tensor, given = call.args[0], call.kwargs
+    if given.get("device") != _META or not tensor.is_cuda:
+        return NOT_HANDLED
+    if given.get("dtype") in (None, tensor.dtype) and given.get("layout") in (None, tensor.layout):
+        return tensor.detach() if call.func is _TO_COPY else tensor
+    call.kwargs = {**given, "device": tensor.device}
+    return NOT_HANDLED
 
 
 def _nested(mode: RecordingMode, call: OperatorCall) -> object:
@@ -571,6 +585,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "C++ compares pointers, and fake tensors have none",
         lambda facts: facts.func is _IS_SET_TO,
         _is_set_to,
+        is_noted=False,
+    ),
+    Interceptor(
+        "moves of C++",
+        "formulas of forward derivatives move tensors to their own device, which is another one to C++ here",
+        lambda facts: facts.func in (_TO, _TO_COPY),
+        _stays_there,
         is_noted=False,
     ),
     Interceptor(

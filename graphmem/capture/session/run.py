@@ -18,12 +18,14 @@ from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.both_loops import BothLoops
 from graphmem.capture.record.calls import CallLog
-from graphmem.capture.session.session import Session, capture, raised_by_program, speaks_of_memory
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.session.error_messages import is_refused_by_cards
+from graphmem.capture.session.session import Session, capture, raised_by_program, readable_errors, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
 from graphmem.capture.values.messages import Post
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
-from graphmem.errors import CannotShortenError, said
+from graphmem.errors import CannotShortenError, CaptureError, GraphmemError, said
 from graphmem.run import Run, RunMode
 from graphmem.training import Inference, Training
 from graphmem.training.optimizers import is_own
@@ -176,7 +178,8 @@ class _Followed:
         """The run with the known facts of its subject."""
         ending: Ending | None = self._facts.get("ending")
         if ending is not None and self._retry is not None and self._retry.passes():
-            self._facts["ending"] = replace(ending, how="unfollowed")
+            error = f"{ending.error} (the same passes on the host)"
+            self._facts["ending"] = replace(ending, how="unfollowed", error=error)
         if self._iterations is None or not isinstance(self._subject.step, Training):
             iterations = [] if self._iterations is None else [f"{self._iterations} iterations"]
             return replace(run, notes=(*self._notes, *iterations, *run.notes), **self._facts)
@@ -226,10 +229,23 @@ def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
     except CannotShortenError:
         raise
     except Exception as error:
-        raised = raised_by_program(error)
-        if raised is None or (speaks_of_memory(error) and session.recorder.storages.refusals):
+        is_memory = speaks_of_memory(error) and session.recorder.storages.refusals
+        if is_memory or isinstance(error, GraphmemError):
             raise
-        return Ending("raised", session.leaving.steps, 1, raised), retry_of(error)
+        raised = raised_by_program(error)
+        if raised is not None:
+            return Ending("raised", session.leaving.steps, 1, raised), retry_of(error)
+        how = "raised" if is_refused_by_cards(error) else "unfollowed"
+        return Ending(how, session.leaving.steps, 1, _in_words(error, session.recorder)), None
+
+
+def _in_words(error: Exception, recorder: Recorder) -> str:
+    """Why an analysis cannot go on."""
+    try:
+        with readable_errors(recorder):
+            raise error
+    except CaptureError as found:
+        return str(found)
 
 
 @contextlib.contextmanager

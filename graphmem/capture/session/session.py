@@ -175,7 +175,7 @@ def capture(
         if memory is not None:
             recorder.answer_from(memory)
         settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
-        with _readable_errors(recorder), interrupts.let_in():
+        with readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch, context.leaving))
         if settings.differ:
             shown_card.asked.add("allocator")
@@ -279,7 +279,8 @@ def _weighed(one: Diagnostic, ran: Container[str]) -> Diagnostic:
 
 
 @contextlib.contextmanager
-def _readable_errors(recorder: Recorder) -> Iterator[None]:
+def readable_errors(recorder: Recorder) -> Iterator[None]:
+    """Errors of a step in words. Raises :class:`CaptureError`."""
     try:
         yield
     except GraphmemError:

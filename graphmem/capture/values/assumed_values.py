@@ -100,7 +100,13 @@ class AssumedValues:
         given = self._given_at(place)
         if given is not None:
             return int(given)
-        is_log = self._reading not in ("index", "bool") and self._judge(reading_lines.only_logs, file, line)
+        if self._reading == "" and callers.is_subscript():
+            self.logged += 1
+            return 0
+        frames = callers.user_frames()
+        is_log = self._reading not in ("index", "bool") and self._judge(
+            reading_lines.only_logs, file, line, False, False, frames
+        )
         self._note(place, Code.WHOLE_NUMBER, is_decisive=not is_log)
         return 1
 
