@@ -102,8 +102,8 @@ def find(path: str) -> Any:
 
 def owner(path: str) -> object:
     """The module or class that has, or would have, the name; :data:`GONE` without one."""
-    found: Any = importlib.import_module("torch")
     parts = path.split(".")
+    found: Any = importlib.import_module(parts[0])
     for end in range(2, len(parts)):
         found = _attribute(found, parts[end - 1], ".".join(parts[:end]))
         if found is GONE:

@@ -314,6 +314,19 @@ class TraceBuilder:
         self.calls[index] = calls
         return index
 
+    def alloc_again(self, index: int, operator: int) -> int:
+        """Record the birth of another storage like storage ``index``, of the same call if it is of one."""
+        made = self.alloc(
+            self.storage_bytes[index], operator, self.categories[index], stream=self.streams[index],
+            place=self.places[index], label=self.labels[index], pool=self.storage_pools[index],
+        )  # fmt: skip
+        calls = self.calls.get(index)
+        if calls is not None:
+            self.storage_bytes[made] = calls.bytes[calls.chosen]
+            calls.storages.append(made)
+            self.calls[made] = calls
+        return made
+
     def pool(self, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> int:
         """Add a private pool; returns its number. Nothing holds it yet."""
         self.pools.append(MemoryPool(label, use_on_oom, no_split))

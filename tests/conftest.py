@@ -93,7 +93,7 @@ def cudnn_switches() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def validated_distributions() -> Iterator[None]:
     """A test that compiles outside of a capture ends the validation of distributions for the process, as programs do
-    (``graphmem/capture/compile/validation.py``): the tests after it begin with it."""
+    (``graphmem/capture/compile/frame_evaluation.py``): the tests after it begin with it."""
     yield
     if "torch.distributions" in sys.modules:
         sys.modules["torch.distributions"].Distribution.set_default_validate_args(__debug__)

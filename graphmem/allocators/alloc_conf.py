@@ -39,7 +39,7 @@ class AllocConf:
     """The settings of the CUDA caching allocator. Sizes are bytes; the defaults are PyTorch's.
 
     ``roundup_power2_divisions`` has one entry per slot (0: off). ``ignored`` lists the keys that do not change device
-    memory, with their values. ``remarks`` say where PyTorch reads something else than a person would.
+    memory, with their values. ``remarks``: where PyTorch reads something else than a person would.
     """
 
     backend: str = "native"

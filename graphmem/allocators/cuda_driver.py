@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Protocol
 
-from graphmem.errors import UsageError
 from graphmem.units import MIB
 
 #: Granularity of cudaMalloc and of cuMemCreate (``cuMemGetAllocationGranularity``) on every NVIDIA card since Pascal.
@@ -115,12 +114,6 @@ class CudaDriver:
             return None
         self._sizes[address] = pages
         return address
-
-    def adopt(self, address: int, size: int) -> None:
-        """Count a range that was handed out before; the address policy must not hand it out again."""
-        if not self._take(size):
-            raise UsageError(f"a heap with a segment of {size} bytes does not fit a card of {self.capacity_bytes}")
-        self._sizes[address] = size
 
     def free(self, address: int) -> None:
         """``cudaFree``."""

@@ -153,8 +153,9 @@ def _of_other_values(question: Question, decided: Collection[Diagnostic], say: P
                 step = replace(question.step, assume=(*question.step.assume, (place, value)))
                 other = replace(question, training=step, bounds=False, top=0)
                 theirs = estimate_of(other, say=labelled(say, f"{place} read as {value:g}"), figures_only=True)
-                if _lines_assumed(theirs.diagnostics) - _lines_assumed(decided):
-                    raise CaptureError("other lines decide then")
+                failed = theirs.details.get("program", {}).get("code")
+                if failed or _lines_assumed(theirs.diagnostics) - _lines_assumed(decided):
+                    raise CaptureError("it fails, or other lines decide then")
                 peaks.append(theirs.peak)
             found[place] = Outcome(" and ".join(f"{value:g}" for value in values), tuple(peaks))
     return found

@@ -21,6 +21,7 @@ import types
 import typing
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +204,17 @@ def read_yaml(path: Path) -> object:
         raise ValueError(f"it holds a value that is not of its type: {type(error).__name__}: {error}") from None
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def check_fields(kind: type, values: Mapping[str, Any]) -> None:
     """Hold ``values`` against the annotated types of the dataclass ``kind``. Raises :class:`ValueError` naming the
     first that does not fit; names that are missing, or are no field, are left to the constructor."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{shown(values)} is no {kind.__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for name, value in values.items():
         if name in hints and not fits(value, hints[name]):
             raise ValueError(f"{name} is {shown(value)}")

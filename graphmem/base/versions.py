@@ -13,10 +13,10 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphmem.base.records import public_value
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
 
@@ -177,7 +177,7 @@ def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str]
 # --- the register -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Since:
     """One change: ``what``: its subject, the first ``version`` that has it (``since`` in the file), and how it was
     ``before`` and is ``now``.

@@ -211,7 +211,7 @@ def _view(owner: object, found: Any, value: object, threads: Threads) -> object:
     raise TypeError(f"{owner!r} cannot show {value!r} to one thread and {found!r} to another")
 
 
-def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Threads) -> Callable[..., Any]:
+def _function(value: Callable[..., object], found: Callable[..., object], threads: Threads) -> Callable[..., Any]:
     adopts = threads.adopts
 
     def view(*args: object, **kwargs: object) -> object:

@@ -38,7 +38,7 @@ class Threads(set[int]):
         self.add(get_ident())  # below the mode itself, the stack does not show it
         return True
 
-    def only(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def only(self, function: Callable[..., object]) -> Callable[..., Any]:
         """``function`` for these threads; for any other, nothing, and None."""
 
         def here(*args: object, **kwargs: object) -> object:

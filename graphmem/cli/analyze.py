@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import click
 
 from graphmem.base.options import option
+from graphmem.base.records import public_value
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import INPUTS, RANKS, STEP, Output, Request
 from graphmem.cli.output import check_output, emit, show, working
@@ -18,7 +18,7 @@ from graphmem.errors import NotModelledError
 KEPT = 25
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class Analysis(Request):
     """A question with the options of ``analyze`` alone."""
 

@@ -86,18 +86,27 @@ def program_or_command(
         line = found
     if line.is_launcher or line.kind == "none":
         return (sys.executable, *line.flags, *(["-m"] if line.kind == "module" else []), line.target, *line.arguments)
-    if line.kind == "file" and Path(line.target).suffix in (".onnx", ".pt2"):
-        raise UsageError(f"{line.target} is a model and no program; write graphmem analyze {line.target}")
     if line.kind == "file":
-        refuse_keras(Path(line.target))
+        _refuse_other_files(Path(line.target))
     if launch.config is not None:
-        if line.kind == "code":
-            raise UsageError("--config starts a file or a module, and no program text")
-        starts = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", launch.config]
-        return (*starts, *(["--module"] if line.kind == "module" else []), line.target, *line.arguments)
+        return _by_accelerate(line, launch.config)
     return Program(
         line.target, tuple(line.arguments), line.kind == "module", launch.environment, is_code=line.kind == "code"
     )
+
+
+def _by_accelerate(line: PythonLine, config: str) -> tuple[str, ...]:
+    """The command by which accelerate starts the program. Raises :class:`UsageError`."""
+    if line.kind == "code":
+        raise UsageError("--config starts a file or a module, and no program text")
+    starts = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+    return (*starts, *(["--module"] if line.kind == "module" else []), line.target, *line.arguments)
+
+
+def _refuse_other_files(path: Path) -> None:
+    if path.suffix in (".onnx", ".pt2"):
+        raise UsageError(f"{path} is a model and no program; write graphmem analyze {path}")
+    refuse_keras(path)
 
 
 def _python_line(words: Sequence[str]) -> PythonLine | None:

@@ -90,8 +90,8 @@ def _parameter(kind: type, field: Field[object], option: Option, heading: str) -
     elif field.type == "bool | None" or field.default is True:
         flags[0] = f"{flags[0]}/--no-{flags[0].removeprefix('--')}"
     required = field.default is MISSING and not option.opens
-    declared = [*flags, option.parameter]
-    made = FieldOption(declared, default=None, help=help, required=required, **_attributes(field, option))
+    attributes = _attributes(field, option) | ({"required": True} if required else {"default": None})  # 8.3 takes both
+    made = FieldOption([*flags, option.parameter], help=help, **attributes)
     made.heading = heading
     return made
 

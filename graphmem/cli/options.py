@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +12,7 @@ import click
 
 from graphmem.base.figures import parse_margin
 from graphmem.base.options import Given, Whole, described, option
+from graphmem.base.records import public_value
 from graphmem.cli.fields import is_given, parameters, takes, values_of
 from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
@@ -90,7 +91,7 @@ def _margin(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class Target:
     """The card, the runtime and its allocator, as :func:`graphmem.replay_trace` names them."""
 
@@ -225,7 +226,7 @@ def _number(text: str) -> float:
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else float(text)
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class _Asked:
     """The step of a model, under the argument names of :func:`graphmem.analyze`."""
 
@@ -270,12 +271,12 @@ class _Asked:
     cudnn: str = option(AUTO, CUDNN, heading=CARD)
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class Request(Target, _Asked):
     """A question about a model, as :func:`graphmem.analyze` names it."""
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class Measured:
     """The run of a model, without the options of files."""
 
@@ -334,7 +335,7 @@ FORMAT = described(
 _FILE = described("Write there (whole or not at all) instead of to stdout.", flags="-o --output", metavar="FILE")
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class Written:
     """In which format an answer is written, and where it goes: the same in every command that gives one."""
 
@@ -342,7 +343,7 @@ class Written:
     output: str | None = option(None, _FILE)
 
 
-@dataclass(frozen=True)
+@public_value(frozen=True)
 class Output(Written):
     """The part of an estimate that is shown, its place, and when the command exits with 3."""
 

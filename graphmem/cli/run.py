@@ -27,7 +27,7 @@ from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
-from graphmem.training.program import EPOCH_SECONDS, OPTIMIZER_STEPS, Program
+from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, Program
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
@@ -77,7 +77,8 @@ class Followed:
     epoch: str = option(
         "auto",
         f"Batches whose shapes are looked at behind those of the steps, the largest of which are analysed too: as many "
-        f"as are read in {EPOCH_SECONDS:.0f} seconds (auto), none (first), all, or the next N (sample N).",
+        f"as {EPOCH_BATCHES} batches or {EPOCH_NUMBERS >> 20} million numbers (auto), none (first), all, or the next N "
+        "(sample N).",
         metavar="auto|first|all|'sample N'",
     )
     data_dependent: float | None = option(None, option_of(Training, "data_dependent"))

@@ -105,7 +105,7 @@ class Descriptors:
         return count.value
 
     def numbers(self, of: Descriptor, name: int, kind: Type, at_most: int) -> list[int]:
-        """The values of an attribute; none where the library does not tell them."""
+        """The values of an attribute; none where the library does not give them."""
         array, count = (_C_TYPES.get(kind, ctypes.c_int) * at_most)(), ctypes.c_int64()
         status = self._library.cudnnBackendGetAttribute(of, name, int(kind), at_most, ctypes.byref(count), array)
         return [] if status else list(array)[: min(count.value, at_most)]

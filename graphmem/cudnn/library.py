@@ -236,7 +236,7 @@ class Cudnn:
             self._refused[self._reasons[key]] += 1
         return found
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         """The worker's answer, or an error where it ended or stays silent."""
         if not self._about and not self._unusable:
             try:
@@ -278,7 +278,7 @@ class Cudnn:
             raise CudnnUnavailable(f"--cudnn {self._named}: {reason}", reason)
         return about
 
-    def _exchange(self, line: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, line: dict[str, object]) -> dict[str, Any]:
         """Send a line to the process and read its answer. One that is silent is killed; one that has ended is closed,
         and the answer is an ``error``."""
         worker = self._worker

@@ -5,7 +5,7 @@ format that runs, dimensions of 1 included), ``getConvDescriptor`` (half types a
 ``filterEngineConfigs``, and the order: the plans of the heuristics, then those of the fallback list.
 
 Plans of engines that compile their kernel at run time (``CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION``) are not built,
-which takes a device: their configurations are supported, and tell the same workspace.
+which takes a device: their configurations are supported, and report the same workspace.
 """
 
 from __future__ import annotations

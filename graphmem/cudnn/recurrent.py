@@ -92,7 +92,9 @@ class Network:
         return self.projected or self.hidden
 
 
-def spaces(library: c.CDLL, version: int, device: dict[str, Any], network: Network, training: bool) -> tuple[int, int]:
+def spaces(
+    library: c.CDLL, version: int, device: dict[str, object], network: Network, training: bool
+) -> tuple[int, int]:
     """Work and reserve space in bytes, as the library, of that version (92000: 9.20), gives them for a card of that
     description.
 
@@ -166,6 +168,6 @@ def _new(library: c.CDLL, kind: str, made: list[tuple[str, c.c_void_p]]) -> c.c_
     return descriptor
 
 
-def _call(function: Callable[..., int], *arguments: Any) -> None:
+def _call(function: Callable[..., int], *arguments: object) -> None:
     if status := function(*arguments):
         raise CudnnError(f"{getattr(function, '__name__', function)}: status {status}")

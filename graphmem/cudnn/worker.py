@@ -143,7 +143,7 @@ def _places(name: str, beside: Path, search: list[Path]) -> Iterator[str]:
         yield from map(str, sorted(folder.glob(f"*/lib/{name}")))
 
 
-def describe(descriptors: Descriptors, device: dict[str, Any]) -> Descriptor:
+def describe(descriptors: Descriptors, device: dict[str, object]) -> Descriptor:
     """cuDNN's descriptor of a device, which stays."""
     described = descriptors.make(Kind.DEVICE)
     descriptors.set_text(described, 2702, json.dumps(device))

@@ -9,13 +9,14 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from graphmem.base.figures import Figure
 from graphmem.base.figures import Loads as Loads
+from graphmem.base.records import public_value
 from graphmem.devices import context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
@@ -37,7 +38,7 @@ _COUNTED = re.compile(r"(?P<n>\d{1,4})x(?P<first>.+)|(?P<name>.+)x(?P<m>\d{1,4})
 _LONGEST_NAME = 100
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Device:
     """A card. ``compute_capability`` is None where CUDA's does not apply; ``sm_count`` and ``max_threads_per_sm`` are 0
     where unknown.

@@ -23,7 +23,7 @@ BATCH_NAMES = frozenset(
     ("batch", "batch_size", "batchsize", "batch_dim", "batch_axis", "n_batch", "num_batch", "nbatch", "bs", "b", "n")
 )
 ANONYMOUS = "?"  # a free dimension without a name
-#: Words in the names of dimensions that are a sequence's length, and those that say it is another one.
+#: Words in the names of dimensions that are a sequence's length, and those of another one.
 _SEQUENCE_WORDS = frozenset((
     "seq", "seqlen", "sequence", "len", "length", "time", "timesteps", "frames", "tokens", "token", "steps",
 ))  # fmt: skip

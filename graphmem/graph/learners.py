@@ -47,7 +47,7 @@ def _classifier(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Out
     return [(_CLASSES[name], [_rows(shapes[0])]), (TensorProto.FLOAT, [_rows(shapes[0]), max(2, len(classes))])]
 
 
-def _vector_machine(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outputs:
+def _vector_machine(attributes: Mapping[str, object], shapes: Shapes, kind: int) -> Outputs:
     """As a classifier; without probabilities a score for each pair of classes (``ml/svmclassifier.cc``)."""
     label, (scored, (rows, count)) = _classifier(attributes, shapes, kind)
     is_paired = count > 2 and not attributes.get("prob_a") and bool(attributes.get("vectors_per_class"))
@@ -59,7 +59,7 @@ def _regressor(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outp
     return [(TensorProto.FLOAT, [_rows(shapes[0]), attributes.get("n_targets", attributes.get("targets", 1))])]
 
 
-def _extracted(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outputs:
+def _extracted(attributes: Mapping[str, object], shapes: Shapes, kind: int) -> Outputs:
     """So many of the last dimension as there are indices (``ml/array_feature_extractor.cc``)."""
     values, indices = shapes
     return [(kind, [*(values[:-1] or [1]), math.prod(indices)])]

@@ -1,7 +1,7 @@
 """Likely numbers for dimensions that nothing binds, tried on the graph before they are named.
 
 A guess comes from the file's metadata, the dimension's name and the dimensions beside it; a dimension may also be what
-two others make (``past + seq``), whatever an exporter called it. The graph's own nodes then say whether a guess fits:
+two others make (``past + seq``), whatever an exporter called it. The graph's own nodes then show whether a guess fits:
 a ``Reshape``, a ``Conv`` or a ``Concat`` that cannot take it refuses it.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 
 from graphmem.base.records import dataclass
 from graphmem.graph.asked import Asked
@@ -37,6 +38,7 @@ _LONG_LOOP = 1024
 #: What to try, the likeliest first: sides of images and of lines of text, samples of sound, lengths of sequences.
 _IMAGE = (640, 224, 320, 256, 512, 32, 1024)
 _LINE = (320, 160, 640, 100)
+_LINE_HEIGHTS = (48, 32)
 _SOUND = (16000, 512, 1280, 576, 256, 48000)
 _LENGTH = (128, 16, 64, 512, 8, 100, 300, 3000, 32, 256, 1024, 80, 2, 1)
 
@@ -46,23 +48,23 @@ def suggested(
     asked: Asked,
     metadata: Mapping[str, str],
     implied: Mapping[tuple[str, int], int],
-    answers: Callable[[Asked], bool],
     *,
     loops: bool = False,
-) -> tuple[Asked, bool]:
-    """A question to ask instead, and whether the graph was seen to answer it. ``implied`` are dimensions that weights
-    fix, by input and position; of a graph that ``loops`` short inputs are tried first, as every run is planned."""
+) -> Iterator[Asked]:
+    """Questions to ask instead, the likeliest first. ``implied`` are dimensions that weights fix, by input and
+    position; of a graph that ``loops`` short inputs are tried first, as every run is planned."""
     search = _Search(error, asked, metadata, implied, loops)
-    first: Asked | None = None
-    for numbers in search.attempts():
-        tried = search.asked_with(numbers)
-        first = first or tried
-        if answers(tried):
-            return tried, True
-        if time.process_time() > search.until:
-            break
-    assert first is not None
-    return first, False
+    return map(search.asked_with, search.attempts())
+
+
+def first_of_each_first(searches: Sequence[Iterator[Asked]]) -> Iterator[Asked]:
+    """The first question of every search, so that one that cannot be answered is given up, then all others of the
+    first, of the second, until :data:`LONGEST_SEARCH`."""
+    until = time.process_time() + LONGEST_SEARCH
+    for wanted in chain((one for search in searches for one in islice(search, 1)), chain.from_iterable(searches)):
+        yield wanted
+        if time.process_time() > until:
+            return
 
 
 @dataclass
@@ -76,7 +78,6 @@ class _Search:
     loops: bool
 
     def __post_init__(self) -> None:
-        self.until = time.process_time() + LONGEST_SEARCH
         self.candidates = [self._candidates(free) for free in self.error.free]
 
     def _candidates(self, free: Free) -> list[int]:
@@ -89,10 +90,20 @@ class _Search:
         """Each attempt has a number for every free dimension."""
         first = [candidates[0] for candidates in self.candidates]
         seen: set[tuple[int, ...]] = set()
-        for numbers in (self._related(first), first, *self._alike(), *self._others(first)):
+        alike = self._alike()
+        tried = (self._related(first), first, *islice(alike, 1), *self._lines(), *alike, *self._others(first))
+        for numbers in tried:
             if tuple(numbers) not in seen:
                 seen.add(tuple(numbers))
                 yield numbers
+
+    def _lines(self) -> Iterator[list[int]]:
+        """Images of a line of text, where both sides are free."""
+        sides = [_side(free) for free in self.error.free]
+        if {2, 3} <= set(sides):
+            for height in _LINE_HEIGHTS:
+                size = {2: height, 3: _LINE[0]}
+                yield [size.get(side, one[0]) for side, one in zip(sides, self.candidates, strict=True)]
 
     def _alike(self) -> Iterator[list[int]]:
         for rank in range(1, max(map(len, self.candidates))):
@@ -153,6 +164,12 @@ def _role(free: Free) -> str:
         is_mask = all(_MASK.search(spec.name) for spec, _ in free.places)
         return "mask" if is_mask and not is_sequence(free.name) else "tokens"
     return ""
+
+
+def _side(free: Free) -> int:
+    """2 and 3 for the height and the width of images whose channels come first, else 0."""
+    spec, position = free.places[0]
+    return position if position > 1 and _kind(spec, position, free.name) == "image" else 0
 
 
 def _candidates(free: Free, asked: Asked, metadata: Mapping[str, str]) -> list[int]:

@@ -17,7 +17,7 @@ import numpy as np
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.pytorch_caching.sizes import get_allocation_size
+from graphmem.allocators.pytorch_caching.blocks import get_allocation_size
 from graphmem.answering.question import Question
 from graphmem.answering.stages import replay_recorded
 from graphmem.base.versions import version_named

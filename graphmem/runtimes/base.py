@@ -58,7 +58,7 @@ class Setting:
 class Taken:
     """A trace as a runtime takes it, with what that assumes, for the reader.
 
-    ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
+    ``findings`` finds further remarks on the run under some options; it is called when somebody looks.
     ``doubts``: why the runtime's own part in it may be otherwise; ``outside``: what its libraries hold beside the
     allocator. ``proven``: the recordings that the trace was compared with, but for ``doubts``; "" for none,
     and then all of it is in doubt.
@@ -168,7 +168,7 @@ class Runtime(Protocol[Options]):
         return iter(())
 
 
-def doubts_of(runtime: Runtime[Any], taken: Taken) -> tuple[Cause, ...]:
+def doubts_of(runtime: Runtime[object], taken: Taken) -> tuple[Cause, ...]:
     """Why the runtime's part in the figures may be otherwise: its own doubts, and the parts that it does not prove."""
     parts = ((runtime.proven, "allocator"), (taken.proven, "trace"))
     doubted = [f"its {part}" for proof, part in parts if not proof]

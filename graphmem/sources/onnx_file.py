@@ -21,7 +21,7 @@ from graphmem.graph.binding import Binding, UnboundError, bind
 from graphmem.graph.contents import contents_of
 from graphmem.graph.model import Body, Dimension, Graph, TensorSpec
 from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate, scope_of
-from graphmem.graph.suggestions import options_of, suggested
+from graphmem.graph.suggestions import first_of_each_first, options_of, suggested
 from graphmem.runtimes.onnxruntime.optimizer import OptimizedModel, optimize
 from graphmem.runtimes.onnxruntime.shapes import onnx_runtime_outputs
 from graphmem.sources.base import OnnxModel
@@ -59,11 +59,10 @@ class OnnxFile:
     def _explained(self, error: ShapeError, asked: Asked) -> ShapeError:
         """The error with what would be answered, where that can be found."""
         likely: Asked | None = None
-        for wanted in self._alternatives(error, asked):
-            found, is_sure = self._completed(wanted)
-            if is_sure:
-                return _suggesting(error, found, asked, is_sure=True)
-            likely = likely or found
+        for wanted in first_of_each_first([self._completions(wanted) for wanted in self._alternatives(error, asked)]):
+            if self._answers(wanted):
+                return _suggesting(error, wanted, asked, is_sure=True)
+            likely = likely or wanted
         if isinstance(error, UnboundError) and likely is not None:
             return _suggesting(error, likely, asked, is_sure=False)
         return error
@@ -77,17 +76,18 @@ class OnnxFile:
             if may_loop:
                 yield replace(asked, batch=batch, trip_count=EXAMPLE_TRIPS)
 
-    def _completed(self, asked: Asked) -> tuple[Asked, bool]:
-        """``asked`` with all dimensions bound, and whether the graph was seen to answer it."""
+    def _completions(self, asked: Asked) -> Iterator[Asked]:
+        """``asked`` with all dimensions bound, the likeliest numbers first."""
         try:
             bind(self.declared, asked, self.shapeless)
         except UnboundError as unbound:
             metadata = {entry.key: entry.value for entry in self.model.metadata_props}
             loops = "Loop" in self.facts.operators()
-            return suggested(unbound, asked, metadata, self.facts.implied(), self._answers, loops=loops)
+            yield from suggested(unbound, asked, metadata, self.facts.implied(), loops=loops)
         except GraphmemError:
-            return asked, False
-        return asked, self._answers(asked)
+            return
+        else:
+            yield asked
 
     def _answers(self, asked: Asked) -> bool:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graphmem.base.options import (
     Given,
@@ -23,6 +22,7 @@ from graphmem.base.options import (
     share,
     switch,
 )
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.data_parallel import DataParallel
 from graphmem.training.epochs import Epoch, parse_lengths
@@ -153,7 +153,7 @@ _EP = described("Processes that share the experts, likewise.", _PROCESSES)
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Training:
     """One training step: forward, loss, backward, optimizer. Raises :class:`UsageError` for a field that is not
     accepted; the message lists what is."""
@@ -481,7 +481,7 @@ class Training:
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Inference:
     """One forward pass without gradients, or one generation. Raises :class:`UsageError` for a field that is not
     accepted."""

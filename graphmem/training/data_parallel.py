@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from graphmem.base.options import REQUIRED, above_zero, check_values, documented, option
+from graphmem.base.records import public_value
 from graphmem.training.processes import check_world_size
 
 #: One option of the command line for several fields.
@@ -13,7 +13,7 @@ _BUCKET: dict[str, Any] = {"flags": "--ddp-option", "keyed": True}
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class DataParallel:
     """``torch.nn.parallel.DistributedDataParallel`` around the model; the analysis is of one process, and the batch is
     that of one process. Raises :class:`UsageError` for a field that is not accepted."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from graphmem.base.options import Whole, check_values, option
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 
 #: Epochs when no number of iterations is given: the second begins with what the first one left.
 EPOCHS = 2
-#: Optimizer steps of an epoch when nothing says how many: one that comes first, and one that follows another.
+#: Optimizer steps of an epoch when no number is given: one that comes first, and one that follows another.
 LEAST_STEPS = 2
 #: Lengths that a loop may go through; every one is built and run.
 _MOST_LENGTHS = 100
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class BatchSize:
     """Rows and sequence length of one batch; None where the model's own default applies."""
 
@@ -25,7 +25,7 @@ class BatchSize:
     seq_len: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Iteration:
     """The micro-batches of one optimizer step, and the batches that are evaluated after it."""
 
@@ -49,7 +49,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     return checked_lengths("seq_lens", [int(part) for part in parts])
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Epoch:
     """The differences between the batches of an epoch. Without any the same batch comes again and again. Raises
     :class:`UsageError`. ``micro_batches``: batches of one optimizer step."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 from graphmem.base.options import REQUIRED, Given, OneOf, Option, Whole, check_values, option, switch
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.optimizers import OptionValue, pairs_of, parse_optimizer_arg
 
@@ -38,7 +38,7 @@ _FIELDS = (
 )
 #: Arguments that make a draft of the model itself or of the prompt.
 DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit")
-#: Arguments that say how long drafts are, and what they may be: transformers reads them from the ``generation_config``
+#: Arguments of the length and the kind of drafts: transformers reads them from the ``generation_config``
 #: of the model that drafts.
 DRAFT_LENGTHS: dict[str, tuple[object, ...] | type] = {
     "num_assistant_tokens": int,
@@ -59,10 +59,10 @@ def _further(given: Given) -> Options:
     return (*cast("Options", drafts), *texts)
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Generation:
     """A call of ``model.generate`` of transformers: the batch's inputs are its prompt. None stands for what the model's
-    ``generation_config`` says, and transformers' default where that says nothing. Raises :class:`UsageError`."""
+    ``generation_config`` has, and transformers' default where that has none. Raises :class:`UsageError`."""
 
     max_new_tokens: int = option(
         REQUIRED,

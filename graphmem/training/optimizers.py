@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 
 #: An option of an optimizer as the command line or a caller gives it.
@@ -66,7 +66,7 @@ _OF_BITSANDBYTES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Named:
     """An optimizer: where it comes from, the name of its class there, and the options it accepts."""
 
@@ -92,7 +92,7 @@ def _table() -> dict[str, Named]:
 #: lower-case name -> the optimizer
 OPTIMIZERS: dict[str, Named] = _table()
 
-#: Other spellings: classes of bitsandbytes whose states have 32 bits unless told otherwise, and the names that
+#: Other spellings: classes of bitsandbytes whose states have 32 bits by default, and the names that
 #: transformers' ``TrainingArguments(optim=...)`` gives them (``OptimizerNames``).
 _SPELLINGS = {
     **{f"paged{name}": f"paged{name}32bit" for name in ("adam", "adamw", "lion")},

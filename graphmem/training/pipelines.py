@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graphmem.base.options import REQUIRED, Whole, check_values, documented, option
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.processes import at_least_two
 
@@ -23,7 +23,7 @@ SCHEDULES: Mapping[str, tuple[str, bool]] = {
 #: Those in which a process has exactly two stages, the first and the last of what is left: their order is a V.
 _V_SHAPED = ("zbvzerobubble", "dualpipev")
 _SPELLED = {"zbv": "zbvzerobubble", "interleaved": "interleaved1f1b"}
-#: Stages of a process that has several, where nobody says how many: what torchtitan takes (``pipeline_llm``).
+#: Stages of a process that has several, where no number is given: those that torchtitan takes (``pipeline_llm``).
 _STAGES_OF_A_PROCESS = 2
 
 
@@ -43,7 +43,7 @@ def _layers_in(text: str) -> tuple[int, ...]:
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class PipelineParallel:
     """``torch.distributed.pipelining`` around a transformers model: its layers in stages, the embedding with the first
     one, norm, head and loss with the last, and PyTorch's schedule of the stages of one process. Without ``layers``
@@ -116,14 +116,14 @@ class PipelineParallel:
 
     def describe(self) -> str:
         """The pipeline in words: ``pipeline over 4 (1f1b, 8 micro-batches)``."""
-        said = [self.schedule]
+        words = [self.schedule]
         if self.stages > self.ranks:
-            said.append(f"{self.stages} stages")
+            words.append(f"{self.stages} stages")
         if self.micro_batches is not None:
-            said.append(f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}")
+            words.append(f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}")
         if self.layers:
-            said.append(f"layers {','.join(map(str, self.layers))}")
-        return f"pipeline over {self.ranks} ({', '.join(said)})"
+            words.append(f"layers {','.join(map(str, self.layers))}")
+        return f"pipeline over {self.ranks} ({', '.join(words)})"
 
 
 def _evenly(layers: int, stages: int) -> tuple[int, ...]:

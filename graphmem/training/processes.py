@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graphmem.base.options import REQUIRED, Whole, check_values, option
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 
 #: Larger worlds are no launcher's: every collective on lists holds one tensor a process.
@@ -27,7 +27,7 @@ def at_least_two(name: str, size: object) -> object:
     return size
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Processes:
     """``torchrun --nproc-per-node per_node`` on as many machines as ``world_size`` processes need, seen from one.
     Without ``per_node``, 8 is what most machines of data centres have.

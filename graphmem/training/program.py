@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 
 #: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
 #: first, the third finds the rare step whose fragmentation still grows.
 OPTIMIZER_STEPS = 3
-#: The batches of an epoch that are looked at: as many as are read in the seconds, the first ones alone, or all.
+#: The batches of an epoch that are looked at: those of :data:`EPOCH_BATCHES` and :data:`EPOCH_NUMBERS`, the first ones
+#: alone, or all.
 EPOCHS = ("auto", "first", "all")
-EPOCH_SECONDS = 10.0  # of this process's time
+#: Batches of all epochs of a program that are read unasked, and the numbers in them: 1 GiB of ``float32``. A count, and
+#: no time: the same program has the same figures on every machine.
+EPOCH_BATCHES, EPOCH_NUMBERS = 1000, 1 << 28
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Program:
     """``python target arguments``, ``python -m target arguments``, or ``python -c target arguments``; a notebook
     (``.ipynb``) is the program of its cells.
@@ -62,7 +65,7 @@ class Program:
         return f"-m {self.target}" if self.is_module else "-c ..." if self.is_code else self.target
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class ItemRun:
     """An item of a loop around training, which was a run of its own: ``where`` the loop is (``train.py:12``), the
     ``item`` for people, the rows of the trace from ``first`` to before ``end``."""
@@ -73,7 +76,7 @@ class ItemRun:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class EpochRead:
     """The batches of one epoch: ``read`` so many, all if it is ``whole``, of ``shapes`` different kinds; ``smallest``,
     ``median`` and ``largest`` count the numbers in a batch; ``analysed`` were given to the program after those that
@@ -89,14 +92,15 @@ class EpochRead:
     analysed: int
 
 
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class Ending:
     """The end of a program's run, after ``steps`` optimizer steps.
 
     ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
     could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
-    instead), ``raised`` (``error``: its place and message), ``unfollowed`` (the same, but the statement passes on the
-    host: graphmem failed there, and not the program). ``jobs``: the settings of all jobs, of which one ran.
+    instead), ``raised`` (``error``: its place and message), ``unfollowed`` (graphmem failed there, and not the program:
+    it has no answer to what was asked, or the statement passes on the host). ``jobs``: the settings of all jobs, of
+    which one ran.
     """
 
     how: str
@@ -114,7 +118,7 @@ class Ending:
         """The ending as a sentence without a full stop."""
         steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
         if self.how == "unfollowed":
-            return f"graphmem's limit, not your program's, after {steps}: {self.error} (the same passes on the host)"
+            return f"graphmem's limit, not your program's, after {steps}: {self.error}"
         if self.how == "raised":
             return f"the program raised an error after {steps}: {self.error}"
         if self.how == "exit":

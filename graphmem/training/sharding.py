@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from graphmem.base.options import REQUIRED, check_values, documented, option
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 
@@ -15,7 +15,7 @@ SHARDS = ("full", "grad-op", "hybrid:NxM")
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class FullyShard:
     """``torch.distributed.fsdp.fully_shard`` (FSDP2) of every block of the model and of the model; the analysis is of
     one process, and the batch is that of one process.

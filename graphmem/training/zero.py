@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graphmem.base.documents import parse_json, read_json
 from graphmem.base.options import Whole, check_values, documented, option
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 
@@ -17,7 +17,7 @@ _STAGE = Whole(0, 3, "0, 1, 2 or 3")
 
 
 @documented
-@dataclass(frozen=True, slots=True)
+@public_value(frozen=True, slots=True)
 class ZeRO:
     """A DeepSpeed engine around model and optimizer (``deepspeed.initialize``); the analysis is of one of
     ``world_size`` processes, and the batch is that of one. ``config`` is a path, a mapping, or JSON; what it leaves

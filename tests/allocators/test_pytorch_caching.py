@@ -12,7 +12,7 @@ from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, LowestHole
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.pytorch_caching.sizes import format_size, get_allocation_size, round_size
+from graphmem.allocators.pytorch_caching.blocks import format_size, get_allocation_size, round_size
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.units import MIB
 from tests.support.addresses import HighestHole, RecordedAddresses

@@ -14,7 +14,9 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses import FakeTensorMode
 
+import graphmem
 from graphmem.capture.program.host_retry import retry_of
+from graphmem.training.program import Program
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="tracebacks have no columns before Python 3.11")
 
@@ -79,3 +81,24 @@ def test_what_fails_with_data_too_is_the_programs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["refuses", "differentiates"])
 def test_what_the_program_raises_and_what_needs_a_graph_is_not_tried(name: str, tmp_path: Path) -> None:
     assert _passes(tmp_path, name) is None
+
+
+@pytest.mark.parametrize(("width", "fits"), [(2048, None), (50_000, False)])
+def test_a_failure_of_the_analysis_has_a_lower_bound_and_no_verdict(
+    width: int, fits: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """graphmem has no answer to the fourth line of a program: what it needed until then, and not that it fits;
+    on a card that is too small for that, it does not fit."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        f"import torch\nweight = torch.randn({width}, {width}, device='cuda')\nmore = weight @ weight\n"
+        "weight.to_sparse_csr()\nprint('never')\n",
+        encoding="utf-8",
+    )
+    estimate = graphmem.analyze(Program(str(program)), device="T4")
+    told = estimate.details["program"]
+    assert (told["how"], told["code"]) == ("unfollowed", 1)
+    assert "train.py:4" in told["error"]
+    assert "never" not in capsys.readouterr().out
+    assert estimate.requested >= 2 * 4 * width**2
+    assert (None if estimate.fit is None else estimate.fit.fits) is fits

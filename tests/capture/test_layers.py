@@ -139,7 +139,7 @@ def test_compiled_code_replaces_what_it_says_and_what_no_other_layer_does(monkey
 #: Those that replace no attribute in this step: nothing is generated, this PyTorch is the newest, what hides a class
 #: changes how two modules answer, and an operator of higher order is told how it runs.
 _IDLE = {
-    "generation", "fake mode", "recorder", "unnoticed", "shown types", "flex attention", "numbered devices",
+    "generation", "fake mode", "recorder", "unnoticed", "flex attention", "numbered devices",
 }  # fmt: skip
 #: Those that have nothing to replace until a library is imported, which another test of this process may have done.
 _OF_LIBRARIES = {"bitsandbytes": "bitsandbytes", "Triton kernels": "trl.kernels.chunked_logprob"}

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.distributed.library_state import library_state_put_back  # noqa: E402
+from graphmem.capture.distributed.process_groups import library_state_put_back  # noqa: E402
 
 
 def test_what_was_there_is_put_back_and_what_came_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

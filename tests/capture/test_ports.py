@@ -56,7 +56,8 @@ class _Pools:
 @pytest.fixture
 def books() -> Iterator[tuple[_Streams, _Pools]]:
     """Streams and pools that ``torch.cuda`` acts on."""
-    streams, pools, patches = _Streams(), _Pools(), Patches()
+    made: tuple[Any, Any] = _Streams(), _Pools()
+    (streams, pools), patches = made, Patches()
     try:
         patch_streams(patches, streams, pools, pools)
         patch_cuda_graphs(patches, streams, pools, pools)

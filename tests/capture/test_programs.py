@@ -13,7 +13,7 @@ from graphmem.devices import custom_device
 from graphmem.diagnostics import Code
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.trace import EventKind
+from graphmem.trace import EventKind, Place
 from graphmem.training.program import Program
 
 MODEL = """
@@ -166,7 +166,7 @@ RUNS = {
         [8, 32],
         ["0", "20"],
     ),
-    "epochs": ("opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(50): fit(8, data, opt)", [8], []),
+    "epochs": ("opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(50): fit(8, data, opt)", [8, 8], []),
     "called again": ("fit(8, data)\nfit(32, data)", [8, 32], []),
     "the same optimizer again": ("fit(8, data, optimizer)\nfit(16, data, optimizer)", [8, 16], []),
     "phases": (
@@ -513,14 +513,25 @@ for _ in range(3000):
     assert run(tmp_path, compiled_model).details["program"]["steps"] == 3
 
 
-def test_the_trace_is_that_of_a_shorter_program(tmp_path: Path) -> None:
-    """Byte for byte: a program that is written for three steps, and one that is left after them."""
+def test_the_trace_is_that_of_all_steps(tmp_path: Path) -> None:
+    """Byte for byte: a program of which every step is followed, and one that is left after three; what a list gathers
+    on the way ends with it."""
+    source = """
+def train():
+    losses = []
+    for _ in range(9):
+        train_step()
+        losses.append(x(1))
+train()
+x()
+"""
     traces = []
-    for count in (3, 3000):
-        trace = run(tmp_path, f"for _ in range({count}): train_step()").trace
+    for followed in (9, 3):
+        trace = run(tmp_path, source, iterations=followed).trace
         assert trace is not None
-        sizes = [trace.storages[e.subject].bytes for e in trace.events() if e.kind == EventKind.ALLOC]
-        traces.append((trace.kinds.tolist(), sizes))
+        on_device = [e for e in trace.events() if trace.storages[e.subject].place is Place.DEVICE]
+        sizes = [trace.storages[e.subject].bytes for e in on_device if e.kind == EventKind.ALLOC]
+        traces.append(([e.kind for e in on_device], sizes))
     assert traces[0] == traces[1]
 
 

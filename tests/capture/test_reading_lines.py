@@ -18,6 +18,11 @@ _ONLY_LOGGED = {
     "a_name_that_others_use": "t = 3\nprint([t[:5] for t in tokens.tolist()])  # read\nreturn torch.zeros(t)",
     "the_first_of_a_list": "print(tokens.tolist()[0][:8])  # read",
     "a_metric_of_the_caller": "correct += hits.sum().item()  # read\nreturn correct / total, total",
+    "written_as_json": "for row in out.tolist():  # read\n    f.write(json.dumps({'tokens': row}) + '\\n')",
+    "words_of_a_list": "print([words[j] for j in found.tolist()])  # read",
+    "text_of_a_function": "spell = lambda ids: ''.join(words[i % 9] for i in ids)\nprint(spell(x.tolist()))  # read",
+    "a_share_by_numpy": "hits.append(top.numpy())  # read\nprint(np.mean([np.isin(h, seen).mean() for h in hits]))",
+    "an_array_in_a_file": "np.savez(path, neighbours=found.cpu().numpy())  # read",
     "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
 _DECIDING = {
@@ -25,6 +30,11 @@ _DECIDING = {
     "returned": "n = lengths.max().item()  # read\nreturn n",
     "a_branch_on_a_share": "n = hits.sum().item()  # read\nif n / total > 0.5:\n    return torch.zeros(5)",
     "a_share_rounded_to_a_size": "n = hits.sum().item()  # read\nreturn torch.zeros(int(n / total))",
+    "a_size_in_a_function": "make = lambda n: torch.zeros(n)\nprint(make(x.max().item()))  # read",
+    "given_away": "use(x.max().item())  # read",
+    "a_batch_for_each": "for n in lengths.tolist():  # read\n    torch.zeros(n)",
+    "returned_to_nobody": "def size():\n    return x.max().item()  # read\nregister(size)",
+    "a_row_that_is_kept": "kept = rows[x.argmax().item()]  # read\nreturn kept",
     "a_size_for_each": "x = [torch.zeros(n) for n in lengths.tolist()]  # read\nreturn x",
     "a_bound_from_a_list": "n = lengths.tolist()  # read\nreturn x[: n[0]]",
     "floor_division": "n = hits.sum().item()  # read\nreturn n // 2",

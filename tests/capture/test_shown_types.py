@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.device.shown_types import with_shown_types  # noqa: E402
+from graphmem.capture.device.unnoticed import with_shown_types  # noqa: E402
 from tests.support.captures import record  # noqa: E402
 
 FILE = """

@@ -9,9 +9,8 @@ torch = pytest.importorskip("torch")
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.kernels import PROOFS  # noqa: E402
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled  # noqa: E402
-from graphmem.capture.operators.facts import facts_of  # noqa: E402
+from graphmem.capture.operators.facts import CALLS_CUBLAS, facts_of  # noqa: E402
 from graphmem.capture.operators.kernel_decompositions import _selected_rows  # noqa: E402
-from graphmem.capture.operators.side_effects import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.diagnostics import Code, Diagnostic  # noqa: E402
 from graphmem.training import Inference  # noqa: E402
@@ -129,3 +128,11 @@ def test_values_tell_how_many_a_mask_selects_only_where_they_have_its_dimension(
     """``indices``: dimensions of each mask, 0 for no index. A row of 40 under a mask of 40 rows says nothing."""
     masks = [torch.ones((40,) * dims, dtype=torch.bool) if dims else None for dims in indices]
     assert _selected_rows(torch.empty(40, 40), masks, torch.empty(values)) == rows
+
+
+def test_writing_in_place_is_as_proven_as_making_an_output() -> None:
+    """Of pointwise operators alone: ``addbmm_`` takes more than ``addbmm``."""
+    aten = torch.ops.aten
+    assert not proven("aten.gt_.Scalar")
+    assert facts_of(aten.gt_.Scalar).remark is None
+    assert facts_of(aten.addbmm_.default).remark is not None or facts_of(aten.addbmm_.default).rule is not None

@@ -79,3 +79,12 @@ def test_bad_input_gives_one_line(model: str, arguments: tuple[str, ...], words:
     assert result.exit_code == 1
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"), [(("--gpus", "2xH100"), "--global-batch"), (("--global-batch", "4"), "--gpus")]
+)
+def test_options_that_are_needed_are_asked_for(model: str, arguments: tuple[str, ...], missing: str) -> None:
+    result = run(model, *arguments)
+    assert result.exit_code == 2
+    assert f"Missing option '{missing}'" in result.stderr

@@ -84,9 +84,15 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
                 yield [path.name.removesuffix(_STEP), before.parent.name, after.parent.name, *changes]
 
 
+#: Programs of several runs, or with batches of many sizes; that steps of the others differ is another doubt.
+_SEVERAL = ("runs_", "epoch_")
+
+
 def _shortened() -> Iterator[list[Any]]:
     """By its ratchet, how far each program that is left early was off: the changes from what was predicted."""
     for name, reached in sorted(json.loads(left_early.RATCHET.read_text(encoding="utf-8")).items()):
+        if not name.startswith(_SEVERAL):
+            continue
         recorded = left_early.KIND.load(name)
         peaks = recorded.peak_allocated_bytes, recorded.peak_reserved_bytes
         errors = reached["allocated_error_bytes"], reached["reserved_error_bytes"]

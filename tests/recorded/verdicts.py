@@ -13,10 +13,12 @@ import argparse
 import json
 import os
 import pickle
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 ROWS = places.PYTORCH / "verdicts.jsonl"
 REPORT = places.ROOT / "reports" / "verdicts.md"
-KINDS = ("libraries", "everyday", "sharded", "generations", "written")
+KINDS = ("left_early", "everyday", "libraries", "generations", "written", "sharded")
+#: For one program, both ways of cuDNN.
+_SECONDS = 1800
 LEVELS = ("allocated", "reserved")
 ASKED, PREDICTED, NEITHER = "asked", "predicted", "none needed"
 
@@ -40,17 +44,41 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    if options.one:
+        kind: Any = kinds.load(options.one[0])
+        for row in _rows(kind, kind.cases()[options.one[1]], options):
+            print(json.dumps(row), flush=True)
+        return 0
     rows = {_key(row): row for row in read()}
-    for name in options.kinds or KINDS:
-        kind: Any = kinds.load(name)
-        for program in kind._chosen(options.part, recorded=True):
-            for row in _rows(kind, program, options):
-                rows[_key(row)] = row
-                print(json.dumps(row), flush=True)
+    there = set() if options.anew else {key[:2] for key in rows}
+    wanted = [one for one in _programs(options) if one not in there]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for (name, program), made in zip(wanted, pool.map(lambda one: _apart(*one, arguments), wanted), strict=True):
+            print(f"{name} {program}: {len(made)} rows", file=sys.stderr, flush=True)
+            kept = {key: row for key, row in rows.items() if key[:2] != (name, program)}
+            rows = rows if not made else kept | {_key(row): row for row in made}
             write(list(rows.values()))
     spreads.replace_rows("programs", "", [_record(row) for row in rows.values() if row["cudnn"] != PREDICTED])
     REPORT.write_text(report(read()), encoding="utf-8")
     return 0
+
+
+def _programs(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The kinds and names of the programs that are meant."""
+    loaded: list[tuple[str, Any]] = [(name, kinds.load(name)) for name in options.kinds or KINDS]
+    return [(name, one.name) for name, kind in loaded for one in kind._chosen(options.part, recorded=True)]
+
+
+def _apart(kind: str, program: str, arguments: Sequence[str]) -> list[Row]:
+    """The rows of one program, made in a process of its own; none if it fails, which standard error says."""
+    options = _options(arguments)
+    command = [*options.through.split(), sys.executable, "-m", "tests.recorded.verdicts", *arguments]
+    try:
+        made = subprocess.run([*command, "--one", kind, program], stdout=subprocess.PIPE, timeout=_SECONDS, text=True)
+    except subprocess.TimeoutExpired:
+        print(f"{program}: not done after {_SECONDS} s", file=sys.stderr)
+        return []
+    return [json.loads(line) for line in made.stdout.splitlines() if line.startswith('{"kind"')]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -59,6 +87,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--part", nargs="*", default=[], help="programs whose names contain one of these")
     parser.add_argument("--cudnn-library", metavar="PATH", default=os.environ.get("GRAPHMEM_CUDNN") or None)
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="captures kept there are judged, and new ones kept")
+    parser.add_argument("--anew", action="store_true", help="programs that have rows too")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--through", default="", metavar="COMMAND", help="what starts each of them, as 'nice -n 5'")
+    parser.add_argument("--one", nargs=2, metavar=("KIND", "NAME"), help="print the rows of this program")
     return parser.parse_args(arguments)
 
 

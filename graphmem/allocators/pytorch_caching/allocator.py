@@ -20,12 +20,18 @@ from graphmem.allocators.pytorch_caching.blocks import (
     ALLOCATED,
     FREE,
     GONE,
+    MIN_BLOCK_BYTES,
+    ONE_EXBIBYTE,
     ORDER_BITS,
     PENDING,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
     UNMAPPED,
     Block,
     FreeSet,
     Pool,
+    get_allocation_size,
+    round_size,
 )
 from graphmem.allocators.pytorch_caching.events import EventQueues
 from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, try_allocate_expandable_block
@@ -34,14 +40,6 @@ from graphmem.allocators.pytorch_caching.release import (
     garbage_collect_cached_blocks,
     release_available_cached_blocks,
     release_cached_blocks,
-)
-from graphmem.allocators.pytorch_caching.sizes import (
-    MIN_BLOCK_BYTES,
-    ONE_EXBIBYTE,
-    SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
-    get_allocation_size,
-    round_size,
 )
 from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
 from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views
@@ -394,13 +392,6 @@ class PyTorchCachingAllocator(PoolInterface):
             small, large = private.small, private.large
         pool = small if kind == "small" else large
         return pool.by_stream.get(stream) or self._new_free_set(pool, stream)
-
-    def adopt_segment(self, free_set: FreeSet, address: int, size: int) -> Block:
-        """Take over a segment that exists already; its one block is not yet among the free ones."""
-        self.driver.adopt(address, size)
-        self._heads[address] = Block(self.order_of_new_segment(address), size, free_set, FREE, None, None)
-        self.count_reserved(free_set, size)
-        return self._heads[address]
 
     def _new_free_set(self, pool: Pool, stream: int) -> FreeSet:
         pool.by_stream[stream] = FreeSet(pool, stream, self._split_from(pool))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from graphmem.allocators.pytorch_caching.blocks import FREE, ORDER_BITS, FreeSet, Pool
+from graphmem.allocators.pytorch_caching.blocks import FREE, ONE_EXBIBYTE, ORDER_BITS, FreeSet, Pool
 from graphmem.allocators.pytorch_caching.expandable import unmap_block
-from graphmem.allocators.pytorch_caching.sizes import ONE_EXBIBYTE
 
 if TYPE_CHECKING:
     from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator

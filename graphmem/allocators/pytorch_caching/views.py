@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphmem.allocators.base import BlockView, SegmentView
-from graphmem.allocators.pytorch_caching.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block
+from graphmem.allocators.pytorch_caching.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block, format_size
 from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment
-from graphmem.allocators.pytorch_caching.sizes import format_size
 from graphmem.errors import DeviceOutOfMemory
 
 if TYPE_CHECKING:

@@ -70,8 +70,8 @@ class GraphTrees:
 
     def _with_graphs(
         self,
-        model: Callable[[list[Any]], Any],
-        _: list[Any],
+        model: Callable[[list[object]], object],
+        _: list[object],
         static: Sequence[int],
         *,
         is_inference: bool,
@@ -83,7 +83,7 @@ class GraphTrees:
             return model
         functions: dict[tuple[int, ...], tuple[_Function, list[int]]] = {}
 
-        def run(inputs: list[Any]) -> object:
+        def run(inputs: list[object]) -> object:
             get_input_idxs_to_check = private("torch._inductor.compile_fx.get_input_idxs_to_check", _LOST)
             copy_misaligned_inputs = private("torch._inductor.utils.copy_misaligned_inputs", _LOST)
             remove_unaligned_input_idxs = private("torch._inductor.utils.remove_unaligned_input_idxs", _LOST)
@@ -99,7 +99,7 @@ class GraphTrees:
 
         return run
 
-    def _run(self, function: _Function, inputs: list[Any]) -> object:
+    def _run(self, function: _Function, inputs: list[object]) -> object:
         """``manager._run``."""
         if self._pool is None:
             self._begin()
@@ -135,7 +135,7 @@ class GraphTrees:
         storage = tensor.untyped_storage()
         return any(reference() is storage for reference in self._returned)
 
-    def _note_returned(self, outputs: Sequence[Any], input_storages: set[int]) -> list[bool]:
+    def _note_returned(self, outputs: Sequence[object], input_storages: set[int]) -> list[bool]:
         """Note the storages of outputs that lie in the pool, which the next generation frees; for each output, whether
         it does: its storage is none of ``input_storages``."""
         storages = [one.untyped_storage() if isinstance(one, torch.Tensor) else None for one in outputs]
@@ -157,7 +157,7 @@ class GraphTrees:
         self._graphs.append(torch.cuda.CUDAGraph())
         return self._graphs[-1]
 
-    def _capturing(self, graph: Any) -> Any:
+    def _capturing(self, graph: object) -> Any:
         return torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class GraphTrees:
                 torch._C._cuda_endAllocateToPool(0, self._pool)
                 torch._C._cuda_releasePool(0, self._pool)
 
-    def _warm_up(self, function: _Function, inputs: list[Any]) -> object:
+    def _warm_up(self, function: _Function, inputs: list[object]) -> object:
         """``CUDAWarmupNode.run``."""
         given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         with _without_workspaces(), self._in_pool():
@@ -180,7 +180,7 @@ class GraphTrees:
         self._note_returned(outputs, given)
         return outputs
 
-    def _capture(self, function: _Function, inputs: list[Any], addresses: tuple[int, ...]) -> Any:
+    def _capture(self, function: _Function, inputs: list[object], addresses: tuple[int, ...]) -> Any:
         """``CUDAGraphNode``: inputs that may lie elsewhere next time are copied, the originals dropped."""
         static_input = private("torch._inductor.compile_fx.static_input", _LOST)
 

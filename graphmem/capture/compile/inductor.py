@@ -134,7 +134,7 @@ def _patch_mode(patches: Patches) -> None:
     _patch_wherever(patches, "detect_fake_mode", detect, of_context)
 
     def in_mode(
-        original: Callable[..., object], inputs: list[Any], settings: object, mode: FakeTensorMode, *args: object,
+        original: Callable[..., object], inputs: list[object], settings: object, mode: FakeTensorMode, *args: object,
         **kwargs: object,
     ) -> object:  # fmt: skip
         """The same of inputs, which 2.11 clones into the graph's mode (``frontend_utils.py``)."""

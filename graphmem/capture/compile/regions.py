@@ -16,9 +16,13 @@ from typing import Any
 import torch
 
 from graphmem.base import versions
-from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
+from graphmem.capture.compile.frame_evaluation import (
+    FrameEvaluation,
+    frame_evaluation,
+    patched_by_dynamo,
+    without_validation,
+)
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
-from graphmem.capture.compile.validation import patched_by_dynamo, without_validation
 from graphmem.capture.patches import Patches, constant, ignored_warnings
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
@@ -153,13 +157,13 @@ class CompiledCode:
         self._stack.enter_context(_quiet())
         self._stack.enter_context(pretend_inductor(self._device, self._recorder, self.assumed))
 
-    def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(self, original: Callable[..., object]) -> Callable[..., Any]:
         """Dynamo's callback for a new frame, kept away from the capture's own frames."""
         # Dynamo listens again after a frame that is skipped with its callees; this module's frames tell it when to.
         code, evaluation = self, self._evaluation
         skip, skip_with_callees = _skipping()
 
-        def call(self: Any, frame: Any, *args: object) -> Any:
+        def call(self: object, frame: Any, *args: object) -> Any:
             name = frame.f_globals.get("__name__", "")
             if name.startswith("graphmem."):
                 return skip if name == __name__ else skip_with_callees
@@ -208,7 +212,7 @@ _REAL_COMPILE = torch.compile
 
 
 def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
-    """Hear when Dynamo begins to look at frames: functions may have been decorated before the capture."""
+    """Notice when Dynamo begins to look at frames: functions may have been decorated before the capture."""
     eval_frame = private("torch._dynamo.eval_frame", _LOST)
 
     set_eval_frame, threads = private("torch._C._dynamo.eval_frame.set_eval_frame", _LOST), patches.threads

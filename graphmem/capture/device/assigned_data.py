@@ -23,7 +23,7 @@ _same_version: Any = private(
 _DATA: Any = torch.Tensor.data
 
 
-def data_property(borrow: Callable[[Any], Any]) -> property:
+def data_property(borrow: Callable[[object], object]) -> property:
     """``Tensor.data``, which another device's tensor may be assigned to: then this one is on that device. A real tensor
     that is assigned a fake one is borrowed.
 

@@ -5,8 +5,8 @@ The engine runs the ready node with the highest sequence number first, and every
 and make new nodes, on the device's thread: those have low numbers, whatever the forward pass has counted. Here all runs
 on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture. A program
 begins to count at nothing in both; the caller's thread may have counted before, and the other one is made to catch up.
-Passes inside ``torch.func`` transforms stay: the stack of transforms is the thread's, and Python cannot give it to
-another.
+Passes inside ``torch.func`` transforms stay, as the stack of transforms is the thread's and Python cannot give it to
+another: the nodes that they made are given the numbers of the device's thread when they end.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ from graphmem.capture.torch_internals import (
     push_function_mode,
 )
 from graphmem.capture.values.callers import is_transformed
+from graphmem.capture.values.tensors import tensors_in
+from graphmem.torch_names import private
 
 _KINDS = ("cuda", "cpu")
+_LOST = "the order in which gradients of gradients are computed may be another one"
+_unwrapped: Any = private("torch._C._functorch.get_unwrapped", _LOST, None)
+_is_wrapped: Any = private("torch._C._functorch.is_functorch_wrapped_tensor", _LOST, lambda _: False)
 
 #: So many nodes are made at once, at most, for nothing but to count them (1.5 microseconds each). In a process that has
 #: made more before the capture, the nodes of backward passes have lower numbers than on a card.
@@ -75,7 +80,7 @@ class _DeviceThread:
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def run(self, function: Callable[[], Any]) -> object:
+    def run(self, function: Callable[[], object]) -> object:
         """The function's result, or its error raised again."""
         state = _state()
         done = threading.Event()
@@ -100,6 +105,45 @@ class _DeviceThread:
         self._work.put(None)
         self._thread.join()
 
+    def take(self, count: int) -> int:
+        """The first of ``count`` numbers of the thread that no other node has."""
+
+        first: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+        def work() -> None:
+            first.put(next_sequence_number())
+            _count(count)
+
+        self._work.put(work)
+        return first.get()
+
+
+def _renumbered(results: object, begin: int, end: int, first: int) -> None:
+    """Nodes that ``results`` lead to and that have the numbers from ``begin`` to ``end`` count from ``first`` on."""
+    waiting = [node for tensor in tensors_in(results) for node in _nodes(tensor)]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or not begin <= node._sequence_nr() < end:
+            continue
+        seen.add(node)
+        waiting += [one for one, _ in node.next_functions if one is not None]
+    for node in filter(_can_be_numbered, seen):
+        node._set_sequence_nr(node._sequence_nr() - begin + first)
+
+
+def _can_be_numbered(node: object) -> bool:
+    return hasattr(node, "_set_sequence_nr")  # not in older versions
+
+
+def _nodes(tensor: torch.Tensor) -> Iterator[Any]:
+    """The nodes that made a tensor, of every level of ``torch.func`` that it is wrapped in; not of its derivative in
+    forward mode, which C++ alone can ask for here."""
+    if tensor.grad_fn is not None:
+        yield tensor.grad_fn
+    if _is_wrapped(tensor):
+        yield from _nodes(_unwrapped(tensor))
+
 
 def _count(missing: int) -> None:
     """Make ``missing`` nodes, or none if they are too many."""
@@ -115,7 +159,7 @@ def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]
 
 
 @contextlib.contextmanager
-def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
+def _under(state: tuple[list[object], list[object], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
     """Set the modes and autocast of another thread on this one. The modes are taken off at the end; autocast stays."""
     modes, function_modes, autocast = state
     for kind, enabled, dtype in autocast:
@@ -147,18 +191,26 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
         def run() -> object:
             return original(tensors, gradients, retain, create_graph, *args, **kwargs)
 
-        if not create_graph or (threads and threads[0].is_current()) or is_transformed():
+        if not create_graph or (threads and threads[0].is_current()):
             return run()
         if not threads:
             threads.append(_DeviceThread(numbers))
-        return threads[0].run(run)
+        return transformed(run) if is_transformed() else threads[0].run(run)
 
-    lost = "the order in which gradients of gradients are computed may be another one"
+    def transformed(run: Callable[[], object]) -> object:
+        begin = next_sequence_number()
+        results = run()
+        end = next_sequence_number()
+        first = threads[0].take(end - begin)
+        numbers.ahead += end - begin
+        _renumbered(results, begin, end, first)
+        return results
+
     try:
         with Patches() as patches:
-            patches.wrap("torch.autograd.graph._engine_run_backward", lost, around(run_backward))
-            patches.wrap("torch.autograd._engine_run_backward", lost, around(run_backward))
-            patches.wrap("torch._subclasses.meta_utils.MetaConverter._backward_error", lost, around(numbers.count))
+            patches.wrap("torch.autograd.graph._engine_run_backward", _LOST, around(run_backward))
+            patches.wrap("torch.autograd._engine_run_backward", _LOST, around(run_backward))
+            patches.wrap("torch._subclasses.meta_utils.MetaConverter._backward_error", _LOST, around(numbers.count))
             yield numbers
     finally:
         for thread in threads:

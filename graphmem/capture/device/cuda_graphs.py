@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from graphmem.capture.device.pretend_device import CUDA_MODULES
 from graphmem.capture.patches import Patches, constant
-from graphmem.capture.ports import PoolBook, PoolId, StreamBook, WorkspaceBook
 from graphmem.errors import CaptureError
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.memory_pools import MemoryPools, PoolId
+    from graphmem.capture.record.recorder import Recorder
+    from graphmem.capture.record.streams import Streams
 
 #: Seed and offset of a generator, int64 each (``CUDAGeneratorState``, ATen/cuda/CUDAGeneratorImpl.h).
 _GENERATOR_STATE = (("seed of a CUDA graph's random numbers", 8), ("offset of a CUDA graph's random numbers", 8))
@@ -33,9 +37,9 @@ class CUDAGraph:
     """Stands for a CUDA graph: the captured work cannot be seen, but its memory stays. A capture makes a subclass that
     knows its books."""
 
-    streams: ClassVar[StreamBook]
-    pools: ClassVar[PoolBook]
-    workspaces: ClassVar[WorkspaceBook]
+    streams: ClassVar[Streams]
+    pools: ClassVar[MemoryPools]
+    workspaces: ClassVar[Recorder]
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: PoolId | None = None
@@ -101,7 +105,7 @@ class MemPool:
     """Stands for a pool of memory: its identity, and that it is held. A capture makes a subclass that knows its
     books."""
 
-    pools: ClassVar[PoolBook]
+    pools: ClassVar[MemoryPools]
 
     def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self._id: PoolId | None = None
@@ -130,7 +134,7 @@ class MemPool:
             self.pools.empty(self._id)
 
 
-def patch_cuda_graphs(patches: Patches, streams: StreamBook, pools: PoolBook, workspaces: WorkspaceBook) -> None:
+def patch_cuda_graphs(patches: Patches, streams: Streams, pools: MemoryPools, workspaces: Recorder) -> None:
     """Make graphs and pools act on these books."""
     books = {"streams": streams, "pools": pools, "workspaces": workspaces}
 

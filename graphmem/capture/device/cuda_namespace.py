@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from graphmem.base.imports import watched_imports
-from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
+from graphmem.capture.device.watched_imports import bitsandbytes_without_card
 from graphmem.capture.patches import Patches, constant
-from graphmem.capture.ports import MemoryBook
 from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides
 from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
@@ -27,11 +26,14 @@ from graphmem.devices import Device
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 
+if TYPE_CHECKING:
+    from graphmem.capture.record.recorder import Recorder
+
 #: Bound before it is replaced.
 _GENERATOR: Any = torch.Generator
 
 
-def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: MemoryBook, values: KnownValues) -> None:
+def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: Recorder, values: KnownValues) -> None:
     """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows, and generators take states that ``values``
     knows."""
     patches.table(torch._C, {f"_cuda_{name}": function for name, function in _C_FUNCTIONS.items()})
@@ -45,8 +47,7 @@ def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: MemoryBo
     _patch_backends(patches)
     for names, reason in _REFUSED.items():
         patches.where_found(CUDA_MODULES, {name: _refusal(f"torch.cuda.{name}", reason) for name in names})
-    if hasattr(torch, "accelerator"):
-        _patch_accelerator(patches)
+    _patch_accelerator(patches)
     patch_memory(patches, shown_card, book)
 
 
@@ -88,7 +89,7 @@ def _host_memory_stats(*_: object) -> dict[str, object]:
 
 
 def _jiterator(
-    code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, Any]
+    code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, object]
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Outputs of a kernel written as text (``torch.cuda.jiterator``): those of an elementwise operator with type
     promotion (``CompileAndLaunchKernel``, ATen/cuda/jiterator.cu, 2.13)."""

@@ -44,7 +44,7 @@ def patch_data_loaders(patches: Patches) -> None:
     patches.replace("torch.utils.data._utils.signal_handling._set_SIGCHLD_handler", lost, lambda *_: None)
 
 
-def _collated(batch: Any, **options: object) -> object:
+def _collated(batch: object, **options: object) -> object:
     """A batch of tensors as PyTorch collates it outside of a worker, which would write it into shared memory of its own
     (``collate_tensor_fn``, torch/utils/data/_utils/collate.py) where no fake tensor can be."""
     info, _worker._worker_info = _worker._worker_info, None
@@ -87,7 +87,7 @@ class _Context:
     def Event(self) -> Event:  # noqa: N802
         return Event()
 
-    def Process(self, target: Any, args: Any) -> _Worker:  # noqa: N802
+    def Process(self, target: object, args: Any) -> _Worker:  # noqa: N802
         del target
         worker = _Worker(*args)
         args[2].worker = worker
@@ -181,7 +181,7 @@ class _Worker:
         with _Place(self):
             return number, self._fetched(index)
 
-    def _fetched(self, index: Any) -> Any:
+    def _fetched(self, index: object) -> Any:
         try:
             return self._fetcher.fetch(index)
         except StopIteration:

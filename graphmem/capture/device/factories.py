@@ -89,7 +89,7 @@ def _with_numbered_device(original: _Make, *args: object, **kwargs: object) -> t
 
 
 def _host_then_copy(
-    original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False, **kwargs: Any
+    original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False, **kwargs: object
 ) -> torch.Tensor:
     place = device_named(device)
     if place is None:
@@ -143,7 +143,7 @@ class _OldType(type):
 
     dtype: torch.dtype
 
-    def __call__(cls, *args: Any, **_: object) -> torch.Tensor:
+    def __call__(cls, *args: object, **_: object) -> torch.Tensor:
         if args and all(isinstance(size, int) for size in args):
             return torch.empty(args, dtype=cls.dtype, device=cards().own)
         if args and isinstance(args[0], torch.Size):

@@ -38,7 +38,7 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 #: The function itself: ``torch.empty_strided`` is replaced in captures.
 _EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
 
-#: Values that are told apart by equality alone; 1, 1.0 and True are equal, and not of one type.
+#: Values that equality alone distinguishes; 1, 1.0 and True are equal, and not of one type.
 _PLAIN = frozenset((int, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format))
 _NUMBERS = frozenset((bool, float, complex))
 _SEQUENCES = frozenset((list, tuple, torch.Size))
@@ -95,7 +95,7 @@ class FakeResults:
             return tuple([_follow(each, mode, args) for each in recipes])
         return _follow(recipes[0], mode, args)
 
-    def _learn(self, key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _learn(self, key: tuple[object, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the operator; where the mode's cache had, or took, its results, keep them."""
         bypassed = sum(FakeTensorMode.cache_bypasses.values())
         asked = FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
@@ -111,7 +111,7 @@ class FakeResults:
 
 
 def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bool:
-    """Add to the key all that the results can depend on; False where that is more than a key can say."""
+    """Add to the key all that the results can depend on; False where that is more than a key can hold."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
@@ -135,7 +135,7 @@ def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bo
     return True
 
 
-def _describe_named(key: list[Any], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
+def _describe_named(key: list[object], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
     key.append(dict)
     key.extend(values)
     return _describe(key, values.values(), mode)

@@ -124,7 +124,7 @@ def _shown_device(threads: Threads) -> property:
     return property(device, FakeTensor.device.fset)
 
 
-def _new_of_class(original: _Make, cls: type, *args: Any, **kwargs: object) -> torch.Tensor:
+def _new_of_class(original: _Make, cls: type, *args: object, **kwargs: object) -> torch.Tensor:
     """``T(data)`` of a class of tensors: a plain tensor, viewed as that class. PyTorch gives the plain one itself the
     class, which it refuses for a fake tensor: that has one already."""
     if cls is torch.Tensor or issubclass(cls, FakeTensor):
@@ -280,7 +280,7 @@ def _to(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     return moved
 
 
-def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_there(parameter: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """True if ``to`` with these arguments leaves a tensor on the card as it is."""
     if "copy" in kwargs or kwargs.get("memory_format") is not None:
         return False

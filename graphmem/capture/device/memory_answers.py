@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import DeviceMemory, MemoryBook
+from graphmem.capture.ports import DeviceMemory
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.recorder import Recorder
 
 #: Parts of ``torch._C._cuda_memoryStats``: kinds of memory with statistics by pool, statistics without pools, counters
 #: (``THCPModule_memoryStats``, torch/csrc/cuda/Module.cpp, 2.13).
@@ -33,7 +36,7 @@ _T = TypeVar("_T")
 class Answers:
     """The questions of one program, in the order of its events."""
 
-    def __init__(self, shown_card: ShownCard, book: MemoryBook | None) -> None:
+    def __init__(self, shown_card: ShownCard, book: Recorder | None) -> None:
         self._shown_card = shown_card
         self._book = book
 
@@ -75,7 +78,7 @@ class Answers:
         return total - free
 
 
-def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> None:
+def patch_memory(patches: Patches, shown_card: ShownCard, book: Recorder) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
     answers = Answers(shown_card, book)
     reset_peaks = answers.of(lambda memory: memory.reset_peaks(), lambda: None)
@@ -101,17 +104,16 @@ def patch_memory(patches: Patches, shown_card: ShownCard, book: MemoryBook) -> N
     }
     patches.table(torch._C, c_functions)
     patches.where_found(CUDA_MODULES, {"mem_get_info": answers.free_and_total, "device_memory_used": answers.used})
-    if hasattr(torch, "accelerator"):
-        of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
-        functions: dict[str, Callable[..., object]] = {
-            **{name: partial(_of_own_card, name) for name in of_cuda},
-            "reset_peak_memory_stats": reset_peaks,
-            "reset_accumulated_memory_stats": reset_accumulated,
-            "get_memory_info": answers.free_and_total,
-            "synchronize": event("synchronize"),
-            "empty_cache": event("empty_cache"),
-        }
-        patches.table(torch.accelerator, functions)
+    of_cuda = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+    functions: dict[str, Callable[..., object]] = {
+        **{name: partial(_of_own_card, name) for name in of_cuda},
+        "reset_peak_memory_stats": reset_peaks,
+        "reset_accumulated_memory_stats": reset_accumulated,
+        "get_memory_info": answers.free_and_total,
+        "synchronize": event("synchronize"),
+        "empty_cache": event("empty_cache"),
+    }
+    patches.table(torch.accelerator, functions)
 
 
 def _of_own_card(name: str, *_: object, **__: object) -> object:
@@ -119,7 +121,7 @@ def _of_own_card(name: str, *_: object, **__: object) -> object:
     return getattr(torch.cuda, name)()
 
 
-def _snapshot(segments: list[dict[str, Any]]) -> dict[str, Any]:
+def _snapshot(segments: list[dict[str, object]]) -> dict[str, Any]:
     """The heap; no history is kept."""
     return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
 

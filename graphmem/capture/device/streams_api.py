@@ -7,20 +7,24 @@ allocator's model of events.
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from graphmem.capture.device.pretend_device import CUDA_MODULES, cards
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import PoolBook, StorageBook, StreamBook
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.memory_pools import MemoryPools
+    from graphmem.capture.record.storages import Storages
+    from graphmem.capture.record.streams import Streams
 
 
 class Event:
     """Stands for a CUDA event: recorded and done at once. A capture makes a subclass that knows its books."""
 
-    streams: ClassVar[StreamBook]
-    pools: ClassVar[PoolBook]
+    streams: ClassVar[Streams]
+    pools: ClassVar[MemoryPools]
     device = property(lambda self: cards().own)
     cuda_event = event_id = 0
 
@@ -49,8 +53,8 @@ class Stream:
     """Stands for a CUDA stream, and for the context that makes it current. A capture makes a subclass that knows its
     books."""
 
-    streams: ClassVar[StreamBook]
-    pools: ClassVar[PoolBook]
+    streams: ClassVar[Streams]
+    pools: ClassVar[MemoryPools]
     event_class: ClassVar[type[Event]]
     device = property(lambda self: cards().own)
     device_index = property(lambda self: cards().own.index)
@@ -116,7 +120,7 @@ class StreamContext:
             self.stream.__exit__()
 
 
-def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storages: StorageBook) -> None:
+def patch_streams(patches: Patches, streams: Streams, pools: MemoryPools, storages: Storages) -> None:
     """Make the stream functions of ``torch`` and ``torch.cuda`` act on these books."""
     books = {"streams": streams, "pools": pools}
     event_class: Any = type("Event", (Event,), dict(books))
@@ -149,8 +153,7 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
     patches.where_found(CUDA_MODULES, names)
     patches.table(torch, {"Stream": stream_class, "Event": event_class})
     patches.set(torch.Tensor, "record_stream", record_stream)
-    if hasattr(torch, "accelerator"):
-        patches.table(torch.accelerator, {"current_stream": current_stream, "set_stream": set_stream})
+    patches.table(torch.accelerator, {"current_stream": current_stream, "set_stream": set_stream})
     _patch_parallel(patches, stream_class)
 
 

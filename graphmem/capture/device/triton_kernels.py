@@ -29,7 +29,7 @@ from graphmem.capture.values.callers import namespace_that_imports
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 
-#: Modules with such kernels, functions whose names end so, and the flag that says whether Triton is there. TRL 1.16:
+#: Modules with such kernels, functions whose names end so, and the flag whether Triton is there. TRL 1.16:
 #: log-probabilities of a language model's head, vocabulary chunk by chunk.
 _MODULES = {"trl.kernels.chunked_logprob": "_TRITON_AVAILABLE", "trl.kernels.chunked_divergence": None}
 _KERNEL = "_kernel"
@@ -159,7 +159,7 @@ class _Missing(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(name, _Standing(self._stand_in.module(name)))
 
     def _import(
-        self, original: Callable[..., ModuleType], name: str, globals: dict[str, Any] | None = None,
+        self, original: Callable[..., ModuleType], name: str, globals: dict[str, object] | None = None,
         locals: object = None, fromlist: Sequence[str] | None = (), level: int = 0,
     ) -> ModuleType:  # fmt: skip
         self.forget_stand_ins()
@@ -181,7 +181,7 @@ class _Standing(importlib.abc.Loader):
         pass
 
 
-def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
+def _missing(package: str, importer: dict[str, object]) -> Diagnostic:
     """Triton comes with every CUDA build of PyTorch, and packages that a program itself asks for may be there where it
     runs: a card then takes another way. Other uses by libraries are no part of the program that is analysed."""
     who = str(importer.get("__name__", ""))
@@ -191,12 +191,12 @@ def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
     return code.about(importer="the program" if who == "__main__" else who, package=package)
 
 
-def _is_own(namespace: dict[str, Any]) -> bool:
+def _is_own(namespace: dict[str, object]) -> bool:
     """True if the code that imports is the program's own: no installed package, and not PyTorch."""
     return _package(namespace) not in _QUIET and not library_folder(str(namespace.get("__file__") or ""))
 
 
-def _package(namespace: dict[str, Any]) -> str:
+def _package(namespace: dict[str, object]) -> str:
     return str(namespace.get("__name__", "")).partition(".")[0]
 
 
@@ -289,7 +289,7 @@ class _Flag:
 class _Kernel:
     """A compiled kernel: ``kernel[grid](arguments)``. Called without a grid it is the function that it was."""
 
-    def __init__(self, function: Callable[..., Any], forget: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, function: Callable[..., object], forget: Callable[[torch.Tensor], None]) -> None:
         self._function = function
         self._forget = forget
 

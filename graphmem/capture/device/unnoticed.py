@@ -5,16 +5,32 @@ that no card makes (``is_tracing`` in ``transformers/utils/import_utils.py``, 5.
 the class is hidden by who asks: outside ``torch``, ``torch._subclasses.FakeTensor`` is a class without instances, and
 ``is_fake`` is false (DeepSpeed holds that function since its own import: it is changed from within).
 
-``type(t) is torch.Tensor`` is answered by :mod:`graphmem.capture.device.shown_types`.
+``type(x)`` of a fake tensor is the class that a card's tensor has: ``torch.Tensor``, ``Parameter``, a library's own.
+``type(batch) is torch.Tensor`` decides whether an everyday ``move()`` moves it. The interpreter answers ``type``, so
+the calls are rewritten as a file is imported: ``__graphmem_type__(x)``, a function of ours, stands in their place. In
+the program's own files that are all of them (:mod:`graphmem.capture.program.loops`), in libraries' those of files that
+name ``Tensor`` or ``Parameter`` and compare or look up what ``type`` gives. PyTorch's own code has to know. Files that
+were imported before the capture stay as they are, and so does ``x.__class__``.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
-from collections.abc import Iterator
-from types import FunctionType, ModuleType
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from torch import Tensor
+from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
+
+from graphmem.capture.device.factories import LazyBuffer, LazyParameter
+from graphmem.capture.device.fake_tensors import library_class
 from graphmem.capture.threads import current_threads
 from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.callers import package_that_asks
@@ -64,10 +80,94 @@ def unnoticed() -> Iterator[None]:
     if code is not None:
         _recognises.__code__ = _body.__code__
     try:
-        yield
+        with _shown_types():
+            yield
     finally:
         if code is not None:
             _recognises.__code__ = code
         delattr(fake_tensor, _ANSWER)
         for module, kind in zip(hidden, before, strict=True):
             module.__class__ = kind
+
+
+# --- ``type(x)`` ------------------------------------------------------------------------------------------------------
+
+
+TYPE = "__graphmem_type__"
+#: Packages that know of fake tensors, or of none.
+_LEFT = frozenset({"torch", "torchgen", "functorch", "graphmem", "numpy", "scipy", "pandas", "sympy", "triton"})
+_NAMES_TENSORS = re.compile(rb"\b(?:Tensor|Parameter)\b")
+_USES_TYPE = re.compile(rb"\btype\([^()\n]*\)\s*(?:is|in|not)\b|\btype\([^()\n]*\)\s*[!=]=|[\[(]type\([^()\n]*\)[\])]")
+_LAZY: dict[type, type] = {LazyParameter: UninitializedParameter, LazyBuffer: UninitializedBuffer}
+
+
+def shown_type(value: object) -> type:
+    """``type(value)``, as it is on a card."""
+    kind = type(value)
+    if not isinstance(value, FakeTensor) or current_threads() is None:
+        return kind
+    if kind is FakeTensor:
+        return Parameter if isinstance(value, Parameter) else Tensor
+    return _LAZY.get(kind) or library_class(kind)
+
+
+def with_shown_types(tree: ast.Module) -> ast.Module:
+    """``tree`` with each ``type(x)`` as a call of :func:`shown_type`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and _is_type(node):
+            node.func = ast.copy_location(ast.Name(TYPE, ast.Load()), node.func)
+    return tree
+
+
+def _is_type(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "type" and not isinstance(call.args[0], ast.Starred)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Reads a file of a library; what is rewritten is not kept."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        source = self.get_data(path)
+        if not (_USES_TYPE.search(source) and _NAMES_TENSORS.search(source)):
+            return super().get_code(fullname)
+        code: CodeType = compile(with_shown_types(ast.parse(source, path)), path, "exec", dont_inherit=True)
+        return code
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of libraries as Python does."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] in _LEFT | sys.stdlib_module_names or current_threads() is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
+            return None
+        spec.loader = _Loader(spec.loader.name, str(spec.loader.path))
+        return spec
+
+
+def _type_function() -> Callable[[object], type]:
+    """The function that files call; to Dynamo, which knows what a fake tensor stands for, it is ``type``."""
+
+    def type_of(value: object) -> type:
+        return shown_type(value)
+
+    type_of._torchdynamo_inline = type  # type: ignore[attr-defined]
+    return type_of
+
+
+# Files that were rewritten stay imported when the capture is over.
+setattr(builtins, TYPE, _type_function())
+
+
+@contextlib.contextmanager
+def _shown_types() -> Iterator[None]:
+    """Libraries that are imported until the end read the classes that a card's tensors have."""
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)

@@ -84,7 +84,7 @@ def _on_card(
 
 
 def _show_device(patches: Patches, cls: type, wrappers: set[type]) -> None:
-    """Let tensors of the class say where they are, as they would on a card."""
+    """Let tensors of the class show their device, as they would on a card."""
     if cls in wrappers:
         return
     wrappers.add(cls)

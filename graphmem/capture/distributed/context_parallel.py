@@ -27,7 +27,7 @@ _CUT = ("input_ids", "labels", "shift_labels", "position_ids")
 class ContextParallel(Strategy):
     """``--cp``: every process that FSDP2 shards parameters over has a part of each sequence."""
 
-    def inputs(self, inputs: Any) -> dict[str, Any]:
+    def inputs(self, inputs: object) -> dict[str, Any]:
         """The batch with positions and shifted labels. Raises :class:`CaptureError` for one that cannot be cut."""
         assert self.step.cp is not None
         processes, parts = self.step.cp, self.step.tp or 1 if self.step.sp else 1  # parts: between layers

@@ -7,7 +7,6 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.distributed.strategy import Strategy
 from graphmem.capture.patches import Patches, around, constant
-from graphmem.capture.ports import RankBook, StorageBook
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.storages import Storages
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 from graphmem.trace import Category
@@ -44,14 +44,14 @@ class Replicated(Strategy):
             warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
             return DistributedDataParallel(part, device_ids=[cards().own.index], process_group=group, **options)
 
-    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch."""
         waits = self.step.pp is None and not is_last
         made: contextlib.AbstractContextManager[object] = model.no_sync() if waits else contextlib.nullcontext()
         return made
 
 
-def patch_data_parallel(patches: Patches, book: RankBook) -> None:
+def patch_data_parallel(patches: Patches, book: Recorder) -> None:
     """Name the allocations of reducers, and answer the questions they ask other ranks."""
     bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
 
@@ -98,7 +98,7 @@ def _refuse_builtin_hook(*_: object) -> None:
     )
 
 
-def _verify(storages: StorageBook) -> _Function:
+def _verify(storages: Storages) -> _Function:
     """The tensors of comparing the parameters' number and shapes with other ranks (``verify_params_across_processes``,
     reducer.cpp); it always finds them alike."""
 

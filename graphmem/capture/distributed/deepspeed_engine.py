@@ -95,7 +95,7 @@ def _fill_precision(config: dict[str, Any], training: Training) -> None:
             config[precision] = {**own, "enabled": precision == wanted}
 
 
-def _fill_widths(zero: dict[str, Any], model: nn.Module) -> None:
+def _fill_widths(zero: dict[str, object], model: nn.Module) -> None:
     for name in [name for name in _OF_WIDTH if zero.get(name) == "auto"]:
         width = getattr(getattr(model, "config", None), "hidden_size", None)
         if width is None:

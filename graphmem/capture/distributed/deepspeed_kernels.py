@@ -16,7 +16,7 @@ import torch
 
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches, constant
-from graphmem.capture.ports import RankBook
+from graphmem.capture.record.recorder import Recorder
 from graphmem.errors import CaptureError
 from graphmem.units import format_bytes
 
@@ -24,7 +24,7 @@ _BUILDERS = "deepspeed.ops.op_builder.builder"
 
 
 @contextlib.contextmanager
-def deepspeed_kernels(book: RankBook) -> Iterator[None]:
+def deepspeed_kernels(book: Recorder) -> Iterator[None]:
     """DeepSpeed finds its kernels compiled, for the duration. ``book`` notes the bytes kept on NVMe."""
     files: dict[str, int] = {}  # by path, in bytes
     disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))

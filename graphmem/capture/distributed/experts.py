@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import RankBook
+from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import unset_fake_temporarily
 
 _EVENLY = "tokens were taken to be routed evenly over the experts, those of the other processes too"
 _Function = Callable[..., object]
 
 
-def patch_experts(patches: Patches, book: RankBook) -> None:
+def patch_experts(patches: Patches, book: Recorder) -> None:
     """Where the choice of a router is unknown, its choice is even: every expert gets as many tokens, and the first ones
     the remainder (torchtitan's ``debug_force_load_balance`` makes it so).
 

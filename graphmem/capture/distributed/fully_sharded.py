@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from graphmem.capture.blocks import unsplit_blocks
-from graphmem.capture.distributed.mesh import shards_of
-from graphmem.capture.distributed.strategy import Strategy
+from graphmem.capture.distributed.sharded_model import unsplit_blocks
+from graphmem.capture.distributed.strategy import Strategy, shards_of
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import StorageBook
+from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.tensors import DTYPES
 from graphmem.errors import CaptureError
 from graphmem.trace import Category
@@ -57,7 +56,7 @@ class FullySharded(Strategy):
         fully_shard(part, **chosen)
         return part
 
-    def micro_batch(self, model: nn.Module, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def micro_batch(self, model: nn.Module, inputs: object, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are reduced in the last micro-batch, unless each is to be."""
         if self.step.pp is None and self.step.grad_accum > 1 and not self._options.sync_each_batch:
             model.set_requires_gradient_sync(is_last)
@@ -71,7 +70,7 @@ _BUFFERS = (
 )
 
 
-def name_buffers(patches: Patches, storages: StorageBook) -> None:
+def name_buffers(patches: Patches, storages: Storages) -> None:
     """Name the purpose of FSDP2's buffers."""
 
     def named(label: str) -> Callable[..., object]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.ports import RankBook
+from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import unset_fake_temporarily
 
 _UNHEARD = "an object that another process sends is None: what it sends is not known"
@@ -42,7 +42,7 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number].detach().clone()
 
 
-def patch_objects(patches: Patches, book: RankBook) -> None:
+def patch_objects(patches: Patches, book: Recorder) -> None:
     """Objects become tensors of bytes on the pretended device, and objects again where the bytes are known."""
     values = book.values
     tensors: list[torch.Tensor] = []

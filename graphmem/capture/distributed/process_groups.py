@@ -28,12 +28,11 @@ from graphmem.capture.distributed.checkpoints import checkpoints_of_one
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
 from graphmem.capture.distributed.deepspeed_kernels import deepspeed_kernels
 from graphmem.capture.distributed.experts import patch_experts
-from graphmem.capture.distributed.library_state import library_state_put_back
 from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharded_model import sharded
 from graphmem.capture.distributed.sharding import forget_meshes, patch_resize, patch_sharding
 from graphmem.capture.patches import Patches, around, constant
-from graphmem.capture.ports import RankBook
+from graphmem.capture.record.recorder import Recorder
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 from graphmem.training.processes import Processes
@@ -45,7 +44,7 @@ NCCL_VERSION = (2, 29, 7)
 
 
 @contextlib.contextmanager
-def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
+def one_rank(book: Recorder, processes: Processes | None) -> Iterator[None]:
     """``torch.distributed`` for one of several ``processes``, started as ``torchrun`` would.
 
     Without them the environment counts as it is. Process groups that the step makes are gone at the end.
@@ -88,7 +87,7 @@ class _Launched(ChainMap[str, str]):
         del self.maps[0 if name in self.maps[0] else 1][name]
 
 
-def _patch_process_groups(patches: Patches, book: RankBook) -> None:
+def _patch_process_groups(patches: Patches, book: Recorder) -> None:
     private("torch.testing._internal.distributed.fake_pg", _LOST)
     groups = _Groups(patches, book)
     patches.wrap("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, around(groups.device_of_objects))
@@ -106,7 +105,7 @@ class _Groups:
     """Process groups that the step makes. Libraries choose by the names of backends, so a group shows the one that it
     was asked for with."""
 
-    def __init__(self, patches: Patches, book: RankBook) -> None:
+    def __init__(self, patches: Patches, book: Recorder) -> None:
         self._patches, self._book = patches, book
         self._is_prepared = False  # the imports take time, which a step without process groups need not spend
         self._devices: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()
@@ -167,3 +166,51 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> 
             "init_process_group needs the number of processes: give --world-size (world_size=), or set WORLD_SIZE"
         )
     yield dist.HashStore(), rank if rank >= 0 else int(os.environ.get("RANK", "0") or 0), size
+
+
+# --- globals of libraries about process groups ------------------------------------------------------------------------
+
+
+#: Modules, or classes in them, and their variables. None or nothing is in them before the first group is made.
+_KEPT = {
+    "deepspeed.comm.comm": ("cdb",),
+    "deepspeed.utils.groups": (
+        "_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_ALL_TO_ALL_GROUP", "_TENSOR_MODEL_PARALLEL_GROUP",
+        "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS",
+        "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS", "mesh_device", "mpu",
+    ),
+    "deepspeed.runtime.zero.partition_parameters.CUDAQuantizer": ("quantizer_cuda_module",),
+    "deepspeed.runtime.comm.coalesced_collectives": ("quantizer_module",),
+    "torch.nn.functional": ("linear",),  # DeepSpeed's ZeRO-3 puts its own there
+    "transformers.integrations.deepspeed": ("_hf_deepspeed_config_weak_ref",),
+    "accelerate.state.PartialState": ("_shared_state",),
+    "accelerate.state.AcceleratorState": ("_shared_state",),
+    "accelerate.state.GradientState": ("_shared_state",),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def library_state_put_back() -> Iterator[None]:
+    """A context after which libraries have their former state; those imported meanwhile have none."""
+    before = {key: dict(value) if isinstance(value, dict) else value for key, value in _now()}
+    try:
+        yield
+    finally:
+        for (path, name), value in _now():
+            found = before.get((path, name))
+            if isinstance(value, dict):
+                value.clear()
+                value.update(found or {})
+            else:
+                setattr(_owner(path), name, found)
+
+
+def _now() -> list[tuple[tuple[str, str], Any]]:
+    places = ((path, name) for path, names in _KEPT.items() for name in names if hasattr(_owner(path), name))
+    return [((path, name), getattr(_owner(path), name)) for path, name in places]
+
+
+def _owner(path: str) -> Any:
+    """A module, or a class of one, if it has been imported."""
+    module, _, last = path.rpartition(".")
+    return sys.modules.get(path) or getattr(sys.modules.get(module), last, None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from graphmem.base.textbook import Sharded, Transformer
 from graphmem.capture.values.tensors import HALF_TYPES, tensors_in
@@ -54,7 +55,7 @@ def _of_fsdp1(model: torch.nn.Module, inputs: object) -> Sharded | None:
 
 
 def _of_tensors(model: torch.nn.Module, inputs: object) -> Sharded | None:
-    """DTensors say of how many parts they are one; a model of others is whole."""
+    """DTensors know of how many parts they are one; a model of others is whole."""
     parameters = list(model.parameters())
     if not parameters:
         return None
@@ -88,7 +89,7 @@ NAMES = {
 }
 
 
-def _transformer(model: torch.nn.Module, inputs: Any) -> Transformer | None:
+def _transformer(model: torch.nn.Module, inputs: object) -> Transformer | None:
     config = next(configurations(model), None)
     tokens = next((tensor for tensor in tensors_in(inputs) if _is_tokens(tensor)), None)
     if config is None or tokens is None:
@@ -118,3 +119,23 @@ def first(config: object, names: Iterable[str]) -> Any:
 
 def _is_tokens(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32)
+
+
+def outermost_blocks(module: nn.Module) -> list[nn.Module]:
+    """Every element of the outermost lists of blocks (``nn.ModuleList``, ``nn.Sequential``)."""
+    blocks: list[nn.Module] = []
+    for child in module.children():
+        repeated = isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1
+        if repeated and all(len(list(element.children())) > 0 for element in child.children()):
+            blocks.extend(child.children())
+        else:
+            blocks.extend(outermost_blocks(child))
+    return blocks
+
+
+def unsplit_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules that a transformers model names as not to be split (``_no_split_modules``), which Accelerate and
+    ``Trainer`` shard one by one; the outermost blocks of any other model."""
+    names = {*(getattr(model, "_no_split_modules", None) or ())}
+    named = [module for module in model.modules() if type(module).__name__ in names]
+    return named or outermost_blocks(model)

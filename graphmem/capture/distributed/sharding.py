@@ -14,7 +14,8 @@ from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.fully_sharded import name_buffers
 from graphmem.capture.distributed.tensor_lists import patch_tensor_lists
 from graphmem.capture.patches import Patches, around, constant
-from graphmem.capture.ports import RankBook, StorageBook
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.storages import Storages
 from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, make_subclass
 from graphmem.torch_names import private
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _LOST = "sharded models and process groups cannot be followed"
 
 
-def patch_resize(patches: Patches, storages: StorageBook) -> None:
+def patch_resize(patches: Patches, storages: Storages) -> None:
     """Sharded and low-precision parameters come and go by resizing their storage, which is no operator."""
 
     def resize(original: Callable[..., object], self: torch.UntypedStorage, size: int) -> object:
@@ -35,7 +36,7 @@ def patch_resize(patches: Patches, storages: StorageBook) -> None:
     patches.around(torch.UntypedStorage, {"resize_": resize})
 
 
-def patch_sharding(patches: Patches, book: RankBook) -> None:
+def patch_sharding(patches: Patches, book: Recorder) -> None:
     """A DTensor shows Python the device of its local part, as device tensors do everywhere in a capture."""
     with Patches.lifted(), disable_current_modes():  # functional optimizers are scripted when they are imported
         importlib.import_module("torch.distributed.optim")

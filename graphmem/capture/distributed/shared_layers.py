@@ -33,7 +33,7 @@ class SharedLayers(Strategy):
 
     moves = True
 
-    def inputs(self, inputs: Any) -> Any:
+    def inputs(self, inputs: object) -> Any:
         if not self.step.sp or self.step.cp is not None:
             return inputs
         return _with_positions(inputs, self.step.tp or 1, self.step.pp is not None)
@@ -77,7 +77,7 @@ def materialize(module: torch.nn.Module, parameters: torch.device | None = None)
 # --- by transformers' own rules ---------------------------------------------------------------------------------------
 
 
-def _plan_of(model: Any, training: Training) -> Mapping[str, str]:
+def _plan_of(model: object, training: Training) -> Mapping[str, str]:
     """transformers' rules by the names of modules and parameters, those of ``training.tp_plan`` among them
     (``DistributedMixin._resolve_parallel_plans``, transformers/distributed/mixin.py of 5.23)."""
     resolve = getattr(model, "_resolve_parallel_plans", None)
@@ -159,8 +159,8 @@ def _by_styles(part: torch.nn.Module, mesh: DeviceMesh) -> None:
             parallelize_module(layer, mesh, rules)
 
 
-def _with_positions(inputs: Any, processes: int, by_row: bool) -> dict[str, Any]:
-    """The batch with the positions that a part of a sequence cannot tell, ``by_row`` where rows are parted too. Raises
+def _with_positions(inputs: object, processes: int, by_row: bool) -> dict[str, Any]:
+    """The batch with the positions that a part of a sequence lacks, ``by_row`` where rows are parted too. Raises
     :class:`CaptureError`."""
     if not isinstance(inputs, dict) or "input_ids" not in inputs or "attention_mask" in inputs:
         raise CaptureError("--sp is of models of transformers on input_ids, with no attention_mask; write a program")

@@ -36,14 +36,14 @@ def patch_tensor_lists(patches: Patches) -> None:
         patches.set(parameters, "_chunk_with_empty", _Chunks.of(parameters._chunk_with_empty))
 
 
-def _flag_propagated_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _flag_propagated_once(original: Callable[[object, object], None]) -> Callable[[Any, Any], None]:
     """The flag of strided shards in a strategy of one tensor. Where no input of the operator has such a shard, which is
     asked once an operator, there is nothing to do."""
     strided = private("torch.distributed.tensor.placement_types._StridedShard", _LOST)
 
     asked: list[Any] = [None, False]  # the schema of the last operator, which stays alive; whether it has such a shard
 
-    def propagate(op_strategy: Any, op_schema: Any) -> None:
+    def propagate(op_strategy: object, op_schema: Any) -> None:
         if asked[0] is not op_schema:
             placements = {place for spec in op_schema.args_spec for place in spec.placements}
             asked[:] = op_schema, any(isinstance(place, strided) for place in placements)
@@ -139,7 +139,7 @@ class _Chunks:
         return self._tensor.narrow(self._dim, begin, min(self._size, size - begin))
 
     @classmethod
-    def of(cls, original: Callable[..., Any]) -> Callable[..., Any]:
+    def of(cls, original: Callable[..., object]) -> Callable[..., Any]:
         def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> object:
             if tensor.size(dim) == 0:
                 return original(tensor, num_chunks, dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,10 +12,12 @@ from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
 from graphmem.capture.loop.optimizers.build import make_optimizers
 from graphmem.capture.loop.strategies import Strategies
 from graphmem.capture.loop.training_loop import Batch, Loader, TrainingLoop
-from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training.epochs import BatchSize
+
+if TYPE_CHECKING:
+    from graphmem.capture.session.session import Session
 
 
 class EngineLoop(TrainingLoop):
@@ -32,7 +34,7 @@ class EngineLoop(TrainingLoop):
 
 
 def engine_loop(
-    session: StepBook,
+    session: Session,
     model: nn.Module,
     batch: Batch,
     strategies: Strategies,

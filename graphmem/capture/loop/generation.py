@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from graphmem.capture.loop.strategies import Strategies
 from graphmem.capture.loop.training_loop import Batch, autocast, batch_on_device
-from graphmem.capture.ports import StepBook
 from graphmem.capture.values import device_values
 from graphmem.errors import CaptureError
 from graphmem.training import Generation, Inference
 from graphmem.training.generation import DRAFT_LENGTHS
+
+if TYPE_CHECKING:
+    from graphmem.capture.session.session import Session
 
 #: A program generates once; what it needs the next time is what it has given back.
 GENERATIONS = 1
 
 
 def run_generation(
-    session: StepBook,
+    session: Session,
     model: nn.Module,
     prompt: Any,
     inference: Inference,
@@ -64,13 +66,13 @@ def run_generation(
 
 
 @contextlib.contextmanager
-def _followed(session: StepBook, model: nn.Module, generation: Generation) -> Iterator[None]:
+def _followed(session: Session, model: nn.Module, generation: Generation) -> Iterator[None]:
     with _decoding_entered(session, model), device_values.drafting(generation.accepted):
         yield
 
 
 @contextlib.contextmanager
-def _decoding_entered(session: StepBook, model: nn.Module) -> Iterator[None]:
+def _decoding_entered(session: Session, model: nn.Module) -> Iterator[None]:
     """The session enters ``decode`` when the prompt has been read, which transformers shows since version 5."""
     own: Callable[..., Any] | None = getattr(type(model), "_prefill", None)
     if own is None:

@@ -43,7 +43,7 @@ class _Unknown(Exception):
     """The objects that a value holds are not known."""
 
 
-def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:
+def held_by(roots: tuple[object, ...], loss: object) -> list[int] | None:
     """The storages (``_cdata``) that an output keeps alive, in the order in which CPython lets them go; None where it
     is not known. ``roots`` is a tuple of the output alone, of which one variable holds it; ``loss`` is its loss."""
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
@@ -60,7 +60,7 @@ def held_by(roots: tuple[Any, ...], loss: object) -> list[int] | None:
     return sorted(last, key=last.__getitem__)
 
 
-def _references(items: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+def _references(items: Iterable[object]) -> Iterator[tuple[Any, int]]:
     """Every item with its count of references, as it is counted here."""
     for item in items:
         yield item, sys.getrefcount(item)
@@ -80,7 +80,7 @@ class _Walk:
         self._counted: dict[int, int] = {}  # their references
         self._constant: set[int] = set()  # those that cannot change
 
-    def into(self, items: Iterable[Any], depth: int) -> None:
+    def into(self, items: Iterable[object], depth: int) -> None:
         """Look into every item, in the order in which their container lets go of them."""
         for item, references in _references(items):
             if isinstance(item, torch.Tensor):

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 def loader_for(
     build: Callable[[Sizes], Built | None], built: Built, sizes: Sizes, training: Training, iterations: int | None
-) -> Loader | None:
-    """The loader of a step whose batches differ, or are moved ahead; None where one batch comes again and again.
+) -> Loader:
+    """The loader of a step whose batches differ, or are moved ahead.
 
     ``built`` is what ``build(sizes)`` gave (:class:`graphmem.sources.base.Built`). Where it cannot make batches of
     other sizes, the model is built once more for every size, on the host, and only the batch of it is kept.
     """
     if not training.epoch.varies:
-        return _of_one_size(built) if training.prefetch else None
+        return _of_one_size(built)
     known: dict[BatchSize, Batch] = {}
 
     def batch_of(size: BatchSize) -> Batch:

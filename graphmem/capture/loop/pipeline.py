@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import nn
@@ -12,11 +12,13 @@ from graphmem.capture.distributed.pipelining import Cut, Stages, schedule, split
 from graphmem.capture.loop.optimizers.build import make_optimizers
 from graphmem.capture.loop.strategies import Strategies
 from graphmem.capture.loop.training_loop import Batch, TrainingLoop
-from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import DTYPES
 from graphmem.errors import CaptureError
 from graphmem.training import Training
 from graphmem.training.epochs import BatchSize
+
+if TYPE_CHECKING:
+    from graphmem.capture.session.session import Session
 
 
 class Schedule(Protocol):
@@ -70,7 +72,7 @@ class PipelineLoop(TrainingLoop):
 
 
 def pipeline_loop(
-    session: StepBook,
+    session: Session,
     model: nn.Module,
     batch: Batch,
     strategies: Strategies,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import make_optimizers
 from graphmem.capture.loop.strategies import Strategies, check_precision
 from graphmem.capture.loop.training_loop import (
@@ -31,12 +30,17 @@ from graphmem.capture.loop.training_loop import (
     call,
     compiled,
 )
-from graphmem.capture.ports import StepBook
 from graphmem.training import Inference, Training
 from graphmem.training.epochs import BatchSize
 
 if TYPE_CHECKING:
     from graphmem.capture.record.both_loops import BothLoops
+    from graphmem.capture.session.session import Session
+
+from collections.abc import Callable
+from typing import Any
+
+from graphmem.errors import CaptureError
 
 #: Iterations when the user names no number. The second has the optimizer's state and reuses the first one's segments;
 #: a third finds the rare step whose fragmentation still grows, and is left out where an iteration has more operators
@@ -54,7 +58,7 @@ class Ran:
 
 
 def run_training(
-    session: StepBook,
+    session: Session,
     model: nn.Module,
     inputs: object,
     loss: object,
@@ -110,7 +114,7 @@ def run_training(
     return Ran(remarks, loop.output_bytes)
 
 
-def _run_epochs(session: StepBook, loop: TrainingLoop, loader: Loader) -> None:
+def _run_epochs(session: Session, loop: TrainingLoop, loader: Loader) -> None:
     """Iterations on batches that differ, epoch after epoch."""
     for number, step in enumerate(loader.iterations):
         if number % loop.training.epoch.steps == 0:
@@ -121,7 +125,7 @@ def _run_epochs(session: StepBook, loop: TrainingLoop, loader: Loader) -> None:
             loop.evaluate(step.evaluated)
 
 
-def _run_alike(session: StepBook, loop: TrainingLoop, iterations: int | None, size: BatchSize | None = None) -> None:
+def _run_alike(session: Session, loop: TrainingLoop, iterations: int | None, size: BatchSize | None = None) -> None:
     """Iterations on one batch, or on batches of one ``size``: as many as were asked for, else as many as settle it."""
     begun, of_history = 0, loop.of_history
     if size is not None:
@@ -136,7 +140,7 @@ def _run_alike(session: StepBook, loop: TrainingLoop, iterations: int | None, si
     loop.end()
 
 
-def run_inference(session: StepBook, model: nn.Module, inputs: object, inference: Inference, iterations: int) -> None:
+def run_inference(session: Session, model: nn.Module, inputs: object, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model = Strategies(inference).place(session, model)
     inputs = batch_on_device(session, Batch(inputs), inference.dtype).inputs
@@ -147,3 +151,36 @@ def run_inference(session: StepBook, model: nn.Module, inputs: object, inference
         with torch.no_grad(), autocast(inference):
             output = call(called, inputs)
         del output
+
+
+# --- activation checkpointing -----------------------------------------------------------------------------------------
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute the model's repeated blocks in the backward pass.
+
+    A model that knows how (transformers' ``gradient_checkpointing_enable``, lately ``activation_checkpointing_enable``,
+    timm's ``set_grad_checkpointing``) does it itself; elsewhere every element of the outermost lists of blocks
+    (``nn.ModuleList``, ``nn.Sequential``) is checkpointed without reentrant autograd.
+    """
+    for method in ("activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing"):
+        enable: Callable[[], None] | None = getattr(model, method, None)
+        if enable is not None:
+            enable()
+            return
+    from graphmem.capture.distributed.sharded_model import outermost_blocks
+
+    blocks = outermost_blocks(model)
+    if not blocks:
+        raise CaptureError("no repeated blocks found to checkpoint; call torch.utils.checkpoint in the model itself")
+    for block in blocks:
+        block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(forward: Callable[..., object]) -> Callable[..., Any]:
+    from torch.utils.checkpoint import checkpoint
+
+    def run(*args: object, **kwargs: object) -> object:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from graphmem.capture.device.pretend_device import cards
-from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import DTYPES
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from graphmem.capture.distributed.strategy import Strategy
+    from graphmem.capture.session.session import Session
 
 
 def _in_order(step: Training | Inference, mesh: DeviceMesh | None) -> Iterator[Strategy]:
@@ -58,7 +58,7 @@ class Strategies(list["Strategy"]):
         self.step = step
         self.mesh: Any = None
         if isinstance(step, Training) and step.mesh:
-            from graphmem.capture.distributed.mesh import process_mesh
+            from graphmem.capture.distributed.strategy import process_mesh
 
             self.mesh = process_mesh(step)
         has_engine = isinstance(step, Training) and step.zero is not None
@@ -88,7 +88,7 @@ class Strategies(list["Strategy"]):
             one.materialize(part)
         return part
 
-    def place(self, session: StepBook, model: nn.Module) -> nn.Module:
+    def place(self, session: Session, model: nn.Module) -> nn.Module:
         """The whole model, shared out and on the card, and known by name; a quantised one is there already."""
         if not is_quantized(model):
             for one in self:

@@ -13,11 +13,9 @@ from torch import nn
 
 from graphmem.capture.device.pretend_device import move
 from graphmem.capture.loop.held_output import held_by
-from graphmem.capture.loop.optimizers.build import iterations_of_history
+from graphmem.capture.loop.optimizers.build import iterations_of_history, scheduler_of
 from graphmem.capture.loop.prefetching import prefetched
-from graphmem.capture.loop.schedulers import scheduler_of
 from graphmem.capture.loop.strategies import Strategies
-from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import DTYPES, tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
@@ -25,6 +23,7 @@ from graphmem.training.epochs import BatchSize, Iteration
 
 if TYPE_CHECKING:
     from graphmem.capture.record.both_loops import BothLoops
+    from graphmem.capture.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Loader:
     batch_of: Callable[[BatchSize], Batch]
 
 
-def batch_on_device(session: StepBook, batch: Batch, dtype: str) -> Batch:
+def batch_on_device(session: Session, batch: Batch, dtype: str) -> Batch:
     """``batch`` on the card, its floating-point inputs in ``dtype``, and known as the step's inputs."""
     weights, loss = DTYPES[dtype], batch.loss
     inputs = move(batch.inputs, weights if weights is not torch.float32 else None)
@@ -67,7 +66,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        session: StepBook,
+        session: Session,
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         strategies: Strategies,

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 #: What runs in an operator's place: a function of its arguments that calls the operators a card would run. One below
-#: autograd has the recorder's :class:`~graphmem.capture.values.selection.Selection` as its first argument.
+#: autograd has the recorder's :class:`~graphmem.capture.values.assumed_values.Selection` as its first argument.
 Decomposition: TypeAlias = Callable[..., Any]
 #: A shape function of an operator for fake tensors, in place of PyTorch's own.
 Shapes: TypeAlias = Callable[..., Any]

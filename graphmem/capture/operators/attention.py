@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,11 +19,6 @@ from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten
-
-
-def attention_composites(card: Card) -> dict[OpOverload, Decomposition]:
-    """The operators of attention -> their decompositions on CUDA."""
-    return {_aten.scaled_dot_product_attention.default: partial(attention, card)}
 
 
 def is_fused(card: Card, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -170,3 +164,7 @@ def _aligned_mask(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | N
         last = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+#: The operator of attention -> its decomposition on a card.
+ATTENTION: dict[OpOverload, Decomposition] = {_aten.scaled_dot_product_attention.default: attention}

@@ -24,7 +24,7 @@ from graphmem.capture.operators import Decomposition
 from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import OpOverload, disable_current_modes
 from graphmem.capture.values import device_values
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.diagnostics import Code
 from graphmem.torch_names import private
 
@@ -63,7 +63,7 @@ class _Backend:
         self.kernels["bitsandbytes::int8_vectorwise_dequant"] = _int8_vectorwise_dequant
 
     def _register(self, name: str, device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def note(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def note(kernel: Callable[..., object]) -> Callable[..., Any]:
             if device in ("cuda", "default") and not name.startswith(_UPDATES):
                 self.kernels[name] = kernel
             return kernel
@@ -120,7 +120,7 @@ def is_update(func: OpOverload) -> bool:
     return bool(func._schema.name.startswith(_UPDATES))
 
 
-def _run(kernel: Callable[..., Any], _: Selection, *args: object, **kwargs: object) -> Any:
+def _run(kernel: Callable[..., object], _: Selection, *args: object, **kwargs: object) -> Any:
     """Its operators have no kernel of autocast, which therefore still casts the operators that the kernel calls:
     ``linear`` of dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
     with device_values.answering(False, NO_OUTLIERS), _as_outside():

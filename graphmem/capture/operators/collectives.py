@@ -196,7 +196,7 @@ def _bytes_in(args: Sequence[object]) -> int:
 def _name_of_reduction(op: torch.ScriptObject) -> str:
     try:
         return str(dist.ReduceOp.RedOpType(op.op()).name)
-    except AttributeError:  # older versions (2.9) do not tell Python
+    except AttributeError:  # older versions (2.9) hide it from Python
         return "?"
 
 
@@ -213,7 +213,7 @@ def flat_copy_bytes(func: OpOverload, args: Sequence[object]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def is_bookkeeping(kwargs: Mapping[str, Any]) -> bool:
+def is_bookkeeping(kwargs: Mapping[str, object]) -> bool:
     """True if one of :data:`MAKES_HOST_VALUES` makes a host tensor of indices or flags for the reducer, which reads and
     writes it itself."""
     if kwargs.get("dtype") not in _INTEGERS or kwargs.get("pin_memory"):

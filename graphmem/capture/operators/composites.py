@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import NoReturn
 
 import torch
 
-from graphmem.capture.device.torch_versions import ExistingFakes
+from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators import Decomposition, Shapes
-from graphmem.capture.operators.attention import attention_composites
+from graphmem.capture.operators.attention import ATTENTION
 from graphmem.capture.operators.convolutions import CONVOLUTIONS
 from graphmem.capture.operators.ctc import CTC, CTC_SHAPES
 from graphmem.capture.operators.gradient_operators import GRADIENT_OPERATORS
-from graphmem.capture.operators.gradients_by_version import formulas_of_version
-from graphmem.capture.operators.layers_and_losses import LAYERS_AND_LOSSES
-from graphmem.capture.operators.meta_kernels import META_KERNELS
-from graphmem.capture.operators.normalization import normalization_composites
-from graphmem.capture.operators.operators_by_version import older_composites, patch_indexing
+from graphmem.capture.operators.gradients_by_version import FORMULAS, with_gradient
+from graphmem.capture.operators.layers_and_losses import BATCH_NORM, GROUP_NORM, LAYERS_AND_LOSSES, RMS_NORM
+from graphmem.capture.operators.meta_kernels import META_KERNELS, ExistingFakes
+from graphmem.capture.operators.operators_by_version import TAKE_ALONG_DIM, patch_indexing
 from graphmem.capture.operators.output_layouts import patch_views
 from graphmem.capture.operators.recurrent.cells import CELL_SHAPES
-from graphmem.capture.operators.recurrent.cudnn import CUDNN_SHAPES
-from graphmem.capture.operators.recurrent.operators import recurrent_composites
-from graphmem.capture.operators.transformer_layers import transformer_layers
+from graphmem.capture.operators.recurrent.cudnn import CUDNN_SHAPES, DropoutState
+from graphmem.capture.operators.recurrent.operators import CELLS, NETWORKS
+from graphmem.capture.operators.transformer_layers import TRANSFORMER_LAYERS
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.known_values import KnownValues
@@ -47,14 +47,33 @@ FUSED_ON_CUDA = tuple(
 )
 
 
+@dataclass(frozen=True)
+class Build:
+    """A CUDA build of PyTorch in one run, on a card. ``values``: known values of host tensors, by which some decide."""
+
+    card: Card
+    values: KnownValues
+
+    @cached_property
+    def dropout(self) -> DropoutState:
+        """cuDNN's generators."""
+        return DropoutState(self.card)
+
+    def is_other(self, change: versions.Since) -> bool:
+        """True if one of this version and the installed one is before the change, and the other is not."""
+        return change.holds(self.card.torch_version) != change.holds(versions.version_of(torch.__version__))
+
+
 @contextlib.contextmanager
-def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[dict[OpOverload, Decomposition]]:
-    """Install CUDA's versions of composites for the duration; yields them by operator. ``values``: known values of host
-    tensors, by which some decide."""
-    table = composites_on(card, values or KnownValues())
+def cuda_composites(card: Card, values: KnownValues) -> Iterator[dict[OpOverload, Decomposition]]:
+    """Install CUDA's versions of composites for the duration; yields them by operator."""
+    build = Build(card, values)
+    table = composites_of(build)
     kernels, fakes, patches = Kernels(), ExistingFakes(), Patches()
     try:
-        patch_indexing(patches, card.torch_version)
+        skipped = versions.WHOLE_SLICES_SKIPPED
+        if build.is_other(skipped) and not skipped.holds(card.torch_version):
+            patch_indexing(patches)
         patch_views(patches)
         for op, function in table.items():
             kernels.set(op, function, "AutogradCUDA")
@@ -81,20 +100,21 @@ SHAPES: dict[str, Shapes] = {**META_KERNELS, **CTC_SHAPES, **CELL_SHAPES, **CUDN
 @cache
 def composite_operators() -> frozenset[OpOverload]:
     """The operators that have a version of CUDA's here, on whatever card."""
-    return frozenset(composites_on(Card(device_named(DEFAULT_DEVICE)), KnownValues()))
+    return frozenset(composites_of(Build(Card(device_named(DEFAULT_DEVICE)), KnownValues())))
 
 
-def composites_on(card: Card, values: KnownValues) -> dict[OpOverload, Decomposition]:
-    """Composite operators -> their decompositions in a build for ``card``."""
-    return {
-        **GRADIENT_OPERATORS,
-        **recurrent_composites(card, values),
-        **transformer_layers(card),
-        **LAYERS_AND_LOSSES,
-        **CONVOLUTIONS,
-        **CTC,
-        **normalization_composites(card),
-        **attention_composites(card),
-        **older_composites(card.torch_version),
-        **formulas_of_version(card.torch_version),
-    }
+def composites_of(build: Build) -> dict[OpOverload, Decomposition]:
+    """Composite operators -> their decompositions in a build."""
+    version = build.card.torch_version
+    table = {**GRADIENT_OPERATORS, **CELLS, **LAYERS_AND_LOSSES, **CONVOLUTIONS, **CTC, **BATCH_NORM}
+    table |= {op: partial(function, build) for op, function in NETWORKS.items()}
+    of_card = {**TRANSFORMER_LAYERS, **RMS_NORM, **ATTENTION}
+    table |= {op: partial(function, build.card) for op, function in of_card.items()}
+    if versions.GROUP_NORM_COPIES_INSIDE.holds(version):
+        table |= GROUP_NORM
+    if not versions.TAKE_ALONG_DIM_COPIES.holds(version):
+        table |= TAKE_ALONG_DIM
+    for change, before, now in FORMULAS:
+        if build.is_other(change):
+            table |= {op: with_gradient(op, of) for op, of in (now if change.holds(version) else before).items()}
+    return table

@@ -17,7 +17,7 @@ from graphmem.base import versions
 from graphmem.base.versions import Since
 from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.torch_internals import OpOverload
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 
 _aten = torch.ops.aten
 

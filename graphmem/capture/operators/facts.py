@@ -30,17 +30,46 @@ from graphmem.capture.operators.composites import FUSED_ON_CUDA, SHAPES, composi
 from graphmem.capture.operators.data_dependent_sizes import SELECTING
 from graphmem.capture.operators.gradient_formulas import GRADIENT_FORMULAS, IN_PLACE_IN_BACKWARD, GradientFormula
 from graphmem.capture.operators.output_layouts import Relaid, relaid
-from graphmem.capture.operators.side_effects import (
-    CALLS_CUBLAS,
-    DECISIONS,
-    FUSED_STEPS,
-    RESIZES,
-    SIZED_BY_DATA,
-    SUBSCRIPTS,
-)
 from graphmem.capture.torch_internals import OpOverload, has_kernel
 from graphmem.capture.values.device_values import TRACKED
 from graphmem.diagnostics import Code, Diagnostic
+
+_aten = torch.ops.aten
+
+#: Operators that end in a cuBLAS call on CUDA, which may take a workspace.
+CALLS_CUBLAS = {
+    _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addbmm.default,
+    _aten._scaled_mm.default, _aten._scaled_mm.out,
+    _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default, _aten._int_mm.default,
+    _aten.addmm_.default, _aten.baddbmm_.default, _aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out,
+    *(
+        getattr(packet, overload)
+        for packet in (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
+        for overload in ("dtype", "dtype_out")
+        if overload in packet.overloads()  # since PyTorch 2.7
+    ),
+}  # fmt: skip
+
+#: Operators whose first argument's storage may be another size afterwards.
+RESIZES = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Tensor}
+
+#: What a subscript calls: the second argument is a list of indices, some of them lists that were made tensors.
+SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
+
+#: Answers about whole tensors that are one Python value.
+DECISIONS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default}
+
+#: Operators that read lengths on the host, though PyTorch does not tag them so.
+SIZED_BY_DATA = {_aten._pack_padded_sequence.default}
+
+#: Fused steps of optimizers, which need not be called at all: one kernel a group of tensors that writes in place and
+#: allocates nothing. PyTorch lacks the meta kernels of some (``aten/src/ATen/native/cuda/FusedSgdKernel.cu``, …).
+FUSED_STEPS = {
+    getattr(packet, overload)
+    for packet in (_aten._fused_sgd_, _aten._fused_adagrad_, _aten._fused_adam_, _aten._fused_adamw_)
+    for overload in packet.overloads()
+}
+
 
 #: Tables of operators whose memory is modelled where the entry stands.
 _MODELLED = (
@@ -160,6 +189,16 @@ class OperatorFacts:
         return any(argument.name == "pin_memory" for argument in self.func._schema.arguments)
 
 
+def _takes_outputs_only(func: OpOverload) -> bool:
+    """True if recordings prove it, of a pointwise operator that writes to its input also those of the one that makes an
+    output: both are one loop of ``TensorIterator``."""
+    library, name, overload = str(func).split(".")
+    if proven(str(func)) or library != "aten" or not name.endswith("_"):
+        return proven(str(func))
+    maker = getattr(getattr(torch.ops.aten, name[:-1], None), overload, None)
+    return maker is not None and torch.Tag.pointwise in maker.tags and proven(str(maker))
+
+
 @cache
 def facts_of(func: OpOverload) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
@@ -174,7 +213,7 @@ def facts_of(func: OpOverload) -> OperatorFacts:
     )
     tabled = decomposition is not None or any(func in table for table in _MODELLED)
     modelled = rule is not None or tabled
-    has_proof = name in PROOFS if rule is not None else proven(name) or bitsandbytes.is_update(func)
+    has_proof = name in PROOFS if rule is not None else _takes_outputs_only(func) or bitsandbytes.is_update(func)
     return OperatorFacts(
         func=func,
         name=name,

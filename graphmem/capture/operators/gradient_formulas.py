@@ -19,7 +19,7 @@ from graphmem.base import versions
 from graphmem.base.versions import Since
 from graphmem.capture.operators import Perhaps
 from graphmem.capture.torch_internals import OpOverload, suggest_memory_format
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.diagnostics import Code, Diagnostic
 
 _aten = torch.ops.aten

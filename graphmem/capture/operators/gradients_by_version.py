@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from graphmem.base import versions
-from graphmem.capture.operators import Decomposition
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.torch_names import private
 
@@ -31,28 +30,14 @@ Gradients = tuple[Tensor | None, ...]
 Formula = Callable[..., Gradients]
 
 
-def formulas_of_version(torch_version: versions.Version) -> dict[OpOverload, Decomposition]:
-    """By operator: itself with the gradient that this version computes, where the installed one computes another."""
-    installed = versions.version_of(torch.__version__)
-    table: dict[OpOverload, Decomposition] = {}
-    for change, before, now in (
-        (versions.ATAN2_OF_ZEROS, _ATAN2_BEFORE, _ATAN2),
-        (versions.EQUAL_VALUES_SHARE_GRADIENTS, _ONE_TAKES_ALL, _SHARED),
-    ):
-        holds = change.holds(torch_version)
-        if holds != change.holds(installed):
-            table |= {op: _with_gradient(op, formula) for op, formula in (now if holds else before).items()}
-    return table
-
-
-def _with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
+def with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
     """The operator below autograd, with this formula as its node of the graph."""
 
     def forward(*inputs: object) -> Tensor:
         with _below_autograd():
             return op(*inputs)
 
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[object, ...], output: object) -> None:
         ctx.save_for_backward(*inputs)
 
     def backward(ctx: FunctionCtx, grad: Tensor) -> Gradients:
@@ -297,3 +282,8 @@ _ONE_TAKES_ALL = {
     _aten.clamp_max.Tensor: _MAX_BEFORE,
     _aten.clamp.Tensor: _clamp_before,
 }
+#: Changes of versions, with the formulas before and since.
+FORMULAS = (
+    (versions.ATAN2_OF_ZEROS, _ATAN2_BEFORE, _ATAN2),
+    (versions.EQUAL_VALUES_SHARE_GRADIENTS, _ONE_TAKES_ALL, _SHARED),
+)

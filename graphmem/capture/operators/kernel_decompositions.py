@@ -18,7 +18,7 @@ from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.operators.deterministic import DETERMINISTIC
 from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
 from graphmem.capture.torch_internals import OpOverload
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.torch_names import private
 
 _aten = torch.ops.aten
@@ -137,7 +137,7 @@ def _index_put(func: OpOverload) -> Callable[..., Any]:
         *rest: object,
         **kwargs: object,
     ) -> Perhaps:
-        """One host number under one mask is a fill; other values may tell how many are selected."""
+        """One host number under one mask is a fill; other values may show how many are selected."""
         if not _has_mask(indices):
             return NotImplemented
         rows = _selected_rows(self, indices, values)

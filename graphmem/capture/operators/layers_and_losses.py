@@ -1,4 +1,4 @@
-"""Decompositions of composite layers and losses (linear, dropout, cosine similarity, …), as a CUDA build has them."""
+"""Decompositions of composite layers, losses and normalizations, as a CUDA build has them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from graphmem.base import versions
+from graphmem.capture.kernels.parts.script import Arguments, Card, named
 from graphmem.capture.operators import Decomposition
-from graphmem.capture.torch_internals import OpOverload
+from graphmem.capture.operators.operators_by_version import composed_rms_norm
+from graphmem.capture.torch_internals import OpOverload, suggest_memory_format
 
 _aten = torch.ops.aten
 
@@ -68,3 +71,69 @@ LAYERS_AND_LOSSES: dict[OpOverload, Decomposition] = {
     _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
     _aten.one_hot.default: _one_hot,
 }
+
+
+# --- normalizations ---------------------------------------------------------------------------------------------------
+
+
+@named("aten.rms_norm.default")
+def _rms_norm(card: Card, call: Arguments) -> Tensor:
+    """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later)."""
+    if not versions.FUSED_RMS_NORM.holds(card.torch_version) or not hasattr(_aten, "_fused_rms_norm"):
+        return composed_rms_norm(card.torch_version, call.input, call.normalized_shape, call.weight, call.eps)
+    return _aten._fused_rms_norm.default(call.input, call.normalized_shape, call.weight, call.eps)[0]
+
+
+@named("aten.group_norm.default")
+def _group_norm(call: Arguments) -> Tensor:
+    """``at::group_norm`` since 2.14 on CUDA: the kernel is given the input as it lies (ATen/native/group_norm.cpp)."""
+    input, groups, affine = call.input, call.num_groups, (call.weight, call.bias)
+    if input.is_contiguous() and suggest_memory_format(input) is torch.contiguous_format:
+        return _aten.group_norm.default.decompose(input, groups, *affine, call.eps, call.cudnn_enabled)
+    sizes = (*input.shape[:2], input.shape[2:].numel())
+    return _aten.native_group_norm.default(input, *affine, *sizes, groups, call.eps)[0]
+
+
+#: ``CUDNN_BN_MIN_EPSILON``, and the largest batches cuDNN takes (ATen/native/Normalization.cpp).
+_CUDNN_MIN_EPSILON = 1e-5
+_CUDNN_MAX_BATCH = {True: 880801, False: 65535}
+
+
+@named("aten.batch_norm.default")
+def _batch_norm(call: Arguments) -> Tensor:
+    """``at::_batch_norm_impl_index``: cuDNN where its conditions hold, the native kernel elsewhere."""
+    input, kernel = call.input, _aten.native_batch_norm.default
+    if call.cudnn_enabled and _cudnn_takes(call):
+        kernel, input = _aten.cudnn_batch_norm.default, input.contiguous(memory_format=_suggested_format(input))
+    statistics = call.running_mean, call.running_var
+    return kernel(input, call.weight, call.bias, *statistics, call.training, call.momentum, call.eps)[0]
+
+
+def _cudnn_takes(call: Arguments) -> bool:
+    x, weight = call.input, call.weight
+    given = [statistics is not None for statistics in (call.running_mean, call.running_var)]
+    return (
+        torch.backends.cudnn.enabled
+        and x.dtype is not torch.bfloat16
+        and weight is not None
+        and call.bias is not None
+        and weight.dtype is not torch.bfloat16
+        and (x.dtype is not torch.float16 or weight.dtype is torch.float32)
+        and (all(given) or (not any(given) and call.training))
+        and x.dim() >= 3
+        and x.shape[0] <= _CUDNN_MAX_BATCH[call.training]
+        and call.eps >= _CUDNN_MIN_EPSILON
+        and x.numel() < 2**31
+    )
+
+
+def _suggested_format(tensor: Tensor) -> torch.memory_format:
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+#: Composite normalizations -> their decompositions on CUDA, on a card, and since a change of versions.
+BATCH_NORM: dict[OpOverload, Decomposition] = {_aten.batch_norm.default: _batch_norm}
+RMS_NORM: dict[OpOverload, Decomposition] = {_aten.rms_norm.default: _rms_norm}
+GROUP_NORM: dict[OpOverload, Decomposition] = {_aten.group_norm.default: _group_norm}

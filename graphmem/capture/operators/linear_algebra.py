@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.torch_internals import OpOverload
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 
 _aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.transformer_layers import encoder_layer
 from graphmem.capture.torch_internals import OpOverload, disabled_torch_function
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError

@@ -22,34 +22,25 @@ _aten = torch.ops.aten
 _END = 2**63 - 1
 
 
-def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
+def composed_rms_norm(
+    torch_version: versions.Version, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
+    eps: float | None,
+) -> Tensor:  # fmt: skip
     """``at::rms_norm`` before it was one kernel."""
     upcasts = versions.RMS_NORM_UPCASTS.holds(torch_version)
     weighs_in_fp32 = versions.RMS_NORM_WEIGHS_IN_FP32.holds(torch_version)
-
-    def rms_norm(
-        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-    ) -> Tensor:
-        wide = input.float() if upcasts and input.dtype in HALF_TYPES else input
-        dims = list(range(input.dim() - len(normalized_shape), input.dim()))
-        squares = torch.pow(wide, 2)
-        mean = squares.mean(dims, True).add_(torch.finfo(wide.dtype).eps if eps is None else eps)
-        inverse = torch.rsqrt(mean)
-        del mean, squares  # temporaries of one expression go at its end, the last one first
-        product = wide.mul(inverse)
-        if weighs_in_fp32 and weight is not None:
-            product = product.mul(weight)
-        result = product.to(input.dtype)
-        del product
-        return result if weighs_in_fp32 or weight is None else result.mul(weight)
-
-    return rms_norm
-
-
-def older_composites(torch_version: tuple[int, int]) -> dict[OpOverload, Decomposition]:
-    """Operators -> their decompositions in a PyTorch before the installed one."""
-    copies = versions.TAKE_ALONG_DIM_COPIES.holds(torch_version)
-    return {} if copies else {_aten.take_along_dim.default: _take_along_dim}
+    wide = input.float() if upcasts and input.dtype in HALF_TYPES else input
+    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
+    squares = torch.pow(wide, 2)
+    mean = squares.mean(dims, True).add_(torch.finfo(wide.dtype).eps if eps is None else eps)
+    inverse = torch.rsqrt(mean)
+    del mean, squares  # temporaries of one expression go at its end, the last one first
+    product = wide.mul(inverse)
+    if weighs_in_fp32 and weight is not None:
+        product = product.mul(weight)
+    result = product.to(input.dtype)
+    del product
+    return result if weighs_in_fp32 or weight is None else result.mul(weight)
 
 
 def _take_along_dim(self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -63,20 +54,21 @@ def _take_along_dim(self: Tensor, indices: Tensor, dim: int | None = None) -> Te
     return self.expand(torch.broadcast_shapes(of_self, self.shape)).gather(axis, expanded)
 
 
+#: Operators -> their decompositions before a change of versions.
+TAKE_ALONG_DIM: dict[OpOverload, Decomposition] = {_aten.take_along_dim.default: _take_along_dim}
+
+
 def mask_by_filling(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as 0 and -inf, as up to 2.4 (``convert_boolean_attn_mask``)."""
     zeros = torch.zeros_like(mask, dtype=dtype)
     return zeros.masked_fill_(mask.logical_not(), float("-inf"))
 
 
-def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
-    """Let ``x[:, 0]`` slice every dimension where the predicted version does and the installed one does not.
+def patch_indexing(patches: Patches) -> None:
+    """Let ``x[:, 0]`` slice every dimension, where the predicted version does and the installed one does not.
 
     A slice costs nothing forward. Backward it takes a gradient of the size of the sliced tensor.
     """
-    skipped = versions.WHOLE_SLICES_SKIPPED
-    if skipped.holds(torch_version) or not skipped.holds(versions.version_of(torch.__version__)):
-        return
     plain = torch.Tensor.__getitem__
 
     def get_item(self: Tensor, index: object) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.torch_internals import FakeTensor
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 
 _BITS_OF_BYTE = 8
 
@@ -51,7 +51,9 @@ def _pack_fake_tensors() -> None:
     packed = sys.modules["optimum.quanto.tensor.packed"].PackedTensor
     original = weights.__init__
 
-    def init(self: Any, qtype: Any, axis: Any, group: Any, size: Any, stride: Any, data: Any, *rest: object) -> None:
+    def init(
+        self: object, qtype: Any, axis: object, group: object, size: object, stride: object, data: Any, *rest: object
+    ) -> None:
         if type(data) is FakeTensor:
             data = packed.pack(data, qtype.bits)
         original(self, qtype, axis, group, size, stride, data, *rest)

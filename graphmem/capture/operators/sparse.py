@@ -18,18 +18,12 @@ from graphmem.capture.kernels.parts.cub import counted_positions_bytes, sorted_p
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators import Decomposition, Perhaps
 from graphmem.capture.torch_internals import OpOverload, current_autograd_node
-from graphmem.capture.values.selection import Selection
-from graphmem.capture.values.tensors import tensors_in
+from graphmem.capture.values.assumed_values import Selection
 from graphmem.diagnostics import Code
 
 _aten = torch.ops.aten
 #: Marks a tensor whose indices are distinct and not in order.
 _DISTINCT = "_graphmem_distinct"
-
-
-def has_sparse(args: object) -> bool:
-    """True if one of the arguments is sparse."""
-    return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(args))
 
 
 def _made(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:

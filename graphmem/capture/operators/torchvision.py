@@ -17,7 +17,7 @@ from torch import Tensor
 
 from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition, Perhaps
-from graphmem.capture.values.selection import Selection
+from graphmem.capture.values.assumed_values import Selection
 
 #: Boxes that one thread block compares (``threadsPerBlock`` of nms_kernel.cu).
 _BOXES_OF_A_BLOCK = 64

@@ -8,7 +8,6 @@ modules take them without gradients, in eval mode.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,14 +19,6 @@ from graphmem.capture.operators.layers_and_losses import linear
 from graphmem.capture.torch_internals import OpOverload
 
 _aten = torch.ops.aten
-
-
-def transformer_layers(card: Card) -> dict[OpOverload, Decomposition]:
-    """The two operators -> their decompositions on that card."""
-    return {
-        _aten._native_multi_head_attention.default: partial(_multi_head_attention, card),
-        _aten._transformer_encoder_layer_fwd.default: partial(_encoder_layer, card),
-    }
 
 
 @named("aten._native_multi_head_attention.default")
@@ -120,3 +111,10 @@ def _feed_forward(x: Tensor, call: Arguments) -> Tensor:
     """The activation is fused into the first product (``_addmm_activation``)."""
     flat = torch.addmm(call.ffn_bias_1, x.reshape(-1, x.shape[-1]), call.ffn_weight_1.t())
     return torch.addmm(call.ffn_bias_2, flat, call.ffn_weight_2.t()).view(*x.shape[:-1], call.ffn_weight_2.shape[0])
+
+
+#: The two operators -> their decompositions on a card.
+TRANSFORMER_LAYERS: dict[OpOverload, Decomposition] = {
+    _aten._native_multi_head_attention.default: _multi_head_attention,
+    _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+}

@@ -96,7 +96,7 @@ class _LoaderLoop:
         try:
             batch = self._rest.next_batch() if loop.is_ending else self._following(iterator)
         except StopIteration:
-            loop.is_over = True
+            loop.end()
             raise
         self._rest.note(batch)
         return batch
@@ -171,12 +171,12 @@ class _Items:
         try:
             return self._next()
         except StopIteration:
-            loop.is_over = True
+            loop.end()
             raise
 
     def _next(self) -> object:
         loop = self._loop
-        if not loop.goes_on(length_hint(self._iterator, 1)):  # loaders end by themselves, behind those who read ahead
+        if not loop.goes_on(_left(self._iterator)):  # loaders end by themselves, behind those who read ahead
             self._after += 1
             if not loop.is_fed or self._after > MOST_HELD:
                 raise StopIteration
@@ -220,6 +220,12 @@ class _Numbers(_Items):
         if self._done > len(self._numbers):
             raise StopIteration
         return self._numbers[self._done - 1]
+
+
+def _left(iterator: Iterator[Any]) -> int | None:
+    """How many items there will be; None where the iterator does not say."""
+    left = length_hint(iterator, -1)
+    return None if left < 0 else left
 
 
 def _range(items: object) -> range | None:

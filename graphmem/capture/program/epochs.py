@@ -1,7 +1,7 @@
 """The rest of an epoch: the batches that a loop does not come to, as it is over after some steps.
 
-Host data is real. When a loop that reads batches is over, the rest of them is read without the program's step, for as
-long as :class:`Epochs` allows; only the shapes are kept. A batch that is larger than all before it, in all or in one of
+Host data is real. When a loop that reads batches is over, the rest of them is read without the program's step, as many
+as :class:`Epochs` allows; only the shapes are kept. A batch that is larger than all before it, in all or in one of
 its dimensions, is held, and some of those whose shapes are new. The loop then goes on with these: its largest steps are
 captured as they are, in their order, and the allocator meets the sizes that it would.
 """
@@ -9,7 +9,6 @@ captured as they are, in their order, and the allocator meets the sizes that it 
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ import torch
 
 from graphmem.capture.values.tensors import on_device
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.training.program import EPOCH_SECONDS, EpochRead
+from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, EpochRead
 
 #: Batches of one epoch that are given to the program after its steps.
 MOST_HELD = 12
@@ -36,9 +35,8 @@ class Epochs:
     """All epochs of a program, and how much of them may still be read."""
 
     def __init__(self) -> None:
-        self.seconds = EPOCH_SECONDS
-        self.batches = math.inf
-        self._reading_since: float | None = None
+        self.batches: float = EPOCH_BATCHES
+        self.numbers: float = EPOCH_NUMBERS
         self.clock = 0  # goes on with every batch that a loader is asked for
         self.read: list[EpochRead] = []
         self.varied = 0  # of them, with batches of several shapes
@@ -50,23 +48,13 @@ class Epochs:
         if epoch == "first":
             self.batches = 0
         elif epoch != "auto":
-            self.seconds = math.inf
-        if epoch.startswith("sample"):
-            self.batches = int(epoch.split()[1])
+            self.batches = int(epoch.split()[1]) if epoch.startswith("sample") else math.inf
+            self.numbers = math.inf
 
     def may_read(self) -> bool:
-        """Asked before every batch: whether the time and the number that are allowed are not over."""
-        now = time.process_time()
-        if self._reading_since is None:
-            self._reading_since = now
+        """Asked before every batch: whether there may be another one."""
         self.batches -= 1
-        return self.batches >= 0 and now - self._reading_since < self.seconds
-
-    def stop(self) -> None:
-        """An epoch is read."""
-        if self._reading_since is not None:
-            self.seconds -= time.process_time() - self._reading_since
-            self._reading_since = None
+        return self.batches >= 0 and self.numbers > 0
 
     def begin(self, rest: Rest) -> None:
         self._rests.append(weakref.ref(rest))
@@ -86,6 +74,7 @@ class Rest:
         self.where = where
         self.asked = 0  # at which time of the epochs' clock
         self._epochs, self._fetch = epochs, fetch
+        self._taken = 0
         self._seen: list[Shapes] = []
         self._most: dict[object, int] = {}
         self._held: deque[Any] = deque()
@@ -96,6 +85,7 @@ class Rest:
     def note(self, batch: object) -> None:
         """The program takes a batch."""
         self._epochs.clock += 1
+        self._taken += 1
         self.asked = self._epochs.clock
         if not self._is_read:
             self._measure(batch)
@@ -104,6 +94,11 @@ class Rest:
     def is_known(self) -> bool:
         """Whether the batches that remain were read."""
         return self._is_read and bool(self._seen and self._seen[-1]) and self._epochs.batches > 0
+
+    @property
+    def left(self) -> int:
+        """How many batches were read that the program does not take."""
+        return len(self._seen) - self._taken - len(self._held)
 
     @property
     def varies(self) -> bool:
@@ -163,9 +158,9 @@ class Rest:
             if not self._seen[-1]:
                 break
             self._final = batch
+            self._epochs.numbers -= _sizes(self._seen[-1])["numbers"]
             if is_larger or self._seen[-1] not in known:
                 held.add(batch, is_larger)
-        self._epochs.stop()
         self._held.extend(held.batches())
         self._report(whole)
 

@@ -22,7 +22,6 @@ library, is left by an exception when an optimizer begins a step beyond the last
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ import torch
 
 from graphmem.capture.program import iterations
 from graphmem.capture.program.epochs import Epochs, Rest
+from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_REPEATED, NUMBERS_BYTES
 from graphmem.capture.program.places import Place, has_moved_on, here
 from graphmem.capture.program.runs import MOST_RUNS, Runs
 from graphmem.capture.program.training_calls import come_to_training
@@ -42,10 +42,6 @@ from graphmem.diagnostics import Code, Diagnostic
 from graphmem.training.program import ItemRun
 from graphmem.units import format_bytes
 
-#: Iterations in a row that have to be alike.
-ALIKE_ITERATIONS = 3
-#: Bytes that a step may keep and its loop still be called alike: a few numbers for a log.
-_NUMBERS_BYTES = 1024
 #: Epochs that a library may begin on a loader that has no batches left.
 AGAIN = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
@@ -80,11 +76,14 @@ class Leaving:
         self._runs_begun = 0  # after the first one
         self._run_start = 0  # in the log
         self._ended = 0  # in the log, when a loop ended last
+        self.last_steps: list[int] = []  # rows where the last steps of the loop that ended last ended
+        self.last_whole = 0  # how many there would be of them
+        self.trained: list[tuple[int, int]] = []  # the rows of the loops that trained themselves
         self._reopened = 0  # how often by a new optimizer
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._ends: dict[int, deque[tuple[int, int]]] = {}  # optimizer -> where its last steps ended: row, storages
+        self._ends: dict[int, deque[int]] = {}  # optimizer -> rows where its last steps ended
         self._doubted: set[int] = set()  # optimizers whose steps are known to differ
         self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
@@ -127,9 +126,9 @@ class Leaving:
         number, builder = self._number(optimizer), self.recorder.builder
         self.log.append(number)
         ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
-        ends.append((len(builder.rows), len(builder.storage_bytes)))
+        ends.append(len(builder.rows))
         self._place = here(self.files)
-        loops = [loop for loop in self._active() if loop.runs is not None]
+        loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
             loops[-1].steps_itself = True
 
@@ -147,11 +146,11 @@ class Leaving:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         builder, ends, steps = self.recorder.builder, self._ends[number], self.log.count(number)
-        spans = [iterations.body(builder, *begin, until=end[0]) for begin, end in pairwise(ends)]
+        spans = [iterations.body(builder, begin, end) for begin, end in pairwise(ends)]
         if any(before[0] != after[0] for before, after in pairwise(spans)):
             return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
-        if kept <= _NUMBERS_BYTES:
+        if kept <= NUMBERS_BYTES:
             return None
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
@@ -184,8 +183,12 @@ class Leaving:
         self._loops.append(weakref.ref(loop))
 
     def begin_run(self) -> None:
-        """Every optimizer makes its steps once more, and loaders have batches again."""
+        """Another run begins."""
         self._runs_begun += 1
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Every optimizer makes its steps once more, and loaders have batches again."""
         self._run_start = len(self.log)
         self._finished.clear()
 
@@ -193,6 +196,11 @@ class Leaving:
         """A loop that has trained ends."""
         self.is_ending = True
         self._ended = len(self.log)
+
+    def works_beside(self, row: int) -> bool:
+        """Whether since a row of the trace something was made on the device outside of the loops that trained: what it
+        has left is there, and cached, when they train again."""
+        return iterations.works_outside(self.recorder.builder, row, (span for span in self.trained if span[1] > row))
 
     # --- loaders ---
 
@@ -207,8 +215,13 @@ class Leaving:
     def open(self, loader: object) -> None:
         """A pass over a loader begins: it has batches again if that is further on in the program's own files."""
         finished = self._finished.get(loader)
-        if finished is not None and has_moved_on(finished.place, here(self.files)):
+        if finished is None:
+            return
+        if has_moved_on(finished.place, here(self.files)):
             del self._finished[loader]
+        elif loader not in self._begun_again and self.works_beside(self.trained[-1][1]):
+            self._begun_again.add(loader)
+            self.begin_epoch()
 
     def is_finished(self, loader: object) -> bool:
         """Whether a loader has no batches left. Raises :class:`Left` where that is asked again and again."""
@@ -250,13 +263,18 @@ class Loop:
         self.has_trained = self.is_list = self.steps_itself = self.is_fed = False
         self.began = self.asked = self._since = len(leaving.log)
         self._calls = calls
-        self._clock, self._varied = leaving.epochs.clock, float(leaving.epochs.varied)
+        self._clock = leaving.epochs.clock
+        self._varied: float | None = leaving.epochs.varied  # None in the second epoch
+        self._left: int | None = 0  # items after this one, None where nobody knows
+        self._marks: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # rows where the last iterations, or steps, ended
+        self._iterations = self._iterations_since = self._items = 0  # between the last two, since, and all
         self._trials_left = MOST_TRIALS if searches else 0
         self._first = len(leaving.recorder.builder.storage_bytes)
+        self._first_row = len(leaving.recorder.builder.rows)
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self._always_goes_on = self._ends_itself = False
+        self.is_of_parts = self._ends_itself = False
         self._begin_iteration()
         leaving.begin(self)
 
@@ -267,18 +285,17 @@ class Loop:
 
     def never_ends(self) -> None:
         """The loop is not one of repetitions: its items decide its length."""
-        self._always_goes_on = True
+        self.is_of_parts = True
 
     def _begin_iteration(self) -> None:
         self._top = self._now()
         self._step, self._optimizers = len(self._leaving.log), self._leaving.optimizers
 
-    def _now(self) -> tuple[int, int, int, int]:
+    def _now(self) -> tuple[int, int, int]:
         recorder = self._leaving.recorder
         builder = recorder.builder
         return (
             len(builder.rows),
-            len(builder.storage_bytes),
             recorder.phases.backward_passes,
             recorder.phases.forward_passes,
         )
@@ -294,23 +311,32 @@ class Loop:
 
     # --- the top of the loop ---
 
-    def goes_on(self, left: int = 1) -> bool:
+    def goes_on(self, left: int | None = None) -> bool:
         """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
-        it ends by itself."""
-        self._ends_itself = left == 0
-        if self._always_goes_on:
+        it ends by itself, None where nobody knows."""
+        self._ends_itself, self._left = left == 0, left
+        if self.is_of_parts:
             return True
         if self.is_over or not self._wants_more():
-            self.is_over = True
+            self.end()
             return False
         self.asked = len(self._leaving.log)
+        self._left, self._items = left and left - 1, self._items + 1
         self._begin_iteration()
         return True
+
+    def end(self) -> None:
+        """The loop is over."""
+        leaving = self._leaving
+        if not self.is_over and self.began < len(leaving.log) and (self.runs is None or self.steps_itself):
+            leaving.trained.append((self._first_row, len(leaving.recorder.builder.rows)))
+        self.is_over = True
 
     def _wants_more(self) -> bool:
         if self.is_ending:
             return self._has_batches()
         self._note_peak()
+        self._note_end_of_step()
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
@@ -321,24 +347,48 @@ class Loop:
 
     def _end_training(self) -> bool:
         """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
-        if self.runs is not None and not self.steps_itself and self._varied < self._leaving.epochs.varied:
-            self._varied = math.inf
-            return True
+        leaving = self._leaving
+        if self.runs is not None and not self.steps_itself and self._varied is not None:
+            varies, self._varied = self._varied < leaving.epochs.varied, None
+            if not varies and leaving.works_beside(self._top[0]):
+                leaving.begin_epoch()
+                self._since = len(leaving.log)
+                return True
+            if varies:
+                return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
-        self._leaving.note_end()
+        self._repeat()
+        leaving.note_end()
         if not self._ends_itself:
             are_known = any(rest.is_known for rest in self._rests())
-            self._leaving.doubt_others(self._since, self.where, are_known)
+            leaving.doubt_others(self._since, self.where, are_known)
         return has_batches
+
+    def _repeat(self) -> None:
+        """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
+        again and again, doing nothing beside."""
+        leaving, rests = self._leaving, self._rests()
+        left = max((rest.left for rest in rests if rest.is_known), default=self._left)
+        left = MOST_REPEATED * self._iterations if left is None else left
+        if len(self._marks) == ALIKE_ITERATIONS:
+            marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
+        else:
+            marks, times, whole = leaving.last_steps, left * leaving.last_whole, 0
+            times *= not leaving.works_beside(self._top[0])
+        if marks and not any(rest.varies for rest in rests):
+            leaving.last_steps = iterations.repeat(leaving.recorder.storages, marks, times)
+            leaving.last_whole = whole + times
 
     def _end_alike(self) -> bool:
         leaving = self._leaving
         self.is_ending = True
         leaving.repeated[self.where] += 1
+        has_batches = self._has_batches()
+        self._repeat()
         if all(kept > 0 for kept in self._on_host):  # one alone may be its batch
-            leaving.recorder.collected.begin(self._first)
-        return self._has_batches()
+            leaving.recorder.collect_from(self._first)
+        return has_batches
 
     # --- what it reads ---
 
@@ -391,6 +441,13 @@ class Loop:
         self._leaving.begin_run()
         return True
 
+    def _note_end_of_step(self) -> None:
+        """Note the end of an iteration with a step, or of any where there was none before."""
+        self._iterations_since += 1
+        if self._step < len(self._leaving.log) or self.began == len(self._leaving.log):
+            self._marks.append(len(self._leaving.recorder.builder.rows))
+            self._iterations, self._iterations_since = self._iterations_since, 0
+
     def _note_peak(self) -> None:
         if self._trials_left or (self._step < len(self._leaving.log) and not self.is_list):
             self._peaks.append(iterations.peak(self._leaving.recorder.builder, self._top[0]))
@@ -408,11 +465,11 @@ class Loop:
         before, now = self._top, self._now()
         if self._leaving.recorder.attribution.module_depth:
             return False
-        if now[2] != before[2] or now[3] == before[3] or len(self._leaving.log) != self._since:
+        if now[1] != before[1] or now[2] == before[2] or len(self._leaving.log) != self._since:
             self._bodies.clear()
             return False
         builder = self._leaving.recorder.builder
-        body, kept, on_host = iterations.body(builder, before[0], before[1])
+        body, kept, on_host = iterations.body(builder, before[0])
         self._on_host.append(on_host)
         if kept or (self._bodies and self._bodies[-1] != body):
             self._bodies.clear()

@@ -27,7 +27,7 @@ from types import CodeType
 from typing import Any
 
 from graphmem.base.imports import library_folder
-from graphmem.capture.device.shown_types import with_shown_types
+from graphmem.capture.device.unnoticed import with_shown_types
 from graphmem.capture.program.asking import Loops
 from graphmem.capture.program.derived import derived
 from graphmem.capture.program.leaving import Loop

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.script import BoundRule
+from graphmem.capture.operators.facts import OperatorFacts
 from graphmem.capture.operators.gradient_formulas import OTHER_WAYS
-from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import StorageRef, Storages
 from graphmem.capture.torch_internals import FakeTensor, current_autograd_node, next_sequence_number
 from graphmem.capture.values.callers import called_by_engine, user_line
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.diagnostics import Diagnostic
+
+
+class OperatorCall:
+    """``rule`` is the operator's, or that of the one in whose place this one runs."""
+
+    __slots__ = ("args", "facts", "func", "in_backward", "kwargs", "rule")
+
+    def __init__(self, facts: OperatorFacts, args: Sequence[Any], kwargs: dict[str, Any], in_backward: bool) -> None:
+        self.facts = facts
+        self.func = facts.func
+        self.args = args
+        self.kwargs = kwargs
+        self.in_backward = in_backward
+        self.rule: BoundRule | None = facts.rule
+
 
 _ADD = torch.ops.aten.add.Tensor
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels.parts.script import BoundRule, Card, Script
+from graphmem.capture.record.attribution import OperatorCall
 from graphmem.capture.record.calls import CallLog, NotedCall
 from graphmem.capture.record.cublas_workspaces import NOTHING, Workspaces, WorkspaceUse
 from graphmem.capture.record.fx_graph import GraphRecorder
-from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, EventKind
@@ -128,7 +128,7 @@ class Births:
         }
         graph.record(call.func, call.args, call.kwargs, out, meta)
 
-    def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse, in_backward: bool) -> None:
+    def _follow(self, script: Script, outputs: Sequence[object], workspaces: WorkspaceUse, in_backward: bool) -> None:
         """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
         storages = self._storages
         taken: dict[int, int] = {}

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ class Collected:
         alive = (ref.index for ref in self._storages.live.values())
         self.storages.update(index for index in alive if index >= first and places[index] is Place.HOST)
 
-    def follow(self, args: Sequence[Any], out: object) -> None:
+    def follow(self, args: Sequence[object], out: object) -> None:
         """An operator has returned ``out``: a result made of a part is one."""
         if self.reached_device or not any(self._index(tensor) in self.storages for tensor in tensors_in(args)):
             return

@@ -21,7 +21,7 @@ import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
-from graphmem.capture.operators.side_effects import CALLS_CUBLAS
+from graphmem.capture.operators.facts import CALLS_CUBLAS
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.devices.capabilities import Capability
 from graphmem.errors import UsageError
@@ -126,10 +126,8 @@ class Workspaces:
         self,
         limits: Capability,
         torch_version: tuple[int, int],
-        environment: Mapping[str, str] | None = None,
         measured_bytes: int | None = None,
     ) -> None:
-        self._environment = environment
         by_rule = default_workspace_bytes(limits, torch_version)
         self._default = by_rule if measured_bytes is None else measured_bytes
         self._version = torch_version
@@ -140,7 +138,7 @@ class Workspaces:
     @cached_property
     def settings(self) -> WorkspaceSettings:
         """Those of the first product: a program that sets a variable before it is heard (seen on the stub driver)."""
-        return WorkspaceSettings.read(self._version, os.environ if self._environment is None else self._environment)
+        return WorkspaceSettings.read(self._version, os.environ)
 
     @cached_property
     def size(self) -> int:
@@ -152,7 +150,7 @@ class Workspaces:
         return LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
 
     def use(
-        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0
+        self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], in_backward: bool, stream: int = 0
     ) -> WorkspaceUse:
         """The workspaces that this operator takes on ``stream``; notes those it keeps."""
         if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
@@ -179,7 +177,7 @@ class Workspaces:
         use = WorkspaceUse(tuple(kept), around.temporary, around.times, by_gemm)
         return use if kept or around.temporary else NOTHING
 
-    def _is_left_to_lt(self, func: OpOverload, args: Sequence[Any]) -> bool:
+    def _is_left_to_lt(self, func: OpOverload, args: Sequence[object]) -> bool:
         """True if cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
         ATen/cuda/CUDABlas.cpp): products of matrices, and of half types those of a matrix and a vector, which are
         products of matrices there. Recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""

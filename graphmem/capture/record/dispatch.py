@@ -26,7 +26,7 @@ from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.kernel_decompositions import COMPARISONS
 from graphmem.capture.patches import Patches
-from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.attribution import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import (
     FakeTensor,
@@ -38,7 +38,7 @@ from graphmem.capture.torch_internals import (
 from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
 from graphmem.capture.values.known_values import INTEGERS
-from graphmem.capture.values.tensors import on_device, tensors_in
+from graphmem.capture.values.tensors import has_sparse, on_device, tensors_in
 from graphmem.torch_names import private
 from graphmem.trace import Category, Place
 
@@ -52,11 +52,15 @@ _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _IS_SET_TO = _aten.is_set_to.default
+_TO = _aten.to.dtype_layout
+_META = torch.device("meta")
 _COALESCE = _aten._coalesce.default
 _SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
+#: Arguments by name.
+Named = dict[str, object]
 #: The answer of an interceptor that leaves a call to the next.
 NOT_HANDLED: Final = object()
 
@@ -77,7 +81,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Named | None = None
     ) -> object:
         recorder = self.recorder
         if func is _PRIM_DEVICE or recorder.is_paused:
@@ -103,9 +107,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 recorder.written_views.note_write(args[0], args)
         return self.go_on(route, call)
 
-    def _by_class(self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]) -> object:
+    def _by_class(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: dict[str, object]
+    ) -> object:
         """The result by the class of a tensor around others, which unwraps them: the operators on them come here. It is
-        not told of fake tensors, which are plain ones on a card. Where C++ unwraps a class, its own method calls the
+        not shown fake tensors, which are plain ones on a card. Where C++ unwraps a class, its own method calls the
         operator again."""
         kinds = tuple(kind for kind in types if not issubclass(kind, FakeTensor))
         if len(kinds) == len(types) or not self.recorder.unwrapped_in_cpp.isdisjoint(kinds):
@@ -144,7 +150,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     def finish(self, call: OperatorCall, out: object) -> object:
         """Record the results of the operator."""
         self.recorder.births.record(call, out)
-        if self.recorder.collected.storages:
+        if self.recorder.collected is not None:
             self.recorder.collected.follow(call.args, out)
         self.recorder.values.follow(call.func, call.args, call.kwargs, out)
         if call.facts.tracks_value and "alpha" not in call.kwargs:
@@ -279,6 +285,18 @@ def _is_set_to(_: RecordingMode, call: OperatorCall) -> object:
     return bool(one == other)
 
 
+def _stays_there(_: RecordingMode, call: OperatorCall) -> object:
+    """C++ moves a tensor to the device where it finds the card's tensors (:data:`values.tensors.NOWHERE`): nothing is
+    copied unless the type changes."""
+    tensor, given = call.args[0], call.kwargs
+    if given.get("device") != _META or not tensor.is_cuda:
+        return NOT_HANDLED
+    if given.get("dtype") in (None, tensor.dtype) and given.get("layout") in (None, tensor.layout):
+        return tensor.detach() if call.func is _TO_COPY else tensor
+    call.kwargs = {**given, "device": tensor.device}
+    return NOT_HANDLED
+
+
 def _nested(mode: RecordingMode, call: OperatorCall) -> object:
     if not (call.facts.makes_nested and on_device(call.args)) and not nested.has_nested(call.args):
         return NOT_HANDLED
@@ -314,7 +332,7 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
 
 def _sparse(mode: RecordingMode, call: OperatorCall) -> object:
     decomposition = call.facts.sparse_decomposition
-    if decomposition is None or not sparse.has_sparse(call.args):
+    if decomposition is None or not has_sparse(call.args):
         return NOT_HANDLED
     if call.func in sparse.PRODUCTS:
         mode.recorder.unmodelled[sparse.CUSPARSE] += 1
@@ -470,7 +488,7 @@ def _decomposed(mode: RecordingMode, call: OperatorCall) -> object:
     return NOT_HANDLED if decomposition is None else _in_place_of_kernel(mode, call, decomposition)
 
 
-def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., Any]) -> object:
+def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., object]) -> object:
     selection = mode.recorder.selection
     if not (
         on_device(call.args)
@@ -567,6 +585,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "C++ compares pointers, and fake tensors have none",
         lambda facts: facts.func is _IS_SET_TO,
         _is_set_to,
+        is_noted=False,
+    ),
+    Interceptor(
+        "moves of C++",
+        "formulas of forward derivatives move tensors to their own device, which is another one to C++ here",
+        lambda facts: facts.func in (_TO, _TO_COPY),
+        _stays_there,
         is_noted=False,
     ),
     Interceptor(

@@ -145,7 +145,7 @@ _CUBLAS = "is called, and takes its workspace at a thread's first call"
 _VALUES = "known ones are followed through it (capture/values/device_values.py)"
 
 
-def _where(function: Callable[..., Any]) -> str:
+def _where(function: Callable[..., object]) -> str:
     """Name, file, line and first sentence of a function."""
     function = inspect.unwrap(function)
     code = function.__code__

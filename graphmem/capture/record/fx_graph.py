@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -25,7 +24,12 @@ class GraphRecorder:
         self._last_placeholder: fx.Node | None = None
 
     def record(
-        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: object, meta: dict[str, Any]
+        self,
+        func: OpOverload,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        out: object,
+        meta: dict[str, object],
     ) -> None:
         """Add the node of one operator call."""
         arguments = tuple(self._argument(value) for value in args)

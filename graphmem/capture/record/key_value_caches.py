@@ -30,11 +30,9 @@ class KeyValueCaches:
         self._storages = storages
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def note_call(self, given: Iterable[Any]) -> None:
-        """A model is called with these arguments."""
-        module: Any = sys.modules.get("transformers.cache_utils")
-        if module is None:
-            return
+    def note_call(self, given: Iterable[object]) -> None:
+        """A model is called with these arguments; transformers' caches are imported."""
+        module: Any = sys.modules["transformers.cache_utils"]
         for value in given:
             if isinstance(value, module.Cache) and value not in self._known:
                 for cache in _parts(value):

@@ -9,25 +9,20 @@ c10/cuda/CUDACachingAllocator.cpp).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from graphmem.capture.ports import PoolId
-from graphmem.capture.record.streams import Streams
 from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
-from graphmem.trace import Category, EventKind, TraceBuilder
+from graphmem.trace import Category, EventKind
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.storages import Storages
 
 
-class TraceBook(Protocol):
-    """Where pools write: the trace, the operator that its events belong to now, and the streams."""
-
-    streams: Streams
-    operator: int
-    builder: TraceBuilder
-
-    def alloc(self, size: int, category: Category, label: str = "", *, stream: int | None = None) -> int:
-        """A new storage; its number."""
+#: What PyTorch calls a pool: {0, n} made by the user (MemPool, graph_pool_handle), {n, 0} by a graph for itself
+#: (``MemPool::graph_pool_handle``, ATen/cuda/MemPool.h).
+PoolId = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -58,7 +53,7 @@ def _on_engine_thread() -> bool:
 class MemoryPools:
     """The pools of one capture, and the routes to them."""
 
-    def __init__(self, book: TraceBook) -> None:
+    def __init__(self, book: Storages) -> None:
         self._book = book
         self._routes: list[Route] = []
         self._numbers: dict[PoolId, int] = {}
@@ -84,7 +79,7 @@ class MemoryPools:
         """The number of holders of the pool."""
         return self._holders.get(pool, 0)
 
-    # --- what the allocator hears ---------------------------------------------------------------------------------
+    # --- events for the allocator ---------------------------------------------------------------------------------
 
     def create(self, pool: PoolId, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> None:
         """``createOrIncrefPool``: hold a pool once more."""
@@ -135,7 +130,7 @@ class MemoryPools:
             self.stream_changed()
 
     def stream_changed(self) -> None:
-        """Tell the allocator whether the current stream is captured, when that changes."""
+        """Record for the allocator whether the current stream is captured, when that changes."""
         streams = self._book.streams
         streams.on_change = self.stream_changed if self._routes else None
         in_capture = self.captured(streams.current) is not None

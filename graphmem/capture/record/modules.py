@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class ModuleWatch:
         self._adopted: list[weakref.ref[nn.Module]] = []
         self._stack: list[str] = []
         self._has_lazy = False
-        self._caches = KeyValueCaches(recorder.storages)
+        self._caches: KeyValueCaches | None = None  # made when transformers' caches are there
 
     def adopt(self, model: nn.Module) -> None:
         """Learn the names of a model's modules, once, and label the storages of its parameters, their gradients and its
@@ -62,7 +63,7 @@ class ModuleWatch:
         self._names[key] = name
         self._alive[key] = weakref.ref(module, forget)
 
-    def enter(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+    def enter(self, module: nn.Module, inputs: Sequence[object]) -> None:
         """A module is called: the recorder gets its name, made up where it has none. An outermost one is adopted and
         may begin a forward pass."""
         recorder = self._recorder
@@ -88,20 +89,22 @@ class ModuleWatch:
         was_entered = bool(self._stack)
         if was_entered:
             self._stack.pop()
-            if not self._stack:
+            if not self._stack and self._caches is not None:
                 self._caches.label()
             if self._has_lazy and not self._stack:  # its first forward gave them their shapes
                 for model in filter(None, [known() for known in self._adopted]):
                     self.adopt(model)
         self._recorder.leave_module(self._stack[-1] if self._stack else "", was_entered=was_entered)
 
-    def _begin_forward(self, module: nn.Module, inputs: Sequence[Any]) -> None:
+    def _begin_forward(self, module: nn.Module, inputs: Sequence[object]) -> None:
         """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
         recorder = self._recorder
         if current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
         given = (*inputs, *named_arguments().values())
-        self._caches.note_call(given)
+        if "transformers.cache_utils" in sys.modules:
+            self._caches = self._caches or KeyValueCaches(recorder.storages)
+            self._caches.note_call(given)
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in tensors)
         if recorder.phases.names_stages and _is_evaluated(module):
@@ -170,7 +173,7 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
 
     lost = "where a backward pass begins is not seen: its peak is told with the forward pass"
     patches.wrap("torch.autograd._make_grads", lost, from_roots)
-    only = patches.threads.only  # these hooks hear every thread's modules and optimizers
+    only = patches.threads.only  # PyTorch calls these hooks for every thread
     handles: list[Any] = []
     hold_weight = recorder.values.hold_weight
     try:

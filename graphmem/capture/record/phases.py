@@ -24,12 +24,12 @@ class Phases:
         self.iteration = 0
         self.stage = "build"
         self._aside = ""  # the stage beside it that runs now
-        self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs
+        self.names_stages = False  # whether evaluation, generation and saving are stages: in whole programs
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.passes_aside: list[int] = []  # rows at which forward passes of evaluation and generation began
         self.on_generation: Callable[[], None] | None = None  # called before the first one
-        self.say: Callable[[str], None] = lambda _: None  # told whenever a stage begins
+        self.say: Callable[[str], None] = lambda _: None  # called whenever a stage begins
 
     def begin_iteration(self, stage: str = "forward") -> None:
         """Begin the next iteration, with its forward pass."""

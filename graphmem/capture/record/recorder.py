@@ -12,35 +12,34 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from graphmem.base.textbook import Sharded
 from graphmem.capture.kernels.parts.known import is_exact, layout_of
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.operators.collectives import ProcessGroups
 from graphmem.capture.ports import DeviceMemory
-from graphmem.capture.record.attribution import Attribution
+from graphmem.capture.record.attribution import Attribution, OperatorCall
 from graphmem.capture.record.births import Births
 from graphmem.capture.record.both_loops import BothLoops
-from graphmem.capture.record.collected import Collected
 from graphmem.capture.record.cublas_workspaces import Workspaces
-from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
-from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.gradient_references import FanIn, WrittenViews
 from graphmem.capture.record.phases import Phases
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.record.streams import Streams
-from graphmem.capture.record.written_views import WrittenViews
-from graphmem.capture.values.assumed_values import AssumedValues
+from graphmem.capture.values.assumed_values import AssumedValues, Selection
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.messages import Post
-from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 from graphmem.trace import EventKind, TraceBuilder
+
+if TYPE_CHECKING:
+    from graphmem.capture.operators.collectives import ProcessGroups
+    from graphmem.capture.record.collected import Collected
 
 
 class Recorder:
@@ -63,7 +62,7 @@ class Recorder:
         self.card: Card = card
         self.storages: Storages = Storages(builder)
         self.phases = Phases(self.storages)
-        self.both: BothLoops | None = None  # filled by a default step that tells two loops
+        self.both: BothLoops | None = None  # filled by a default step that follows two loops
         self.streams: Streams = self.storages.streams
         self.attribution = Attribution(self.storages)
         self.births = Births(self.storages, card, workspaces, graph)
@@ -72,20 +71,20 @@ class Recorder:
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
         self.written_views = WrittenViews()
-        self.collected = Collected(self.storages)
+        self.collected: Collected | None = None  # made for the first loop that is left early
         self.values: KnownValues = values or KnownValues()
         self.unmodelled: Counter[Diagnostic] = Counter()
         self.assumed: Counter[Diagnostic] = Counter()
         self.notes: list[str] = []  # remarks for the reader
-        self.groups = ProcessGroups()
-        self.post: Post | None = None  # by which the processes of a job tell each other what decides
-        self.on_forward: Callable[[Any, Any], None] | None = None  # told of the outermost module that is trained
+        self.process_groups: ProcessGroups | None = None
+        self.post: Post | None = None  # messages between the processes of a job
+        self.on_forward: Callable[[Any, Any], None] | None = None  # called with the outermost module that is trained
         self.sharded: Sharded | None = None  # how the model that is trained is shared out
         self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.unwrapped_in_cpp: set[type] = set()  # those of them that PyTorch's C++ unwraps itself
         self.is_paused = False
-        self.is_probing = False  # whether what is recorded is thrown away, but for what it tells of a long generation
+        self.is_probing = False  # whether the record is a probe of a long generation, and thrown away
 
     @property
     def builder(self) -> TraceBuilder:
@@ -102,7 +101,7 @@ class Recorder:
             self.optimizers.append(name)
 
     def note_once(self, remark: str) -> None:
-        """Tell the reader, once."""
+        """Show the reader a remark, once."""
         if remark not in self.notes:
             self.notes.append(remark)
 
@@ -128,6 +127,23 @@ class Recorder:
         if kind is EventKind.SYNCHRONIZE:
             self.refuse_in_graph_capture("the device is synchronized")
         self.builder.event(kind, self.storages.operator)
+
+    @property
+    def groups(self) -> ProcessGroups:
+        """The process groups on cards that this process is in, and their traffic."""
+        if self.process_groups is None:
+            from graphmem.capture.operators.collectives import ProcessGroups
+
+            self.process_groups = ProcessGroups()
+        return self.process_groups
+
+    def collect_from(self, first: int) -> None:
+        """A loop whose first storage is ``first`` was left early: its tensors on the host are a part of what it would
+        have collected."""
+        from graphmem.capture.record.collected import Collected
+
+        self.collected = self.collected or Collected(self.storages)
+        self.collected.begin(first)
 
     @property
     def memory(self) -> DeviceMemory | None:
@@ -250,7 +266,7 @@ def _layout_remark(call: OperatorCall) -> Diagnostic | None:
     return None
 
 
-def _names_device(kwargs: dict[str, Any]) -> bool:
+def _names_device(kwargs: dict[str, object]) -> bool:
     """True if something is made on the device, of no tensors."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == "cuda"

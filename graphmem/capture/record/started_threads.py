@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.record.dispatch import Named, RecordingMode
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.threads import Threads, joining
 from graphmem.capture.torch_internals import (
@@ -44,7 +43,7 @@ class _OneAtATime(RecordingMode):
             mode.lock = threading.RLock()
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Named | None = None
     ) -> object:
         with self.lock:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -58,7 +57,7 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
         self._threads = threads
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Named | None = None
     ) -> object:
         with contextlib.nullcontext() if self._threads else disable_current_modes():
             return func(*args, **(kwargs or {}))
@@ -75,7 +74,7 @@ def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContex
 
 
 @contextlib.contextmanager
-def _under(modes: list[Any], streams: Streams) -> Iterator[None]:
+def _under(modes: list[object], streams: Streams) -> Iterator[None]:
     for mode in modes:
         push_dispatch_mode(mode)
     try:

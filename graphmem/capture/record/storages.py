@@ -55,6 +55,7 @@ class Storages:
         self.error: weakref.ref[BaseException] | None = None  # of the last refusal, until it is settled
         self.on_first: Callable[[], None] | None = None  # before the first storage on the card
         self.outgrown: set[int] = set()  # storages that ended because they were resized
+        self.gathered: dict[int, list[int]] = {}  # storage -> others, without a tensor, that end with it
         self._purpose: tuple[Category, str] | None = None
 
     def of(self, tensor: torch.Tensor) -> StorageRef | None:
@@ -122,6 +123,11 @@ class Storages:
         pool = self.pools.number_now(stream) if place is Place.DEVICE else 0
         index = self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)
         return self._had(index) if place is Place.DEVICE else index
+
+    def alloc_again(self, index: int) -> int:
+        """Another storage like storage ``index``. Raises ``torch.OutOfMemoryError`` where the card would."""
+        made = self.builder.alloc_again(index, self.operator)
+        return self._had(made) if self.builder.places[made] is Place.DEVICE else made
 
     def take(self, step: Step) -> int:
         """A buffer inside an operator, on the current stream; its index. Raises ``torch.OutOfMemoryError`` too."""
@@ -210,6 +216,8 @@ class Storages:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
             self.builder.rows.append((1, ref.index, self.operator, 0))
+            for other in self.gathered.pop(ref.index, ()) if self.gathered else ():
+                self.builder.rows.append((1, other, self.operator, 0))
 
     def forget(self) -> None:
         """Watch no storage any longer: a storage that dies from now on was alive at the end of the run."""
@@ -232,7 +240,7 @@ class Storages:
                 self.builder.labels[ref.index] = label
 
     def place(self, tensor: object, place: Place) -> None:
-        """Say where a live tensor's storage lies, when its device does not tell."""
+        """Record where a live tensor's storage lies, if its device does not show it."""
         ref = self.of(tensor)
         if ref is not None:
             self.builder.places[ref.index] = place

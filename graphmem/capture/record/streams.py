@@ -14,7 +14,6 @@ import contextlib
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -52,7 +51,7 @@ class Streams:
         self.used = False  # whether the step has made a stream of its own; until then nothing needs to be followed
         self._of_step = 0
         self._of_thread: dict[int, int] = {}  # identity of a thread that the step started -> its current stream
-        self.on_change: Callable[[], None] | None = None  # hears that another stream is current
+        self.on_change: Callable[[], None] | None = None  # called when another stream is current
         self.of_sequence: dict[int, int] = {}  # sequence number of a node -> stream of its forward operator
         self._node: tuple[int, int] = (-1, 0)  # the node that runs, the stream that is current in it
         # Nodes that accumulate gradients have no number. They are known by their leaf, and live as long as a graph, or
@@ -93,7 +92,7 @@ class Streams:
         if self.on_change is not None:
             self.on_change()
 
-    def note_forward(self, sequence: int, args: Sequence[Any]) -> None:
+    def note_forward(self, sequence: int, args: Sequence[object]) -> None:
         """An operator of the forward pass makes node ``sequence``, and those that accumulate its leaves' gradients."""
         if not self.used:
             return

@@ -40,7 +40,7 @@ def doors(
             install()
 
     def door(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def made_of(found: Callable[..., Any]) -> Callable[..., Any]:
+        def made_of(found: Callable[..., object]) -> Callable[..., Any]:
             def enter(*args: object, **kwargs: object) -> object:
                 if is_open or not asks(*args, **kwargs):
                     return found(*args, **kwargs)

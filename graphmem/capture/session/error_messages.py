@@ -6,8 +6,9 @@ import re
 
 from graphmem.capture.values.callers import function_in_torch_cuda
 
-#: (regular expression on "<type>: <message>", what to tell the user). The first that is found counts.
-_EXPLAINED = (
+#: (regular expression on "<type>: <message>", message for the user); a third word is of what a card refuses too. The
+#: first that is found counts.
+_EXPLAINED: tuple[tuple[str, ...], ...] = (
     (
         r"Cannot access accelerator device when none is available",
         'a device is named by a bare number; write torch.device("cuda", 0)',
@@ -62,16 +63,19 @@ _EXPLAINED = (
         r"FakeTensorDeviceMismatchError.*(cuda:\d+ and cpu|cpu and cuda:\d+)",
         "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
         "or give them as example inputs or targets, which are moved: return (model, inputs, targets, loss)",
+        "refused",
     ),
     (
         r"All operands in aten\.stack\.default must have the same mesh",
         "gradients are clipped by norms that are shared out over different processes, which PyTorch refuses on a card "
         "too; leave out clipping (--clip-grad-norm), or let PyTorch's styles share all of them (--sp)",
+        "refused",
     ),
     (
         r"_foreach_\w+\.\w+ got mixed torch\.Tensor and DTensor",
         "the optimizer puts sharded and whole parameters in one list, which PyTorch refuses on a card too; "
         "have it take them one by one: foreach=False (--optimizer-arg foreach=False)",
+        "refused",
     ),
     (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
     (
@@ -88,8 +92,14 @@ def explained(error: BaseException) -> str | None:
     text = f"{type(error).__name__}: {error}"
     if _MISSING_C_FUNCTION.search(text):
         return f"{function_in_torch_cuda(error.__traceback__)} cannot be analysed: it needs a driver"
-    for pattern, message in _EXPLAINED:
+    for pattern, message, *_ in _EXPLAINED:
         found = re.search(pattern, text)
         if found:
             return message.format(**found.groupdict())
     return None
+
+
+def is_refused_by_cards(error: BaseException) -> bool:
+    """Whether an error that is explained is raised on a card too."""
+    text = f"{type(error).__name__}: {error}"
+    return any(rest for pattern, _, *rest in _EXPLAINED if re.search(pattern, text))

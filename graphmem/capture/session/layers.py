@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.session.doors import Asks, doors
@@ -60,6 +60,10 @@ class Context:
         self.recorder.unmodelled.update([found])
 
 
+#: The doors of a layer that is installed when one of the functions that it replaces is called.
+THERE: Final = ("the names that it replaces",)
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer. ``where``: its file below ``capture/``, which is imported when the layer is installed. ``entry``: the
@@ -69,9 +73,9 @@ class Layer:
     ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer has replaced already, on purpose.
     ``lost``: the loss where PyTorch lacks a name that the layer needs; empty where nothing can be answered then.
 
-    A layer is for captures that it ``serves``. One with ``doors`` (paths of functions of torch) or ``libraries``
-    (modules) is installed when one of those is called or imported first (:mod:`graphmem.capture.session.doors`), or at
-    once where it ``is_due``; ``asks``: does a call need the layer.
+    A layer is for captures that it ``serves``. One with ``doors`` (paths of functions, :data:`THERE` for those that it
+    replaces) or ``libraries`` (modules) is installed when one of those is called or imported first
+    (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks``: does a call need the layer.
     """
 
     name: str
@@ -89,16 +93,18 @@ class Layer:
     is_due: Callable[[Context], bool] = lambda _: False
     asks: Asks = lambda *_, **__: True
 
+    def waits(self, context: Context) -> bool:
+        """True if it is installed when it is first needed."""
+        return bool(self.doors or self.libraries) and not (self.is_due(context) or _is_loaded(self.libraries))
+
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
-        if not self.serves(context):
-            return
-        waits = self.doors or self.libraries
-        if not waits or self.is_due(context) or _is_loaded(self.libraries):
+        if not self.waits(context):
             self._install(context, stack)
             return
         lost = self.lost or "what goes through it is followed from elsewhere, or not at all"
-        stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks, lost))
+        functions = self.replaces if self.doors is THERE else self.doors
+        stack.enter_context(doors(lambda: self._open(context, stack), functions, self.libraries, self.asks, lost))
 
     def _open(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it in the middle of the step, which sees nothing of it."""
@@ -146,7 +152,7 @@ def _is_loaded(libraries: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def fake_mode() -> Iterator[None]:
-    """PyTorch's own mode, without its messages about shapes that do not fit: the error says it."""
+    """PyTorch's own mode, without its messages about shapes that do not fit: the error has them."""
     threads = Patches().threads
 
     def is_heard(_: object) -> bool:
@@ -207,6 +213,7 @@ LAYERS: tuple[Layer, ...] = (
         "a thread that the step starts belongs to the capture; every other one finds what was there before",
         ("threading.Thread.start",),
         "patch_threads",
+        doors=THERE,
         lost="threads that the step starts are not followed",
     ),
     Layer(
@@ -234,10 +241,7 @@ LAYERS: tuple[Layer, ...] = (
         "patch_wrapper_tensors",
         lambda context: (context.recorder.wrappers,),
         lost="tensors around others, as of torchao, cannot be on the card",
-        doors=(
-            "torch.Tensor._make_wrapper_subclass",
-            "torch._subclasses.fake_tensor.FakeTensor.get_nested_int",
-        ),
+        doors=THERE,
     ),
     Layer(
         "addresses",
@@ -245,7 +249,7 @@ LAYERS: tuple[Layer, ...] = (
         "every storage that holds bytes has an address of its own, as on a card",
         ("torch.storage.UntypedStorage.data_ptr", "torch.Tensor.data_ptr"),
         "patch_addresses",
-        doors=("torch.UntypedStorage.data_ptr", "torch.Tensor.data_ptr"),
+        doors=THERE,
     ),
     Layer(
         "factories",
@@ -271,7 +275,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "TorchScript",
         "device/torch_script",
-        "scripted code runs below Python, where no mode is heard: it runs as the Python that it is made of",
+        "scripted code runs below Python, which no mode sees: it runs as the Python that it is made of",
         (
             "torch.jit.script",
             "torch.jit.freeze",
@@ -281,12 +285,7 @@ LAYERS: tuple[Layer, ...] = (
         "patch_torch_script",
         lambda context: (context.remark,),
         lost="scripted functions and modules are refused",
-        doors=(
-            "torch.jit.script",
-            "torch.jit.freeze",
-            "torch.jit.optimize_for_inference",
-            "torch.jit._builtins._find_builtin",
-        ),
+        doors=THERE,
     ),
     Layer(
         "read-back",
@@ -322,13 +321,6 @@ LAYERS: tuple[Layer, ...] = (
         (),
         "unnoticed",
         lost="a library that recognises fake tensors takes the path it keeps for exporters",
-    ),
-    Layer(
-        "shown types",
-        "device/shown_types",
-        "`type(x) is torch.Tensor` decides in libraries what is done with a tensor",
-        (),
-        "shown_types",
     ),
     Layer(
         "torch.cuda",
@@ -432,7 +424,7 @@ LAYERS: tuple[Layer, ...] = (
         ("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
         "patch_rnn_modules",
         lost="recurrent layers keep their weights apart",
-        doors=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
+        doors=THERE,
     ),
     Layer(
         "convolution layout",
@@ -441,7 +433,7 @@ LAYERS: tuple[Layer, ...] = (
         ("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
         "patch_convolution_layout",
         lost="what convolutions give is not channels_last where cuDNN would make it so",
-        doors=("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
+        doors=THERE,
     ),
     Layer(
         "L-BFGS",
@@ -477,7 +469,7 @@ LAYERS: tuple[Layer, ...] = (
         ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache"),
         "patch_cuda_graphs",
         lambda context: (context.recorder.streams, context.recorder.storages.pools, context.recorder),
-        # `torch.cuda` alone, as a file sees it while it is imported, says that nothing is captured.
+        # `torch.cuda` alone, as a file sees it while it is imported, answers that nothing is captured.
         again=("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing"),
         lost="CUDA graphs are not followed",
     ),
@@ -547,7 +539,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "modules",
         "record/modules",
-        "hooks say which module runs, when a backward pass begins and when an optimizer steps",
+        "hooks show which module runs, when a backward pass begins and when an optimizer steps",
         ("torch.autograd._make_grads",),
         "watch_modules",
         lambda context: (context.recorder,),
@@ -593,7 +585,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "leaving",
         "program/asking",
-        "a whole program trains for days; its loops are told after some optimizer steps that they are over",
+        "a whole program trains for days; its loops are ended after some optimizer steps",
         (
             "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
             "torch.utils.data.dataloader.DataLoader.__iter__",

@@ -13,19 +13,22 @@ from torch import nn
 from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.loop.generation import GENERATIONS, run_generation
 from graphmem.capture.loop.loading import loader_for
-from graphmem.capture.loop.optimizers.own import own_optimizer
+from graphmem.capture.loop.optimizers.build import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.both_loops import BothLoops
 from graphmem.capture.record.calls import CallLog
-from graphmem.capture.session.session import Session, capture, raised_by_program, speaks_of_memory
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.session.error_messages import is_refused_by_cards
+from graphmem.capture.session.session import Session, capture, raised_by_program, readable_errors, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
 from graphmem.capture.values.messages import Post
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
-from graphmem.errors import CannotShortenError, said
+from graphmem.errors import CannotShortenError, CaptureError, GraphmemError, said
 from graphmem.run import Run, RunMode
 from graphmem.training import Inference, Training
+from graphmem.training.optimizers import is_own
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB
 
@@ -112,7 +115,8 @@ class _Followed:
     ) -> None:
         self._subject, self._mode, self._memory, self._say = subject, mode, memory, say
         step = subject.step
-        self._own_optimizer = own_optimizer(step) if isinstance(step, Training) else None
+        names = step.optimizer if isinstance(step, Training) else ""
+        self._own_optimizer = own_optimizer(names) if is_own(names) else None
         self._notes: list[str] = []
         self._iterations: int | None = None  # of a step that the subject did not run itself
         self._both: BothLoops | None = None
@@ -146,7 +150,9 @@ class _Followed:
     def _run_step(self, session: Session, built: Built) -> None:
         step, iterations = self._subject.step, self._subject.iterations
         if isinstance(step, Training):
-            loader = loader_for(self._subject.build, built, self._subject.sizes, step, iterations)
+            loader = None
+            if step.epoch.varies or step.prefetch:
+                loader = loader_for(self._subject.build, built, self._subject.sizes, step, iterations)
             if self._mode.covers_both_loops and loader is None and step.pp is None and step.compile is None:
                 session.recorder.both = self._both = BothLoops(session.recorder.storages)
             ended = run_training(
@@ -172,7 +178,8 @@ class _Followed:
         """The run with the known facts of its subject."""
         ending: Ending | None = self._facts.get("ending")
         if ending is not None and self._retry is not None and self._retry.passes():
-            self._facts["ending"] = replace(ending, how="unfollowed")
+            error = f"{ending.error} (the same passes on the host)"
+            self._facts["ending"] = replace(ending, how="unfollowed", error=error)
         if self._iterations is None or not isinstance(self._subject.step, Training):
             iterations = [] if self._iterations is None else [f"{self._iterations} iterations"]
             return replace(run, notes=(*self._notes, *iterations, *run.notes), **self._facts)
@@ -206,7 +213,8 @@ def _lacks_iterations(session: Session, ending: Ending) -> bool:
     """True if the collection on the host of a loop that was left early went to the device, or the program failed,
     perhaps for want of it."""
     left_alike = session.leaving is not None and bool(session.leaving.repeated)
-    return session.recorder.collected.reached_device or (left_alike and ending.failed)
+    collected = session.recorder.collected
+    return (collected is not None and collected.reached_device) or (left_alike and ending.failed)
 
 
 def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
@@ -221,10 +229,23 @@ def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
     except CannotShortenError:
         raise
     except Exception as error:
-        raised = raised_by_program(error)
-        if raised is None or (speaks_of_memory(error) and session.recorder.storages.refusals):
+        is_memory = speaks_of_memory(error) and session.recorder.storages.refusals
+        if is_memory or isinstance(error, GraphmemError):
             raise
-        return Ending("raised", session.leaving.steps, 1, raised), retry_of(error)
+        raised = raised_by_program(error)
+        if raised is not None:
+            return Ending("raised", session.leaving.steps, 1, raised), retry_of(error)
+        how = "raised" if is_refused_by_cards(error) else "unfollowed"
+        return Ending(how, session.leaving.steps, 1, _in_words(error, session.recorder)), None
+
+
+def _in_words(error: Exception, recorder: Recorder) -> str:
+    """Why an analysis cannot go on."""
+    try:
+        with readable_errors(recorder):
+            raise error
+    except CaptureError as found:
+        return str(found)
 
 
 @contextlib.contextmanager

@@ -20,20 +20,19 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.calls import CallLog
 from graphmem.capture.record.cublas_workspaces import Workspaces
-from graphmem.capture.record.program_settings import ProgramSettings
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.storages import Refusal
 from graphmem.capture.session.error_messages import explained
 from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
+from graphmem.capture.session.settings import ProgramSettings
 from graphmem.capture.threads import capturing
 from graphmem.capture.torch_internals import Never
-from graphmem.capture.values.assumed_values import AssumedValues, Assumptions
+from graphmem.capture.values.assumed_values import AssumedValues, Assumptions, Selection
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
 from graphmem.capture.values.messages import Post
-from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
@@ -167,12 +166,16 @@ def capture(
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
         stack.enter_context(neutral_state())
-        for layer in LAYERS:
+        layers = [layer for layer in LAYERS if layer.serves(context)]
+        for layer in layers:
+            if not layer.waits(context):
+                layer.function()  # imported before names are replaced, which files remember
+        for layer in layers:
             layer.enter(context, stack)
         if memory is not None:
             recorder.answer_from(memory)
         settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
-        with _readable_errors(recorder), interrupts.let_in():
+        with readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch, context.leaving))
         if settings.differ:
             shown_card.asked.add("allocator")
@@ -182,10 +185,13 @@ def capture(
         found: dict[str, Any] = {}
         if context.leaving is not None:
             assumed |= context.leaving.findings()
-            found = {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
+            found |= {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)
+        if (groups := recorder.process_groups) is not None:
+            on_node = processes.on_node if processes is not None else _on_node()
+            found |= {"groups": tuple(groups.ranks.values()), "communicators": groups.communicators(on_node)}
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
@@ -200,8 +206,6 @@ def capture(
         cudnn=cudnn,
         graph=graph.graph if graph is not None else None,
         optimizer=recorder.optimizers[0] if recorder.optimizers else "",
-        groups=tuple(recorder.groups.ranks.values()),
-        communicators=recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
         sharded=recorder.sharded,
         **found,
     )
@@ -215,15 +219,15 @@ def _on_node() -> int | None:
     return cards if cards > 1 else None
 
 
-#: What a program that asks for it is told of memory, which differs with what a loop holds.
-_TOLD_OF_MEMORY = frozenset({"allocator", "free_bytes"})
+#: Facts of memory that a program may ask for, and that differ with the objects that a loop holds.
+_FACTS_OF_MEMORY = frozenset({"allocator", "free_bytes"})
 
 
 def _of_holding_loop(recorder: Recorder, shown_card: ShownCard, trace: Trace) -> Trace | None:
     """The trace of the loop that holds, where no answer to the run could have differed in it."""
     if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
         return None
-    return None if shown_card.asked & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
+    return None if shown_card.asked & _FACTS_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
 def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:
@@ -275,7 +279,8 @@ def _weighed(one: Diagnostic, ran: Container[str]) -> Diagnostic:
 
 
 @contextlib.contextmanager
-def _readable_errors(recorder: Recorder) -> Iterator[None]:
+def readable_errors(recorder: Recorder) -> Iterator[None]:
+    """Errors of a step in words. Raises :class:`CaptureError`."""
     try:
         yield
     except GraphmemError:

@@ -15,6 +15,7 @@ Additions of libraries to ``nn.Module`` while they build a model (transformers: 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +23,9 @@ from typing import Any, SupportsInt
 
 import torch
 
+from graphmem.base import versions
 from graphmem.capture.patches import Patches
+from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import default_context
 from graphmem.capture.values import generators
 from graphmem.torch_names import private, private_names
@@ -103,7 +106,7 @@ def _of_thread() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
         yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
 
 
-def _setting(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[], Any]:
+def _setting(read: Callable[[], object], write: Callable[[object], object]) -> Callable[[], Any]:
     value = read()
     return lambda: write(value)
 
@@ -123,12 +126,12 @@ _Watch = Callable[[Patches, _Noted], None]
 class _SeenByAll:
     """A switch of the process that C++ reads. Another thread may set it meanwhile: other values stay."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], watch: _Watch) -> None:
+    def __init__(self, read: Callable[[], object], write: Callable[[object], object], watch: _Watch) -> None:
         self._value, self._write, self._watch = read(), write, watch
         self._was_set = False
 
     def watch(self, patches: Patches) -> None:
-        def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(original: Callable[..., object]) -> Callable[..., Any]:
             def set_(*args: object, **kwargs: object) -> object:
                 self._was_set = True
                 return original(*args, **kwargs)
@@ -171,10 +174,10 @@ def _keep_apart(patches: Patches) -> None:
             continue
         value = [read()]
 
-        def get(value: list[Any] = value) -> object:
+        def get(value: list[object] = value) -> object:
             return value[0]
 
-        def set_(new: object, value: list[Any] = value) -> None:
+        def set_(new: object, value: list[object] = value) -> None:
             value[0] = new
 
         functions[getter.rpartition("_get_cudnn_")[2]] = get, set_
@@ -209,3 +212,36 @@ def _patch_random_numbers(patches: Patches) -> None:
     for name, function in functions.items():
         for owner in (torch.random, torch):
             patches.set(owner, name, function)
+
+
+class ProgramSettings:
+    """Compares the environment of the first tensor on the card with that of the beginning.
+
+    The allocator reads ``PYTORCH_CUDA_ALLOC_CONF`` while CUDA is initialised, at the latest for the first tensor on the
+    card: settings made before that count, after ``import torch`` too, and later no more (seen on the stub driver,
+    2.13).
+
+    ``are_followed``: nobody gave the capture other settings to look at. ``differ``: the program has made its own.
+    """
+
+    def __init__(self, recorder: Recorder, torch_version: tuple[int, int], *, are_followed: bool) -> None:
+        self._recorder = recorder
+        self._version = torch_version
+        self._are_followed = are_followed
+        self._before = versions.allocator_settings(os.environ, torch_version)
+        self.differ = False
+        recorder.storages.on_first = self.read
+
+    def read(self) -> None:
+        """The first tensor is about to be on the card."""
+        text = versions.allocator_settings(os.environ, self._version)
+        if text == self._before:
+            return
+        self.differ = True
+        if self._are_followed:
+            self._recorder.builder.allocator_settings(text, self._recorder.storages.operator)
+            self._recorder.note_once(f"PYTORCH_CUDA_ALLOC_CONF={text}, as the program sets it")
+        else:
+            self._recorder.note_once(
+                f"the program's own PYTORCH_CUDA_ALLOC_CONF={text} is not followed: others are given"
+            )

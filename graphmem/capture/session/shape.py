@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from graphmem.base.textbook import ModelShape
-from graphmem.capture.blocks import unsplit_blocks
-from graphmem.capture.distributed.sharded_model import NAMES, configurations, first
+from graphmem.capture.distributed.sharded_model import NAMES, configurations, first, unsplit_blocks
 from graphmem.capture.session.session import Session, capture
 from graphmem.devices import Device
 from graphmem.errors import SourceError
@@ -44,7 +43,7 @@ def _shape(model: nn.Module, name: str) -> ModelShape:
     blocks = unsplit_blocks(model)
     config = next(configurations(model), None)
     names = {**NAMES, **_MORE_NAMES}
-    said = {key: _whole(config, spellings) for key, spellings in names.items()}
+    found_sizes = {key: _whole(config, spellings) for key, spellings in names.items()}
     plans = [kind for kind in ("tp", "ep", "pp") if getattr(model, f"{kind}_plan", None)]
     return ModelShape(
         name=name,
@@ -53,12 +52,12 @@ def _shape(model: nn.Module, name: str) -> ModelShape:
         units=tuple(_elements(block.parameters()) for block in blocks),
         unit_names=tuple(sorted({type(block).__name__ for block in blocks})),
         saved=tuple(_saved(block) for block in blocks),
-        hidden=said["hidden"],
-        heads=said["heads"],
-        key_value_heads=said["key_value_heads"] or said["heads"],
-        experts=said["experts"],
-        experts_of_token=said["experts_of_token"],
-        predicts=said["vocabulary"] if type(model).__name__.endswith("ForCausalLM") else 0,
+        hidden=found_sizes["hidden"],
+        heads=found_sizes["heads"],
+        key_value_heads=found_sizes["key_value_heads"] or found_sizes["heads"],
+        experts=found_sizes["experts"],
+        experts_of_token=found_sizes["experts_of_token"],
+        predicts=found_sizes["vocabulary"] if type(model).__name__.endswith("ForCausalLM") else 0,
         plans=tuple(plans),
     )
 

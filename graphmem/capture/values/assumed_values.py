@@ -6,6 +6,8 @@ named with the line that reads it, for the top of the report, and the user may s
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,7 +100,13 @@ class AssumedValues:
         given = self._given_at(place)
         if given is not None:
             return int(given)
-        is_log = self._reading not in ("index", "bool") and self._judge(reading_lines.only_logs, file, line)
+        if self._reading == "" and callers.is_subscript():
+            self.logged += 1
+            return 0
+        frames = callers.user_frames()
+        is_log = self._reading not in ("index", "bool") and self._judge(
+            reading_lines.only_logs, file, line, False, False, frames
+        )
         self._note(place, Code.WHOLE_NUMBER, is_decisive=not is_log)
         return 1
 
@@ -201,7 +209,7 @@ class AssumedValues:
         return AssumedNumber.of(value, self, *self._last) if type(value) is float else value
 
     def _judge(self, judge: Callable[..., _T], *about: object) -> _T | None:
-        """What the source shows, read once; None where there is none."""
+        """The verdict of a judge of source, made once; None where there is no source."""
         key = judge, *about
         if key not in self._judged:
             self._judged[key] = judge(*about) if about[0] else None
@@ -229,8 +237,8 @@ _ENDS: dict[Code, tuple[float | bool, ...]] = {
 
 
 def alternatives(assumed: Iterable[Diagnostic]) -> dict[str, tuple[Tried, ...]]:
-    """What else a line that decides something may read, as the two ends of what is possible: line -> values, none where
-    nothing says how far they go. ``assumed`` is :attr:`AssumedValues.named`."""
+    """Line that decides something -> the other values that it may read, as the two ends of what is possible; none where
+    no end is known. ``assumed`` is :attr:`AssumedValues.named`."""
     found: dict[str, tuple[Tried, ...]] = {}
     for one in assumed:
         ends = _ENDS.get(one.code, ()) if one.place else ()
@@ -240,7 +248,7 @@ def alternatives(assumed: Iterable[Diagnostic]) -> dict[str, tuple[Tried, ...]]:
 
 
 class AssumedNumber(float):
-    """A number that was read of unknown data, and what is computed of it: it tells when it becomes a whole number or
+    """A number that was read of unknown data, and what is computed of it: it records when it becomes a whole number or
     decides a branch."""
 
     _book: AssumedValues
@@ -312,3 +320,40 @@ for _make, _operations in (
 ):
     for _operation in _operations:
         setattr(AssumedNumber, f"__{_operation}__", _make(f"__{_operation}__"))
+
+
+class Selection:
+    """How many elements are selected: the user's number for the line, or ``share`` of the candidates (above 0, at most
+    1), or with None for the share all of them, which is noted."""
+
+    def __init__(self, share: float | None, values: AssumedValues | None = None) -> None:
+        self.share = share
+        self._values = values or AssumedValues()
+        self.assumed = 0
+        self.distinct = 0  # sparse tensors whose indices were taken to be distinct
+        self._exact: int | None = None
+
+    def rows(self, candidates: int, what: str = "a selection") -> int:
+        """The number selected out of ``candidates``, rounded up."""
+        if self._exact is not None:
+            return self._exact
+        if callers.called_to_drop_empty_inputs():
+            return candidates
+        if self.share is None or self._values.is_given():
+            return self._values.selected(candidates, Code.TAKES_ALL, what=what, candidates=candidates)
+        self.assumed += 1
+        return math.ceil(self.share * candidates)
+
+    @property
+    def exact(self) -> int | None:
+        """The number selected, where it is known; nothing is assumed."""
+        return self._exact
+
+    @contextlib.contextmanager
+    def exactly(self, rows: int | None) -> Iterator[None]:
+        """Selections inside are of ``rows``; None changes nothing."""
+        self._exact, before = rows, self._exact
+        try:
+            yield
+        finally:
+            self._exact = before

@@ -10,6 +10,7 @@ the tests run with; a caller that is not recognised is an ordinary one.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import traceback
@@ -98,6 +99,14 @@ def user_frames() -> tuple[Where, ...]:
     """The lines that run, from the innermost outwards: where a number is read, and who called that function."""
     found = islice(_user_frames(sys._getframe(1)), _MOST_CALLERS)
     return tuple(Where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame, _ in found)
+
+
+def is_subscript() -> bool:
+    """Whether the user's line takes an item (``x[i]``), so that C++ reads ``i``, a tensor of one number, to select a
+    row: ``applySlicing``, torch/csrc/autograd/python_variable_indexing.h. Whichever it is, the result is as large."""
+    for frame, _ in _user_frames(sys._getframe(1)):
+        return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BINARY_SUBSCR"
+    return False
 
 
 def is_library(filename: str) -> bool:
@@ -283,7 +292,7 @@ def called_in_generation_loop() -> bool:
 
 def called_to_generate() -> bool:
     """Whether a model runs for a function that is called ``generate``, as transformers' and most others': a report
-    tells generation from evaluation."""
+    separates generation from evaluation."""
     return any(frame.f_code.co_name == "generate" for frame in _frames(sys._getframe(2)))
 
 
@@ -292,7 +301,7 @@ def called_to_generate() -> bool:
 
 def node_name() -> str:
     """Class name of the autograd node whose formula runs now; "" outside one. Formulas are no operators: the node is
-    all that tells which one calls."""
+    the only sign of which one calls."""
     node: object = current_autograd_node()
     return "" if node is None else type(node).__name__
 

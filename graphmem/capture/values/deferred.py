@@ -62,7 +62,7 @@ class Deferred:
         return self._length <= _LONGEST
 
     def part(self, geometry: Geometry) -> Any:
-        """What stands for a tensor of this storage among another operator's arguments."""
+        """A tensor of this storage, as it stands among another operator's arguments."""
         return _Part(self, geometry)
 
     def compute(self, done: dict[int, torch.UntypedStorage] | None = None) -> torch.UntypedStorage:

@@ -13,19 +13,16 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
+from graphmem.capture.torch_internals import FakeTensor, OpOverload, unset_fake_temporarily
 from graphmem.capture.values import callers
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.uniform_numbers import Mark, Number
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 _T = TypeVar("_T")
 _aten = torch.ops.aten
@@ -213,7 +210,7 @@ def _is_float(value: object) -> bool:
     return value.is_floating_point() if isinstance(value, torch.Tensor) else type(value) is float
 
 
-def _if_finite(func: OpOverload, args: Sequence[Any]) -> bool | None:
+def _if_finite(func: OpOverload, args: Sequence[object]) -> bool | None:
     """The answer to a question whether values are finite, for values that are; None for other questions."""
     if func in (_IS_NAN, _IS_INFINITE):
         return False

@@ -21,7 +21,7 @@ from graphmem.capture.values.tensors import tensors_in
 #: The remark where known values came out of a collective.
 OTHERS_HOLD_THE_SAME = "values that processes exchange: the others were taken to hold what this one does"
 #: What a reduction over ``ranks`` processes that hold the same makes of a number or a tensor. Of the others (exclusive
-#: or, sums of scaled values, any before PyTorch tells which one it is) it is known that zeros stay zeros.
+#: or, sums of scaled values, any whose name PyTorch does not give) it is known that zeros stay zeros.
 _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
     "SUM": lambda value, ranks: value * ranks,
     "PRODUCT": lambda value, ranks: value**ranks,
@@ -31,8 +31,8 @@ _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
 
 class Group(NamedTuple):
     """Where this process stands in the group of a collective, counted within it; ``reduction`` names how values are
-    combined: "" where they are not, "?" where nobody tells. ``name`` is PyTorch's of the group,
-    ``members`` its ranks in the job (none: not told)."""
+    combined: "" where they are not, "?" where it is unknown. ``name`` is PyTorch's of the group,
+    ``members`` its ranks in the job (none: unknown)."""
 
     rank: int
     ranks: int
@@ -51,7 +51,7 @@ class _Written(NamedTuple):
     times: int = 1
 
 
-def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group, post: Post | None = None) -> bool:
+def follow(values: KnownValues, func: Any, args: Sequence[object], group: Group, post: Post | None = None) -> bool:
     """Note what is known after ``func``, an operator of ``c10d``; whether it came of others that were taken to hold
     what this process does. What one process sends another goes through the ``post``, where there is one."""
     name = func.__name__.partition(".")[0].strip("_")
@@ -76,7 +76,7 @@ _SENT = ("broadcast", "send", "recv")
 
 
 def _exchange(
-    values: KnownValues, name: str, args: Sequence[Any], group: Group, post: Post
+    values: KnownValues, name: str, args: Sequence[object], group: Group, post: Post
 ) -> list[torch.Tensor | None]:
     """The tensors that this process receives in the tensors of an operator of :data:`_SENT`."""
     peer = group.members[_root(args)]
@@ -104,8 +104,8 @@ def _shaped(known: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | 
 
 
 def _incoming(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tensor | None, Any]:
-    """What a collective will write into ``one.target``: values, or the number that each element is; None for what is
-    not known. Nothing is written yet."""
+    """Values that a collective will write into ``one.target``, or the number that each element is; None for those that
+    are not known. Nothing is written yet."""
     if one.source is None or max(one.target.numel(), one.source.numel()) > INTEGER_LIMIT:
         return None, None
     combine = _REDUCTIONS.get(group.reduction)
@@ -155,5 +155,5 @@ def _written(name: str, args: Sequence[Any], group: Group) -> Iterator[_Written]
         yield from (_Written(tensor, None) for tensor in outputs)
 
 
-def _root(args: Sequence[Any]) -> int:
+def _root(args: Sequence[object]) -> int:
     return next(value for value in args if type(value) is int)

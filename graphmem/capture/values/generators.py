@@ -25,7 +25,7 @@ DEFAULT_SEED = 67280421310721
 #: Bound before it is replaced.
 _GENERATOR: Any = torch.Generator
 #: Draws in place of PyTorch's default generator, which belongs to the process.
-_generator: Any = _GENERATOR("cpu")
+_generator: torch.Generator = _GENERATOR("cpu")
 
 #: Bound before a library puts its own there (``deepspeed.zero.Init``).
 _empty = torch.empty
@@ -49,10 +49,10 @@ class _Stretch:
         self._begin = begin
         self._reached = 0, begin
 
-    def generator_at(self, words: int) -> Any:
+    def generator_at(self, words: int) -> torch.Generator:
         """A generator that stands ``words`` behind the beginning."""
         reached, state = self._reached if self._reached[0] <= words else (0, self._begin)
-        generator: Any = _GENERATOR("cpu")
+        generator: torch.Generator = _GENERATOR("cpu")
         generator.set_state(state)
         advance(generator, words - reached)
         if words > self._reached[0]:
@@ -66,7 +66,7 @@ class Mark(NamedTuple):
     stretch: _Stretch
     words: int
 
-    def generator(self) -> Any:
+    def generator(self) -> torch.Generator:
         """A generator that stands there."""
         return self.stretch.generator_at(self.words)
 
@@ -74,20 +74,20 @@ class Mark(NamedTuple):
 class HostGenerator:
     """The capture's default generator, and how far it is behind the program's."""
 
-    def __init__(self, seed: int = DEFAULT_SEED) -> None:
+    def __init__(self) -> None:
         self._behind = 0
         self._stretch: _Stretch | None = None
         #: How often the program has set the state of the device's generator, which it never draws from here.
         self.device_seedings = 0
         self.generator = _generator
-        self.generator.manual_seed(seed)
+        self.generator.manual_seed(DEFAULT_SEED)
 
     @property
     def is_far_behind(self) -> bool:
         """Whether to draw now takes long: what is drawn should wait until it is read."""
         return self._behind > _CHUNK
 
-    def settled(self) -> Any:
+    def settled(self) -> torch.Generator:
         """The generator where the program's stands now, to be drawn from."""
         if self._behind and self._stretch is not None:
             self.generator.set_state(self._stretch.generator_at(self._behind).get_state())
@@ -104,7 +104,7 @@ class HostGenerator:
             self._stretch = _Stretch(self.generator.get_state())
         return Mark(self._stretch, self._behind)
 
-    def restart(self) -> Any:
+    def restart(self) -> torch.Generator:
         """The generator, for somebody who sets its state, or draws."""
         self._behind, self._stretch = 0, None
         return self.generator
@@ -130,7 +130,7 @@ def current() -> HostGenerator:
 
 
 @contextlib.contextmanager
-def in_place_of_default(generator: Any) -> Iterator[None]:
+def in_place_of_default(generator: torch.Generator) -> Iterator[None]:
     """For operators that take no generator: PyTorch's default one stands where ``generator`` does, and what is drawn
     moves that one on. No mode may be on."""
     default = torch.default_generator
@@ -143,7 +143,7 @@ def in_place_of_default(generator: Any) -> Iterator[None]:
         default.set_state(before)
 
 
-def named(generator: Any) -> Any:
+def named(generator: torch.Generator | None) -> torch.Generator | None:
     """The generator that an operator is given, None for the program's default one: functions hold the process's as the
     default of an argument (``torch.utils.data.random_split``)."""
     if generator is None or generator._cdata in (torch.default_generator._cdata, current().generator._cdata):
@@ -176,7 +176,7 @@ def words_of_normal(numel: int, dtype: torch.dtype) -> int | None:
 # --- setting a generator ahead ----------------------------------------------------------------------------------------
 
 
-def advance(generator: Any, words: int) -> None:
+def advance(generator: torch.Generator, words: int) -> None:
     """Set a CPU generator ahead by ``words`` draws of 32 bits."""
     with disable_current_modes(), unset_fake_temporarily():
         state = generator.get_state().numpy()

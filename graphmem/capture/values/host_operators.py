@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
+from graphmem.capture.torch_internals import FakeTensor, OpOverload, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 
@@ -124,7 +121,7 @@ class HostCall(NamedTuple):
         return None if func is None else HostCall(func, self.args, {**self.kwargs, "generator": generator})
 
     def words_drawn(self, target: FakeTensor) -> int | None:
-        """The words that a random operator draws on the host for what it makes; None where its shape does not tell."""
+        """The words that a random operator draws on the host for its result; None where the shape does not show it."""
         name = self.operator.name
         if name == "aten::randint":  # ``random_from_to``, ATen/native/cpu/DistributionTemplates.h
             low, high = (0, self.args[0]) if self.func in _FROM_ZERO else self.args[:2]

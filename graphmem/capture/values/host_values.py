@@ -64,7 +64,7 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _length(func: Any, args: Any) -> float:
+def _length(func: object, args: Any) -> float:
     """Number of elements of a range; infinite if it is given in a way that is not understood."""
     numbers = [a for a in args if isinstance(a, (int, float))]
     if len(numbers) != len(args):

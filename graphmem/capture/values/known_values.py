@@ -15,11 +15,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
+from graphmem.capture.torch_internals import FakeTensor, OpOverload, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
 from graphmem.capture.values.host_operators import (
@@ -34,9 +34,6 @@ from graphmem.capture.values.host_operators import (
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
 from graphmem.capture.values.uniform_numbers import Mark, Number, UniformNumbers
 from graphmem.units import MIB
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 #: Bound before a library puts its own there (``deepspeed.zero.Init``).
@@ -91,7 +88,7 @@ class _Mirror:
 class KnownValues:
     """The values of one capture's tensors, by storage."""
 
-    def __init__(self, budget: Budget | None = None, seed: int = 0) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget or Budget()
         self.exceeded = 0  # host tensors that found no room in the budget
         self.guessed_draws = 0  # host operators whose random numbers could not be counted
@@ -103,7 +100,7 @@ class KnownValues:
         self._stale: dict[int, Any] = {}  # real tensors that hold other values than the program's
         self.numbers = UniformNumbers()
         with unset_fake_temporarily():
-            self._draws = torch.Generator().manual_seed(seed)
+            self._draws = torch.Generator().manual_seed(0)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -444,7 +441,7 @@ class KnownValues:
         mirror = self._current(tensor)
         return mirror is not None and mirror.later is not None
 
-    def _waiting(self, value: Any) -> Any:
+    def _waiting(self, value: object) -> Any:
         """Arguments as they are now, for later; None where one is unknown, or large and may change."""
         if isinstance(value, torch.Tensor):
             mirror = self._current(value)

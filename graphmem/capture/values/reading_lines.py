@@ -25,8 +25,10 @@ _LOGS = {
     "print", "str", "repr", "format", "info", "debug", "warning", "error", "critical", "log", "write", "add_scalar",
     "add_scalars", "set_postfix", "set_postfix_str", "set_description", "log_metrics", "log_dict", "update_metrics",
 }  # fmt: skip
-_PASSES = {"int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len", "zip", "concatenate",
-    "stack", "asarray", "array"}  # fmt: skip
+_PASSES = {
+    "int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len", "zip", "concatenate", "stack",
+    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps",
+}  # fmt: skip
 #: Methods of arrays that give numbers of them, as many or fewer.
 _METHODS = {"mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round"}
 _GATHERS = {"append", "extend", "add"}
@@ -119,6 +121,9 @@ def _is_negated(test: ast.expr) -> bool:
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
+_Function = ast.FunctionDef | ast.Lambda
+
+
 class _Program:
     """A parsed file, with what stands around every node."""
 
@@ -163,8 +168,14 @@ class _Program:
 
     def calls_of(self, node: ast.AST) -> list[ast.Call]:
         """The calls of the function around a node, by its name."""
-        function = self.scope(node)
-        return self.calls(getattr(function, "name", ""))
+        return self.calls(self.name_around(node))
+
+    def name_around(self, node: ast.AST) -> str:
+        """The name of the function around a node, "" for none."""
+        function = node if isinstance(node, ast.Lambda) else self.scope(node)
+        up = self.parents.get(function)
+        targets = up.targets if isinstance(function, ast.Lambda) and isinstance(up, ast.Assign) else [function]
+        return next((str(getattr(one, "id", getattr(one, "name", ""))) for one in targets), "")
 
     def calls(self, name: str) -> list[ast.Call]:
         """The calls of a function of this name."""
@@ -173,7 +184,7 @@ class _Program:
     def results(self, node: ast.AST, frames: tuple[Where, ...]) -> Iterator[tuple[_Program, ast.Call]]:
         """The calls whose result is what the function around a node returns: those of this file, and that of another
         one which waits for it now."""
-        name = getattr(self.scope(node), "name", "")
+        name = self.name_around(node)
         for call in self.calls_of(node):
             yield self, call
         inner = [number for number, one in enumerate(frames) if (one.file, one.function) == (self.file, name)]
@@ -186,7 +197,7 @@ class _Program:
                 if call.lineno <= outer.line <= (call.end_lineno or call.lineno):
                     yield program, call
 
-    def parameter(self, call: ast.Call, given: ast.AST) -> tuple[_Program, ast.FunctionDef, str] | None:
+    def parameter(self, call: ast.Call, given: ast.AST) -> tuple[_Program, _Function, str] | None:
         """The function of a program's own file that is called, and the name that it has for an argument."""
         found = self._called(call)
         if found is None:
@@ -202,7 +213,7 @@ class _Program:
         at = call.args.index(given) + is_method
         return (program, function, names[at]) if at < len(names) else None
 
-    def _called(self, call: ast.Call) -> tuple[_Program, ast.FunctionDef] | None:
+    def _called(self, call: ast.Call) -> tuple[_Program, _Function] | None:
         own = self._functions(_name(call))
         if own:
             return (self, own[0]) if len(own) == 1 else None
@@ -210,12 +221,15 @@ class _Program:
         program = None if code is None or is_library(code.co_filename) else _parsed(code.co_filename)
         if code is None or program is None:
             return None
-        firsts = {min([one.lineno, *(of.lineno for of in one.decorator_list)]): one for one in program._functions()}
+        firsts = {
+            min([one.lineno, *(of.lineno for of in getattr(one, "decorator_list", []))]): one
+            for one in program._functions()
+        }
         return (program, firsts[code.co_firstlineno]) if code.co_firstlineno in firsts else None
 
-    def _functions(self, name: str | None = None) -> list[ast.FunctionDef]:
-        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
-        return [one for one in found if name in (None, one.name)]
+    def _functions(self, name: str | None = None) -> list[_Function]:
+        found = (node for node in ast.walk(self.tree) if isinstance(node, (ast.FunctionDef, ast.Lambda)))
+        return [one for one in found if name in (None, getattr(one, "name", None) or self.name_around(one))]
 
     def loads(self, name: str, node: ast.AST) -> list[ast.Name]:
         """Where a variable of the function around a node is read."""
@@ -250,6 +264,7 @@ class _Uses:
     def __init__(
         self, program: _Program, value: _Value, frames: tuple[Where, ...] = (), followed: set[object] | None = None
     ) -> None:
+        self._is_chosen = False  # what a number chooses may be large: to be dropped is not to be written down
         self._program, self._value, self._frames = program, value, frames
         self._is_object = value in (_Value.FOLLOWED, _Value.LOST)
         self._followed: set[object] = set() if followed is None else followed
@@ -260,7 +275,7 @@ class _Uses:
         if self._is_object and not isinstance(up, _OF_OBJECTS):
             return True
         if isinstance(up, (ast.FormattedValue, ast.Expr)):
-            return True
+            return not (self._is_chosen and isinstance(up, ast.Expr))
         if isinstance(up, ast.BinOp):
             is_share = isinstance(up.op, ast.Div) and self._value is _Value.WHOLE  # no whole number any more
             return (self._of(_Value.FLOAT) if is_share else self).are_harmless(up)
@@ -275,8 +290,11 @@ class _Uses:
             return isinstance(call, ast.Call) and self.are_harmless(call)
         if isinstance(up, ast.comprehension) and node is up.iter:
             return self._are_harmless_items(up)
-        if isinstance(up, ast.Subscript) and node is up.value and isinstance(up.ctx, ast.Load):  # a part of it
-            return self.are_harmless(up)
+        if isinstance(up, ast.For) and node is up.iter and self._value is _Value.WHOLE:
+            return self._is_harmless_target(up.target, up)
+        if isinstance(up, ast.Subscript) and isinstance(up.ctx, ast.Load):  # a part of it, or what it chooses
+            self._is_chosen |= node is up.slice
+            return (node is up.value or self._value is _Value.WHOLE) and self.are_harmless(up)
         return self._is_harmless_statement(up, node)
 
     def _are_harmless_items(self, loop: ast.comprehension) -> bool:
@@ -293,12 +311,18 @@ class _Uses:
         if isinstance(up, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = up.targets if isinstance(up, ast.Assign) else [up.target]
             return all(self._is_harmless_target(target, up) for target in targets)
-        if self._value is _Value.WHOLE:
-            return False
-        return self._is_harmless_result(up) if isinstance(up, ast.Return) else not isinstance(up, _DECIDING)
+        if isinstance(up, (ast.Return, ast.Lambda)):
+            return self._is_harmless_result(up)
+        return self._value is not _Value.WHOLE and not isinstance(up, _DECIDING)
 
     def _of(self, value: _Value) -> _Uses:
         return self if value is self._value else _Uses(self._program, value, self._frames, self._followed)
+
+    def _in(self, program: _Program) -> _Uses:
+        """The same value in another file."""
+        uses = _Uses(program, self._value, self._frames, self._followed)
+        uses._is_chosen = self._is_chosen
+        return uses
 
     def _is_harmless_call(self, call: ast.Call, given: ast.AST) -> bool:
         name, is_whole = _name(call), self._value is _Value.WHOLE
@@ -310,11 +334,11 @@ class _Uses:
             return (self._of(_Value.LOST) if self._is_object else self).are_harmless(call)
         if name in _LOGS:
             return True
-        if name in _PASSES:
+        if name in _PASSES or (is_whole and _is_mathematics(call)):
             return self.are_harmless(call)
         if name in _GATHERS and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
             return self._is_object or self._is_harmless_name(call.func.value.id, call)
-        return not is_whole and self._is_harmless_inside(call, given)
+        return self._is_harmless_inside(call, given)
 
     def _makes_whole(self, name: str, call: ast.Call) -> bool:
         """Whether a function makes a whole number of a floating-point one, or selects by an array."""
@@ -326,17 +350,18 @@ class _Uses:
         """Whether nothing is decided by an argument in a function of the program."""
         found = self._program.parameter(call, given)
         if found is None:
-            return True
+            return self._value is not _Value.WHOLE
         program, function, name = found
-        return _Uses(program, self._value, (), self._followed)._is_harmless_name(name, function.body[0])
+        first = function.body if isinstance(function, ast.Lambda) else function.body[0]
+        return self._in(program)._is_harmless_name(name, first)
 
-    def _is_harmless_result(self, node: ast.Return) -> bool:
-        """Whether the function's callers decide nothing by its result."""
-        if not self._is_new(f"{getattr(self._program.scope(node), 'name', '')}()"):
+    def _is_harmless_result(self, node: ast.Return | ast.Lambda) -> bool:
+        """Whether the function's callers, of which a whole number has to have some, decide nothing by its result."""
+        if not self._is_new(f"{self._program.name_around(node)}()"):
             return True
-        return all(
-            _Uses(program, self._value, self._frames, self._followed).are_harmless(call)
-            for program, call in self._program.results(node, self._frames)
+        results = list(self._program.results(node, self._frames))
+        return bool(results or self._value is not _Value.WHOLE) and all(
+            self._in(program).are_harmless(call) for program, call in results
         )
 
     def _is_harmless_target(self, target: ast.AST, statement: ast.AST) -> bool:

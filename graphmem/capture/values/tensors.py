@@ -20,7 +20,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 NOWHERE = torch.device("cpu", 1)
 
 
-def tensors_in(value: Any) -> Iterator[Any]:
+def tensors_in(value: object) -> Iterator[Any]:
     """Every tensor in nested lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -33,7 +33,12 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(item)
 
 
-def on_device(value: Any) -> bool:
+def has_sparse(value: object) -> bool:
+    """True if one of the tensors in ``value`` is sparse, in COO layout."""
+    return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(value))
+
+
+def on_device(value: object) -> bool:
     """Whether one of the tensors in ``value`` is on the pretended device."""
     for tensor in tensors_in(value):  # noqa: SIM110 (asked for every operator: no generator around the generator)
         if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":

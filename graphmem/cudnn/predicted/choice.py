@@ -2,7 +2,7 @@
 
 cuDNN chooses among its kernels by a trained model of their run time (``libcudnn_heuristic``), which publishes neither
 rules nor times. What it chooses can be asked for without a card (``tests/oracles/cudnn``). The files of ``plans``
-hold decision trees over shapes that say which form it chooses. They were grown from its answers for random
+hold decision trees over shapes, which choose a form as it does. They were grown from its answers for random
 convolutions, none of which is among the shapes that the tests compare. A branch asks for one feature of the
 convolution. A leaf holds the form that fits most of the answers there, and the share of them in percent whose workspace
 it hits within 10 %.

@@ -23,7 +23,7 @@ A form is written as a few words, parts joined by ``+``:
 - ``winograd``: filters of 3x3 become 5x5. ``offsets``: a table of the image's pixels. ``bytes 640``: other
   tables, of about that size.
 
-The forms and their sizes were read from the engine numbers and knobs that plans of cuDNN 9.20 tell: kernels of Hopper
+The forms and their sizes were read from the engine numbers and knobs of plans of cuDNN 9.20: kernels of Hopper
 (engines 62, 65, 67, 68, 71, 73, 76) work with stream-K where their workspace knob allows it, those of Ampere with a
 fixed number of splits. Given tile and cluster, the partial tiles of 97 % of 8,000 random products follow to the byte.
 """

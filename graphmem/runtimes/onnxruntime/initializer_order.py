@@ -10,7 +10,7 @@ processes of every session. Some orders are drawn, and each is replayed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,14 +20,14 @@ from graphmem.base.figures import MEASURED, TRACE_LEVELS, Cause, Spread, seen
 from graphmem.replay import Replay, replay
 from graphmem.trace import Category, EventKind, Place, Trace
 
-#: Orders that are drawn, and as many as are for traces of many events.
-DRAWS, FEWER_DRAWS = 15, 5
+#: Orders that are drawn, as many as are for traces of many events, and at most, of those that differ.
+DRAWS, FEWER_DRAWS, MOST_DRAWS = 15, 5, 60
 _MANY_EVENTS = 6000
 _NAME = "order of initializers"
 _WHY = "a hash map of random order in every process"
 
 
-def drawn(trace: Trace) -> list[Trace]:
+def drawn(trace: Trace) -> Iterator[Trace]:
     """``trace`` with its initializers in some orders, each as likely as the others; itself where there is one only."""
     allocations = np.flatnonzero(trace.kinds == EventKind.ALLOC)
     by_session: dict[int, list[int]] = {}
@@ -36,23 +36,31 @@ def drawn(trace: Trace) -> list[Trace]:
         if storage.category == Category.PARAMETER and storage.place == Place.DEVICE:
             by_session.setdefault(storage.stream, []).append(event)
     if not any(len(events) > 1 for events in by_session.values()):
-        return [trace]
-    traces = []
-    for seed in range(DRAWS if len(trace) <= _MANY_EVENTS else FEWER_DRAWS):
+        yield trace
+        return
+    least = DRAWS if len(trace) <= _MANY_EVENTS else FEWER_DRAWS
+    for seed in range(max(least, min(MOST_DRAWS, _MANY_EVENTS // len(trace)))):
         subjects = trace.subjects.copy()
         for events in by_session.values():
             order = random.Random(seed).sample(events, len(events))
             subjects[events] = trace.subjects[order]
-        traces.append(replace(trace, subjects=subjects))
-    return traces
+        yield replace(trace, subjects=subjects)
 
 
 def typical(trace: Trace, make: Callable[[], Allocator]) -> tuple[Trace, list[Replay]]:
     """The order whose total is in the middle, and the runs of all; ``make`` gives a fresh arena without a limit."""
-    traces = drawn(trace)
-    runs = [replay(one, make()) for one in traces]
-    ranked = sorted(range(len(runs)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
+    traces, runs = [], []
+    for one in drawn(trace):
+        traces.append(one)
+        runs.append(replay(one, make()))
+        if len(runs) == DRAWS and len(set(map(_peaks, runs))) == 1:
+            break
+    ranked = sorted(range(len(runs)), key=lambda i: _peaks(runs[i]))
     return traces[ranked[len(ranked) // 2]], runs
+
+
+def _peaks(run: Replay) -> tuple[int, int]:
+    return run.peak_reserved_bytes, run.peak_allocated_bytes
 
 
 def cause(main: Replay, runs: Sequence[Replay], name: str = _NAME, why: str = _WHY) -> Cause | None:

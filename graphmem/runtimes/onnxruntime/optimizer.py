@@ -88,7 +88,9 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             on_cuda = provider != "cpu"
             if on_cuda:
                 source = cuda_fusions.hidden(source)
-            changed = _optimized_by(source, level, place, () if provider == "cpu" else CPU_ONLY)
+            is_folded = may_fold_constants(source)
+            left_out = (*(CPU_ONLY if on_cuda else ()), *(() if is_folded else ("ConstantFolding",)))
+            changed = _optimized_by(source, level, place, left_out)
             if is_half:
                 changed = half_precision.narrowed(changed, model)
             if on_cuda:
@@ -96,7 +98,6 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             symbolic = _symbolic_shapes(changed, place)
             if on_cuda and level not in ("disabled", "basic"):
                 changed = cuda_fusions.fuse_bias_softmax(changed, symbolic)
-            is_folded = may_fold_constants(source)
             version = onnxruntime.__version__
             return OptimizedModel(model, changed, symbolic, level, version, provider=provider, is_folded=is_folded)
     except SourceError:
@@ -105,14 +106,13 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
         return _unoptimized(model, f"onnxruntime {onnxruntime.__version__} refuses the model: {_reason(error)}")
 
 
-def _optimized_by(model: onnx.ModelProto, level: str, directory: Path, others: Sequence[str]) -> onnx.ModelProto:
-    """``model`` without what the optimizers named ``others`` do."""
+def _optimized_by(model: onnx.ModelProto, level: str, directory: Path, left_out: Sequence[str]) -> onnx.ModelProto:
+    """``model`` after all optimizers but those named ``left_out``."""
     source, target = directory / "model.onnx", directory / "optimized.onnx"
     source.write_bytes(_without_weights(model, directory).SerializeToString())
     options = _options(level)
     options.optimized_model_filepath = str(target)
-    left_out = () if may_fold_constants(model) else ("ConstantFolding",)
-    _session(source, options, (*others, *left_out))
+    _session(source, options, left_out)
     return read_model(target)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.pytorch_caching.sizes import format_size
+from graphmem.allocators.pytorch_caching.blocks import format_size
 from graphmem.allocators.pytorch_caching.views import as_snapshot
 from graphmem.devices import Device
 from graphmem.replay import Player, events_on_device

@@ -87,7 +87,7 @@ class _Recording(PyTorchCachingAllocator):
             self._note("alloc", block.address, size, stream, frames)
         return block
 
-    def _note_segments(self, stream: int, frames: list[dict[str, Any]]) -> None:
+    def _note_segments(self, stream: int, frames: list[dict[str, object]]) -> None:
         if self.reserved_bytes == self._reserved:
             return
         views = self.segments()
@@ -100,7 +100,7 @@ class _Recording(PyTorchCachingAllocator):
             self._ranges[expandable] = ranges
         self._reserved = self.reserved_bytes
 
-    def _note(self, action: str, address: int, size: int, stream: int, frames: list[dict[str, Any]]) -> None:
+    def _note(self, action: str, address: int, size: int, stream: int, frames: list[dict[str, object]]) -> None:
         row = {"action": action, "addr": address, "size": size, "stream": stream, "time_us": len(self.rows)}
         self.rows.append({**row, "frames": frames})
 

@@ -103,7 +103,7 @@ class OneRegion:
 
 
 def bare_context_bytes(device: Device) -> int:
-    """What the process holds when TensorFlow asks how much is free: a CUDA context without kernels and libraries.
+    """The memory held when TensorFlow asks how much is free: a CUDA context without kernels and libraries.
 
     With it the limits that TensorFlow logs on A100, H100, T4 and RTX 3090 come out within 1 % (reports/tensorflow.md).
     """
@@ -113,7 +113,7 @@ def bare_context_bytes(device: Device) -> int:
 
 
 def limit_on(options: TensorFlowOptions, device: Device) -> int:
-    """Bytes that TensorFlow's allocator may hold on a card of which others hold what the device says."""
+    """Bytes that TensorFlow's allocator may hold on a card of which others hold ``taken_bytes``."""
     available = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
     return memory_limit_bytes(
         options,
@@ -142,7 +142,7 @@ def with_eigen_scratch(trace: Trace) -> Trace:
     phase = trace.operators[first].phase if trace.operators else 0
     operator = Operator("ScratchBuffer", phase=phase)
 
-    def led_by(value: int, column: Any) -> Any:
+    def led_by(value: int, column: object) -> Any:
         return np.concatenate([np.array([value], dtype=np.int64), column])
 
     return replace(

@@ -8,7 +8,7 @@ buffer; it goes when the reader has run. An output is written over an input whos
 kernel tries to (:mod:`graphmem.runtimes.tensorflow.kernels`). Variables hold the buffer that was assigned last: reading
 one shares it, and adding to one writes over it if nobody else holds it (``PrepareToUpdateVariable``,
 training_op_helpers.h). Constants of the card are made with their kernels and stay (constant_op.cc). Loops turn as often
-as numbers on the host say (:mod:`graphmem.runtimes.tensorflow.values`).
+as numbers on the host decide (:mod:`graphmem.runtimes.tensorflow.values`).
 
 A step that runs eagerly is followed in the order of Python, with every intermediate result until its reader has run and
 all gradients until the step returns; nothing is written over.
@@ -172,7 +172,7 @@ class Executor:
         return _LATENCY if self._draw is None else int(_LATENCY ** self._draw.uniform(0, 2))
 
     def _gradients(self) -> set[tuple[str, int]]:
-        """What ``train_step`` holds in a list until it returns: tensors of the tape that others read."""
+        """Tensors of the tape that others read, which ``train_step`` holds in a list until it returns."""
         return {
             pair for node in self._step.nodes if not node.name.startswith(_TAPE) for pair in node.inputs
             if pair[0].startswith(_TAPE)
@@ -286,7 +286,7 @@ class Executor:
             self._try_out(node, need, tensors)
         scratch += [self._scratch(size, node) for size in need.last]
         for position, tensor in enumerate(node.outputs):
-            if tensor.shape is None and _on_card(node, position):  # told by a library once its work space is there
+            if tensor.shape is None and _on_card(node, position):  # known to a library once its work space is there
                 size = kernels.data_dependent_output(node, tensors, position, self._library)
                 outputs[position] = self._output(node, Tensor("uint8", (size,)))
         if need.result is not None:
@@ -308,7 +308,7 @@ class Executor:
             self._drop(buffer)
 
     def _tensors(self, node: Node, given: Sequence[Value | None]) -> list[Tensor]:
-        """The inputs; those whose shape the graph does not say, as they are."""
+        """The inputs; those whose shape the graph does not have, as they are."""
         found = [self._nodes[name].outputs[position] for name, position in node.inputs]
         return [
             value.tensor if tensor.shape is None and isinstance(value, Buffer) else tensor

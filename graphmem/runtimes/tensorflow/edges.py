@@ -39,7 +39,7 @@ class Addresses:
         return self._blocks[block] + offset
 
     def ordered(self, edges: Sequence[tuple[int, E]], *, reserved: bool = True) -> list[E]:
-        """What leaves a node, with the numbers of its edges, in the order in which TensorFlow goes through it.
+        """The edges that leave a node, with their numbers, in the order in which TensorFlow goes through it.
         ``reserved``: the table was made for all of them at once."""
         if len(edges) <= INLINE_EDGES:
             return [edge for _, edge in edges]

@@ -1,4 +1,4 @@
-"""What TensorFlow computes of a step beforehand, when it makes the function that runs.
+"""The part of a step that TensorFlow computes beforehand, when it makes the function that runs.
 
 Grappler leaves a result of constants alone that would be larger than 100 KB (``kMaxConstantSize``, constant_folding.cc
 of grappler/optimizers). The function's own pass takes those up to 10 MiB (``ConstantFold``, constant_folding.cc of

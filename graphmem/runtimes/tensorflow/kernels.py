@@ -1,4 +1,4 @@
-"""What TensorFlow's GPU kernels do with memory: which inputs an output is written over or shares its buffer with, and
+"""The use of memory by TensorFlow's GPU kernels: which inputs an output is written over or shares its buffer with, and
 what they take for themselves while they run. From the kernels' sources in tensorflow/core/kernels (2.21), by file.
 """
 
@@ -57,10 +57,10 @@ BACKPROPS_OVER_INPUT = frozenset(("SparseSoftmaxCrossEntropyWithLogits", "Softma
 
 @dataclass(frozen=True)
 class Need:
-    """What a kernel takes beside its outputs, all of it given back when it returns: ``before`` is requested before
-    them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for
-    the first time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of
-    ``trials`` in turn. ``result``: which of the buffers, in this order, becomes the output in its place at the end."""
+    """Memory of a kernel beside its outputs, all of it given back when it returns: ``before`` is requested before them,
+    ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for the first
+    time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of ``trials`` in
+    turn. ``result``: which of the buffers, in this order, becomes the output in its place at the end."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class Need:
 
 
 class Library(Protocol):
-    """What cuDNN asks for on the card."""
+    """Work spaces of cuDNN on the card."""
 
     def convolution(self, asked: Convolution, *, fused: bool = False) -> tuple[int, ...]:
         """Workspaces of the plans that are tried out, in bytes; the first runs. ``fused``: with bias and activation."""
@@ -286,7 +286,7 @@ def _spatial(node: Node, name: str) -> _Shape:
 
 
 def _padding(node: Node, image: _Shape, kernel: _Shape, result: _Shape) -> tuple[_Shape, _Shape]:
-    """The padding on both sides that cuDNN is told, and what the input is padded by beforehand."""
+    """The padding on both sides that cuDNN is given, and the padding of the input beforehand."""
     if node.attributes.get("padding") == "VALID":
         return (0,) * (len(image) - 2), (0,) * (len(image) - 2)
     even, more = [], []

@@ -1,4 +1,4 @@
-"""What cuDNN asks for on the card: told by an installed cuDNN, else estimated."""
+"""Work spaces of cuDNN on the card: asked of an installed cuDNN, else estimated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 class CudnnSpaces:
-    """Workspaces by question, each asked once. ``estimated``: how many were not told by cuDNN."""
+    """Workspaces by question, each asked once. ``estimated``: how many were not asked of cuDNN."""
 
     def __init__(self, card: Device, cudnn: Cudnn | None) -> None:
         self._card, self._cudnn = card, cudnn
@@ -26,18 +26,18 @@ class CudnnSpaces:
         """Workspaces of the plans that are tried out, in their order. ``fused``: with bias and activation. Without
         cuDNN: copies of all three tensors, which plans make whose kernels want another layout or a narrower type (see
         ``docs/modeling/convolutions.md``)."""
-        told = self._cudnn.tried_out(asked, fused=fused) if self._cudnn is not None else ()
-        if told:
-            return told
+        answer = self._cudnn.tried_out(asked, fused=fused) if self._cudnn is not None else ()
+        if answer:
+            return answer
         self.estimated += 1
         copies = sum(prod(shape) for shape in (asked.input, asked.filter, asked.output)) * _BYTES[asked.dtype]
         return 0 if asked.channels_last else copies, copies
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         """Work and reserve space."""
-        told = self._cudnn.recurrent_spaces(network, training) if self._cudnn is not None else None
-        if told is not None:
-            return told
+        answer = self._cudnn.recurrent_spaces(network, training) if self._cudnn is not None else None
+        if answer is not None:
+            return answer
         self.estimated += 1
         capability = self._card.compute_capability or (9, 0)
         return workspace_bytes(network, capability, training=training), reserve_bytes(network)

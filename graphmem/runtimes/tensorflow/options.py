@@ -1,4 +1,4 @@
-"""What decides how TensorFlow's GPU allocator behaves: GPUOptions and environment variables, by their native names.
+"""Settings of TensorFlow's GPU allocator: GPUOptions and environment variables, by their native names.
 
 Sources: ``GPUOptions`` of tensorflow/core/protobuf/config.proto as in the 2.21 wheel; the routines named below in
 tensorflow/core/common_runtime/gpu/ (``gpu_device.cc``, ``gpu_process_state.cc``, ``gpu_bfc_allocator.cc``).
@@ -24,7 +24,7 @@ SMALL_CARD_BYTES, SMALL_CARD_SYSTEM_BYTES = 2 * GIB, 225 * MIB
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowOptions:
-    """The settings of one process, after the environment had its say. Names are TensorFlow's; sizes say their unit.
+    """The settings of one process, the environment's included. Names are TensorFlow's; sizes name their unit.
 
     ``memory_limit`` is that of ``tf.config.LogicalDeviceConfiguration``, in MiB. ``warnings`` are values that
     TensorFlow logs and ignores.
@@ -212,7 +212,7 @@ def _with_option(options: TensorFlowOptions, name: str, value: str) -> TensorFlo
 def min_system_memory(available_bytes: int, system_bytes: int) -> int:
     """``MinSystemMemory`` of gpu_device.cc, for optimised builds: bytes left to libraries and other processes.
 
-    ``system_bytes`` is what the compute capability tells of cards with 2 GiB or more available.
+    ``system_bytes`` follows from the compute capability of cards with 2 GiB or more available.
     """
     return SMALL_CARD_SYSTEM_BYTES if available_bytes < SMALL_CARD_BYTES else system_bytes
 
@@ -220,7 +220,7 @@ def min_system_memory(available_bytes: int, system_bytes: int) -> int:
 def memory_limit_bytes(options: TensorFlowOptions, *, total_bytes: int, available_bytes: int, system_bytes: int) -> int:
     """The limit of the allocator: ``SingleVirtualDeviceMemoryLimit`` and ``CreateDevices`` of gpu_device.cc.
 
-    ``total_bytes`` and ``available_bytes`` are what ``cuMemGetInfo`` says when the device is created.
+    ``total_bytes`` and ``available_bytes`` are the answer of ``cuMemGetInfo`` when the device is created.
     """
     if options.memory_limit is not None:
         return int(options.memory_limit) * MIB

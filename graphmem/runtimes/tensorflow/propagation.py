@@ -25,7 +25,7 @@ _PARALLEL = 10
 
 @dataclass
 class _Arrived(Generic[V]):
-    """What a node has of its inputs: ``missing`` counts those, or for ``Merge`` what it waits for besides."""
+    """The inputs that a node has so far: ``missing`` counts those, or for ``Merge`` what it waits for besides."""
 
     missing: int
     inputs: dict[int, V] = field(default_factory=dict)
@@ -258,7 +258,7 @@ class Propagator(Generic[V]):
 
 
 def _is_on_host(node: Node) -> bool:
-    """What comes from the host is received, which is numbered after arguments and constants."""
+    """Tensors of the host are received, which is numbered after arguments and constants."""
     return node.op == ARGUMENT and not node.on_card
 
 

@@ -1,4 +1,4 @@
-"""What edges of a graph carry: memory of the card, lists of it, and small numbers that kernels keep on the host.
+"""The values on edges of a graph: memory of the card, lists of it, and small numbers that kernels keep on the host.
 
 A list (``TensorList``) holds its elements. An operator that changes one changes it in place if nobody else holds it,
 and else a copy, whose elements are the same (``ForwardInputOrCreateNewList``, list_kernels.cc).
@@ -139,7 +139,7 @@ def number(value: Value | None, unknown: int) -> int:
 
 
 def computed(node: Node, given: Sequence[Value | None]) -> Known | None:
-    """What a node computes on the host from numbers there; None where that is not known."""
+    """The result that a node computes on the host from numbers there; None where that is not known."""
     if node.op == "Const":
         return Known(node.value) if isinstance(node.value, int) and 0 in node.host_outputs else None
     numbers = [value.value for value in given if isinstance(value, Known)]

@@ -1,7 +1,7 @@
 """Workspaces of cuDNN's convolutions: those of the plan that cuDNN's heuristics rank first.
 
 PyTorch runs the first plan that builds (ATen/native/cudnn/Conv_v8.cpp, ``cudnn.benchmark`` off) and gives it a
-workspace for the time of the call. cuDNN publishes no sizes, but its plans tell them, and the sizes have few causes,
+workspace for the time of the call. cuDNN publishes no sizes, but its plans report them, and the sizes have few causes,
 which are in :mod:`workspaces`. Which plan cuDNN puts first is a question to the trees of :mod:`choice`. All of
 it was learnt from cuDNN 9.20, which PyTorch 2.13 brings.
 """

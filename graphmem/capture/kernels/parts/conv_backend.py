@@ -66,10 +66,6 @@ class View:
         order = channels_last_order(len(self.shape)) if channels_last else None
         return View(self.shape, contiguous_strides(self.shape, order), self.dtype)
 
-    def suggests_dense(self) -> bool:
-        """True if it is dense in the memory format that it suggests itself."""
-        return self.is_dense(self.suggests_channels_last())
-
     def suggests_channels_last(self) -> bool:
         """``suggest_memory_format`` is not contiguous (is_channels_last_strides of c10/core/MemoryFormat.h)."""
         if len(self.shape) not in (4, 5) or self.strides[1] == 0:

@@ -105,7 +105,7 @@ def _evidence() -> dict[str, Any]:
     return read_table("outputs_only.json")
 
 
-def is_exact(name: str, args: Sequence[Any]) -> bool:
+def is_exact(name: str, args: Sequence[object]) -> bool:
     """True if nothing of this call is unknown, though something of others of its name is."""
     rule = _EXACT.get(name)
     return rule is not None and rule(args)

@@ -51,7 +51,7 @@ class Strided(Protocol):
 
 
 class Layout:
-    """Shape and strides of a buffer that no fake tensor stands for. Contiguous unless ``strides`` say otherwise."""
+    """Shape and strides of a buffer that no fake tensor stands for. Contiguous where no ``strides`` are given."""
 
     def __init__(self, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
         self.shape = tuple(shape)

@@ -17,6 +17,7 @@ from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
+import torch.utils.deterministic
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of
@@ -76,7 +77,7 @@ class Arguments:
 
     __slots__ = ("_args", "_kwargs", "_signature")
 
-    def __init__(self, signature: Signature, args: Sequence[object], kwargs: dict[str, Any]) -> None:
+    def __init__(self, signature: Signature, args: Sequence[object], kwargs: dict[str, object]) -> None:
         self._signature = signature
         self._args = args
         self._kwargs = kwargs
@@ -117,7 +118,7 @@ class Call(Arguments):
         self,
         signature: Signature,
         args: Sequence[object],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         outputs: Sequence[torch.Tensor],
         card: Card,
     ) -> None:
@@ -375,7 +376,7 @@ def rule_of(operator: str) -> BoundRule | None:
         return None
 
     def bound(
-        args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
+        args: Sequence[object], kwargs: dict[str, object], outputs: Sequence[torch.Tensor], card: Card
     ) -> Script | None:
         return function(Call(signature, args, kwargs, outputs, card))
 
@@ -383,8 +384,41 @@ def rule_of(operator: str) -> BoundRule | None:
 
 
 def run_rule(
-    operator: str, args: Sequence[object], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor], card: Card
+    operator: str, args: Sequence[object], kwargs: dict[str, object], outputs: Sequence[torch.Tensor], card: Card
 ) -> Script | None:
     """The script that an operator's rule gives for one call; None if it has no rule, or takes only its outputs."""
     bound = rule_of(operator)
     return bound(args, kwargs, outputs, card) if bound is not None else None
+
+
+def scratch_of_deterministic_fill(script: Script, element_bytes: int) -> Script:
+    """Add the scratch to the end of ``script``, after an output was resized: one element, where deterministic
+    algorithms and ``fill_uninitialized_memory`` are on, else nothing. The same script is returned.
+
+    New memory is filled then: ``resize_`` makes a tensor of one element, only to set it to the grown storage
+    (``fill_resize_deterministic_``, ATen/native/Resize.h, 2.13); ``empty`` fills in place and takes nothing.
+    """
+    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+        script.scratch(element_bytes, "element of new memory")
+    return script
+
+
+class Gradients:
+    """The outputs of a backward operator, by their number in its ``output_mask``. Masked ones are missing from the
+    operator's output tensors."""
+
+    def __init__(self, script: Script, mask: Sequence[bool]) -> None:
+        wanted = [index for index, asked in enumerate(mask) if asked]
+        self._script = script
+        self._position = {index: position for position, index in enumerate(wanted)}
+        self._made: set[int] = set()
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._position
+
+    def emit(self, *indices: int) -> bool:
+        """Allocate those of them that are asked for and not made yet; whether there was one."""
+        new = [index for index in indices if index in self._position and index not in self._made]
+        self._made.update(new)
+        self._script.outputs(*(self._position[index] for index in new))
+        return bool(new)

@@ -23,10 +23,9 @@ from graphmem.capture.kernels.parts.conv_backend import (
     runs_channels_last,
     select_backend,
 )
-from graphmem.capture.kernels.parts.gradients import Gradients
 from graphmem.capture.kernels.parts.layout import Layout
 from graphmem.capture.kernels.parts.reduction import write_sum
-from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
+from graphmem.capture.kernels.parts.script import Call, Card, Gradients, Script, recorded_rule
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.workspaces import Workspace
 from graphmem.labels import CUDNN, CUDNN_ESTIMATE, TIMING, TIMING_ESTIMATE
@@ -161,7 +160,7 @@ def _cudnn_input_gradient(script: Script, call: _Convolution, gradients: Gradien
 def _workspace(script: Script, call: _Convolution, direction: Direction, card: Card) -> None:
     """Taken right before the kernel and given back right after its launch (run_conv_plan).
 
-    Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, which only a card can tell: an estimate.
+    Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, known to a card only: an estimate.
     """
     if not card.cudnn_workspaces:
         return

@@ -41,3 +41,12 @@ def unfold_backward_rule(call: Call) -> Script | None:
         return None
     slices = (int(sizes[dim]) - call.size) // call.step + 1
     return Script().output(0).scratch(8 * ((slices - 1) * call.step + call.size), "positions")
+
+
+@recorded_rule("aten._padded_dense_to_jagged_forward.default")
+def padded_to_jagged_rule(call: Call) -> Script:
+    """``_fbgemm_dense_to_jagged_forward_symint`` (ATen/native/nested/cuda/NestedTensorTransformerFunctions.cu) makes
+    values that its kernel reads beside the padded tensor, and the output like them."""
+    script = Script()
+    values = script.take(bytes_of(call.outputs[0]), "values beside the padded tensor")
+    return script.output(0).give(values)

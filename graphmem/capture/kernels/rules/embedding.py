@@ -12,8 +12,7 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
-from graphmem.capture.kernels.parts.new_memory import scratch_of_deterministic_fill
-from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule, scratch_of_deterministic_fill
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
 _UNSORTED_INDICES = 3072

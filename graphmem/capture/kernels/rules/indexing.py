@@ -13,8 +13,7 @@ import torch
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
-from graphmem.capture.kernels.parts.new_memory import scratch_of_deterministic_fill
-from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule, scratch_of_deterministic_fill
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
 
 _MASKS = (torch.bool, torch.uint8)

@@ -13,10 +13,9 @@ import torch
 from graphmem.base import versions
 from graphmem.base.numbers import last_pow2
 from graphmem.capture.kernels.parts.conv_backend import View
-from graphmem.capture.kernels.parts.gradients import Gradients
 from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, Strided, bytes_of
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, write_sum
-from graphmem.capture.kernels.parts.script import Call, Card, Script, recorded_rule
+from graphmem.capture.kernels.parts.script import Call, Card, Gradients, Script, recorded_rule
 from graphmem.capture.torch_internals import suggest_memory_format
 
 

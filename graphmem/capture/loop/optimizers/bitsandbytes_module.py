@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
+from graphmem.capture.device.watched_imports import bitsandbytes_without_card
+from graphmem.capture.loop.optimizers.bitsandbytes_states import managed_memory
 from graphmem.capture.operators.bitsandbytes import follow_bitsandbytes
 from graphmem.capture.patches import Patches
-from graphmem.capture.record.managed_memory import managed_memory
 
 _FUNCTIONS = "bitsandbytes.functional"
 

@@ -11,16 +11,18 @@ Source: ``bitsandbytes/optim/optimizer.py`` (``Optimizer2State``, ``Optimizer1St
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from graphmem.capture.record.managed_memory import managed_memory
+from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.torch_internals import dispatch_modes
 from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.errors import CaptureError
+from graphmem.trace import Place
 
 #: Values that share a scale (``blocksize`` in ``init_state``).
 BLOCK = 256
@@ -54,7 +56,9 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     Options that change no byte are accepted and not used. Raises :class:`ValueError` for refused options.
     """
 
-    def __init__(self, name: str, params: Iterable[Any], min_8bit_size: int = _MINIMUM_8BIT, **options: object) -> None:
+    def __init__(
+        self, name: str, params: Iterable[object], min_8bit_size: int = _MINIMUM_8BIT, **options: object
+    ) -> None:
         self.name = name
         self.paged = name.startswith("Paged")
         self.bits = 8 if name.endswith("8bit") else 32
@@ -133,7 +137,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         }
 
 
-def _check_options(base: str, options: dict[str, Any]) -> None:
+def _check_options(base: str, options: dict[str, object]) -> None:
     """Refuse the options that the constructors refuse (``optim/sgd.py``, ``rmsprop.py``, ``adagrad.py``)."""
     if base == "SGD" and options.get("momentum", 0) == 0:
         raise ValueError("SGD without momentum is not supported! (give --optimizer-arg momentum=0.9)")
@@ -145,3 +149,14 @@ def _check_options(base: str, options: dict[str, Any]) -> None:
         raise ValueError("Initial accumulator value != 0.0 not supported!")
     if base == "Adagrad" and options.get("lr_decay", 0) != 0:
         raise ValueError("Lr Decay != 0.0 not supported!")
+
+
+def managed_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor in managed memory (``cudaMallocManaged``), noted as such in the running capture: allocated by the
+    driver, moved between host and card page by page, unknown to PyTorch's allocator. To Python it lies on the host, as
+    ``torch.frombuffer`` makes it."""
+    tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    for mode in dispatch_modes():
+        if isinstance(mode, RecordingMode):
+            mode.recorder.storages.place(tensor, Place.MANAGED)
+    return tensor

@@ -1,19 +1,25 @@
-"""The optimizers of the default step, built by name: one, or two where an optimizer is made for some tensors only."""
+"""The optimizers of the default step, built by name: one, or two where an optimizer is made for some tensors only; an
+optimizer of the user's own (``--optimizer package.module:Class``); the schedulers of learning rates.
+
+The code of any subclass of ``torch.optim.Optimizer`` runs on fake tensors like the model's, so its states and the
+temporaries of its step are whatever it allocates.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from graphmem.capture.loop.optimizers.bitsandbytes_states import QuantizedOptimizer
 from graphmem.capture.loop.optimizers.lion import Lion
-from graphmem.capture.loop.optimizers.own import own_optimizer
-from graphmem.errors import CaptureError
-from graphmem.training import OPTIMIZERS, Training
+from graphmem.errors import CaptureError, UsageError
+from graphmem.training import OPTIMIZERS, SCHEDULERS, Training
 from graphmem.training.optimizers import BITSANDBYTES, LION, TRANSFORMERS
 
 #: Learning rates for classes that have no default; the value changes no byte.
@@ -61,9 +67,6 @@ def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _class_of(training: Training) -> Callable[..., torch.optim.Optimizer]:
-    own = own_optimizer(training)
-    if own is not None:
-        return own
     named = OPTIMIZERS[training.optimizer]
     if named.library == BITSANDBYTES:
         return lambda parameters, **options: QuantizedOptimizer(named.class_name, parameters, **options)
@@ -127,3 +130,54 @@ def _with_sparse_gradients(model: nn.Module, parameters: Sequence[nn.Parameter])
             "nn.Embedding(..., sparse=True) or use adam"
         )
     return found
+
+
+def scheduler_of(name: str, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    """A scheduler of that class of ``torch.optim.lr_scheduler``, with rates that any loop could have."""
+    options = dict(SCHEDULERS[name])
+    if name in ("LambdaLR", "MultiplicativeLR"):
+        options["lr_lambda"] = _constant
+    if name in ("CyclicLR", "OneCycleLR") and not {"momentum", "betas"} & optimizer.defaults.keys():
+        options["cycle_momentum"] = False
+    scheduler: lr_scheduler.LRScheduler = getattr(lr_scheduler, name)(optimizer, **options)
+    return scheduler
+
+
+def _constant(step: int) -> float:
+    return 1.0
+
+
+# --- optimizers of the user's own -------------------------------------------------------------------------------------
+
+
+def own_optimizer(name: str) -> type[torch.optim.Optimizer]:
+    """The class that ``module:Class`` or ``module.py:Class`` names.
+
+    Imports the module, so it is called before anything of torch is replaced for a capture. Raises
+    :class:`~graphmem.errors.GraphmemError` where the module or the class is not there, where it is no optimizer, and
+    where its step needs a closure, which the default loop gives to L-BFGS alone.
+    """
+    from graphmem.sources.factory import find_factory  # it knows how to import what a user names
+
+    kind, _ = find_factory(name, "optimizer")
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise UsageError(
+            f"{name} is {_what(kind)}; --optimizer takes a name, or module:Class of a subclass of torch.optim.Optimizer"
+        )
+    if needs_closure(kind) and not issubclass(kind, torch.optim.LBFGS):
+        raise CaptureError(
+            f"the step of {name} needs a closure, which the default loop does not give; write the loop "
+            "yourself as a step function"
+        )
+    return kind
+
+
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """True if ``step`` cannot be called without an argument."""
+    parameters = list(inspect.signature(kind.step).parameters.values())[1:]
+    fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(one.kind in fixed and one.default is inspect.Parameter.empty for one in parameters)
+
+
+def _what(found: object) -> str:
+    return f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"

@@ -23,8 +23,8 @@ def patch_lbfgs(patches: Patches, recorder: Recorder) -> None:
     patches.set(torch.optim.LBFGS, "step", _descending(torch.optim.LBFGS.step, recorder))
 
 
-def _descending(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    def step(self: object, closure: Callable[[], Any]) -> object:
+def _descending(original: Callable[..., object], recorder: Recorder) -> Callable[..., Any]:
+    def step(self: object, closure: Callable[[], object]) -> object:
         def evaluate() -> object:
             recorder.phases.enter("forward")  # of the same iteration
             value = closure()

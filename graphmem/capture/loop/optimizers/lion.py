@@ -17,7 +17,7 @@ class Lion(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: Iterable[object],
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,

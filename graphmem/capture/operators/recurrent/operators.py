@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
-from graphmem.capture.kernels.parts.script import Arguments, Card, named
+from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.recurrent.cells import Cell, gru_cell, lstm_cell, simple_cell
-from graphmem.capture.operators.recurrent.cudnn import DropoutState, cudnn_acceptable, cudnn_network
+from graphmem.capture.operators.recurrent.cudnn import cudnn_acceptable, cudnn_network
 from graphmem.capture.operators.recurrent.layers import (
     Layers,
     Options,
@@ -28,7 +28,9 @@ from graphmem.capture.operators.recurrent.layers import (
 )
 from graphmem.capture.operators.recurrent.packing import known_lengths, pack, pad
 from graphmem.capture.torch_internals import OpOverload
-from graphmem.capture.values.known_values import KnownValues
+
+if TYPE_CHECKING:
+    from graphmem.capture.operators.composites import Build
 
 _aten = torch.ops.aten
 #: Mode of a network -> its cell.
@@ -40,45 +42,29 @@ _CELLS: dict[str, Cell] = {
 }
 
 
-def recurrent_composites(card: Card, values: KnownValues) -> dict[OpOverload, Decomposition]:
-    """Recurrent composites -> their decompositions on that card."""
-    state = DropoutState(card)
-    composites: dict[OpOverload, Decomposition] = {
-        _aten._pack_padded_sequence.default: partial(pack, values),
-        _aten._pad_packed_sequence.default: pad,
-        _aten.lstm_cell.default: _lstm_cell,
-        _aten.gru_cell.default: _gru_cell,
-    }
-    for mode in _CELLS:
-        operator = getattr(_aten, mode)
-        composites[operator.input] = partial(_of_one_length, state, mode)
-        composites[operator.data] = partial(_packed, state, mode)
-    return composites
-
-
 _Hidden: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
 def _of_one_length(
-    state: DropoutState, mode: str, input: Tensor, hx: _Hidden, params: Sequence[Tensor], *options: bool
+    mode: str, build: Build, input: Tensor, hx: _Hidden, params: Sequence[Tensor], *options: bool
 ) -> tuple[Tensor, ...]:
     """``at::lstm``, ``at::gru``, ``at::rnn_*``; ``options``: those of :class:`Options`, then ``batch_first``."""
     given, batch_first = Options(*options[:-1]), options[-1]
     if cudnn_acceptable(input):
-        return cudnn_network(state, mode, input, hx, params, given, batch_first)
+        return cudnn_network(build.dropout, mode, input, hx, params, given, batch_first)
     steps = input.transpose(0, 1) if batch_first else input
     output, *final = _step_by_step(mode, steps, hx, params, given, plain_layers())
     return (output.transpose(0, 1) if batch_first else output), *final
 
 
 def _packed(
-    state: DropoutState, mode: str, data: Tensor, batch_sizes: Tensor, hx: _Hidden, params: Sequence[Tensor],
+    mode: str, build: Build, data: Tensor, batch_sizes: Tensor, hx: _Hidden, params: Sequence[Tensor],
     *options: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The same of packed sequences."""
     sizes, given = known_lengths(batch_sizes), Options(*options)
     if cudnn_acceptable(data):
-        return cudnn_network(state, mode, data, hx, params, given, batch_sizes=sizes)
+        return cudnn_network(build.dropout, mode, data, hx, params, given, batch_sizes=sizes)
     return _step_by_step(mode, data, hx, params, given, packed_layers(sizes))
 
 
@@ -117,3 +103,16 @@ def _lstm_cell(call: Arguments) -> tuple[Tensor, Tensor]:
 def _gru_cell(call: Arguments) -> Tensor:
     """``at::gru_cell``, which ``nn.GRUCell`` calls: one step, never cuDNN's."""
     return gru_cell(call.input, call.hx, (call.w_ih, call.w_hh, call.b_ih, call.b_hh, None))
+
+
+#: Recurrent composites -> their decompositions on CUDA; those of whole networks are given the build.
+CELLS: dict[OpOverload, Decomposition] = {
+    _aten._pad_packed_sequence.default: pad,
+    _aten.lstm_cell.default: _lstm_cell,
+    _aten.gru_cell.default: _gru_cell,
+}
+NETWORKS: dict[OpOverload, Decomposition] = {
+    _aten._pack_padded_sequence.default: pack,
+    **{getattr(_aten, mode).input: partial(_of_one_length, mode) for mode in _CELLS},
+    **{getattr(_aten, mode).data: partial(_packed, mode) for mode in _CELLS},
+}

@@ -6,13 +6,17 @@ between; others are refused. Source: ``aten/src/ATen/native/PackedSequence.cpp``
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
-from graphmem.capture.values.known_values import KnownValues
 from graphmem.errors import CaptureError
+
+if TYPE_CHECKING:
+    from graphmem.capture.operators.composites import Build
 
 
 def known_lengths(tensor: Tensor | None) -> list[int]:
@@ -27,8 +31,8 @@ def known_lengths(tensor: Tensor | None) -> list[int]:
     return numbers
 
 
-def pack(values: KnownValues, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    numbers = known_lengths(values.of(lengths))
+def pack(build: Build, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    numbers = known_lengths(build.values.of(lengths))
     if min(numbers, default=1) <= 0:  # in PyTorch's words
         raise RuntimeError(
             "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"

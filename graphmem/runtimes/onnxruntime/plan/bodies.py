@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Bytes of the number of a loop's run, and of its condition.
 _NUMBER_BYTES, _CONDITION_BYTES = 8, 1
 #: Runs of the nodes of one loop that are written one by one; of what repeats after them only the outputs are.
-MOST_WRITTEN = 100_000
+MOST_WRITTEN = 20_000
 #: Equal runs after which the arena is in the state that every further one leaves it in.
 _SETTLED = 4
 

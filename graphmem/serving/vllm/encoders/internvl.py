@@ -15,17 +15,8 @@ from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number
+from graphmem.serving.vllm.encoders import parts
 from graphmem.serving.vllm.encoders.budget import Items
-from graphmem.serving.vllm.encoders.parts import (
-    Block,
-    FeedForward,
-    RMSNorm,
-    Sequences,
-    Widths,
-    attended,
-    linear,
-    through,
-)
 from graphmem.serving.vllm.layers import LayerNorm
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -37,7 +28,7 @@ _CHANNELS = 3
 class InternVL(Encoder):
     """``tiles``: of all items; ``side``: patches of a tile's side; ``merge``: patches of a side that become one."""
 
-    widths: Widths
+    widths: parts.Widths
     layers: int
     patch: int
     side: int
@@ -71,7 +62,7 @@ def encoder(
     patch = _first(vision, "patch_size")
     config = vision.config
     return InternVL(
-        Widths(
+        parts.Widths(
             count(vision, "hidden_size"), count(vision, "intermediate_size"), count(vision, "num_attention_heads"),
             itemsize,
         ),
@@ -120,11 +111,13 @@ class _Attention:
     def __init__(self, run: Run, name: str, shape: InternVL) -> None:
         self.run, self.name, self.widths = run, name, shape.widths
         hidden, size = shape.widths.hidden, shape.widths.itemsize
-        self.parts = [linear(run, f"{name}.{one}_proj", hidden, [hidden], size, bias=shape.biased) for one in "qkv"]
-        self.norms = [RMSNorm(run, f"{name}.{one}_norm", hidden, size) for one in "qk" if shape.head_norms]
-        self.proj = linear(run, f"{name}.projection_layer", hidden, [hidden], size)
+        self.parts = [
+            parts.linear(run, f"{name}.{one}_proj", hidden, [hidden], size, bias=shape.biased) for one in "qkv"
+        ]
+        self.norms = [parts.RMSNorm(run, f"{name}.{one}_norm", hidden, size) for one in "qk" if shape.head_norms]
+        self.proj = parts.linear(run, f"{name}.projection_layer", hidden, [hidden], size)
 
-    def __call__(self, sequences: Sequences) -> Tensor:
+    def __call__(self, sequences: parts.Sequences) -> Tensor:
         """The projected output; the input is the caller's."""
         made = [part(sequences.rows) for part in self.parts]
         for index, norm in enumerate(self.norms):
@@ -132,27 +125,27 @@ class _Attention:
             self.run.free(made[index])
             made[index] = normed
         self.run.enter(self.name)
-        output = attended(self.run, sequences, self.widths.heads, self.widths)
+        output = parts.attended(self.run, sequences, self.widths.heads, self.widths)
         result = self.proj(sequences.rows)
         self.run.free(output, *made)
         return result
 
 
-class _Block(Block):
+class _Block(parts.Block):
     """``InternS1VisionLayer``: the outputs of attention and the feed-forward layer are scaled."""
 
     def __init__(self, run: Run, name: str, shape: InternVL) -> None:
         self.run, self.widths = run, shape.widths
         hidden, size = shape.widths.hidden, shape.widths.itemsize
         self.attention = _Attention(run, f"{name}.attention", shape)
-        self.mlp = FeedForward(run, f"{name}.mlp", shape.widths)
+        self.mlp = parts.FeedForward(run, f"{name}.mlp", shape.widths)
         self.norms = [LayerNorm(run, f"{name}.layernorm_{one}", hidden, size) for one in ("before", "after")]
         for number_ in (1, 2):
             ones = run.new(hidden * size)
             run.new(hidden * size, f"{name}.lambda_{number_}")
             run.free(ones)
 
-    def __call__(self, sequences: Sequences) -> Tensor:
+    def __call__(self, sequences: parts.Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
         size = rows * self.widths.hidden * self.widths.itemsize
         normed = self.norms[0](rows)
@@ -186,14 +179,14 @@ class _Tower(Tower):
         run.new(hidden * _CHANNELS * shape.patch**2 * size, f"{name}.patch_embeddings.projection.weight")
         run.new(hidden * size, f"{name}.patch_embeddings.projection.bias")
         run.new(tokens * hidden * size, f"{name}.position_embeddings")
-        self.blocks: list[Block] = [
+        self.blocks: list[parts.Block] = [
             _Block(run, f"vision_tower.encoder.layer.{index}", shape) for index in range(shape.layers)
         ]
         self.norm = LayerNorm(run, "vision_tower.layernorm", hidden, size) if shape.normed else None
         name, wide = "multi_modal_projector", hidden * shape.merge**2
         self.projected = LayerNorm(run, f"{name}.layer_norm", wide, size)
-        self.first = linear(run, f"{name}.linear_1", wide, [shape.text_hidden], size)
-        self.second = linear(run, f"{name}.linear_2", shape.text_hidden, [shape.text_hidden], size)
+        self.first = parts.linear(run, f"{name}.linear_1", wide, [shape.text_hidden], size)
+        self.second = parts.linear(run, f"{name}.linear_2", shape.text_hidden, [shape.text_hidden], size)
 
     def inputs(self) -> Tensor:
         shape = self.shape
@@ -221,8 +214,8 @@ class _Tower(Tower):
         run.free(patches)
         first = run.new(size, "with positions")
         run.free(joined)
-        sequences = Sequences(self.rows, shape.tiles, shape.side**2 + 1, known=False)
-        hidden = through(run, self.blocks, first, sequences, keeps_first=True)
+        sequences = parts.Sequences(self.rows, shape.tiles, shape.side**2 + 1, known=False)
+        hidden = parts.through(run, self.blocks, first, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)
         if self.norm is not None:

@@ -17,21 +17,8 @@ from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping
+from graphmem.serving.vllm.encoders import parts
 from graphmem.serving.vllm.encoders.budget import Items
-from graphmem.serving.vllm.encoders.parts import (
-    Attention,
-    Block,
-    FeedForward,
-    GatedFeedForward,
-    RMSNorm,
-    Sequences,
-    SummedBlock,
-    Widths,
-    fed_forward,
-    linear,
-    shared,
-    through,
-)
 from graphmem.serving.vllm.layers import LayerNorm
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.models.decoder import Norm
@@ -67,7 +54,7 @@ class Images(Encoder):
 
     model: str
     kind: str
-    widths: Widths
+    widths: parts.Widths
     layers: int
     patch: int
     side: int
@@ -131,7 +118,7 @@ def encoder(
     """The encoder that the configuration describes."""
     side, merge = _side(model, vision, processor)
     layers, kind = count(vision, "num_hidden_layers"), str(vision.config.get("model_type"))
-    widths = Widths(
+    widths = parts.Widths(
         count(vision, "hidden_size"), count(vision, "intermediate_size"), count(vision, "num_attention_heads"), itemsize
     )
     return Images(
@@ -226,7 +213,7 @@ class _Clip(_Vision):
         run.new(self.positions, "vision_tower.position_embedding.weight")
         run.new(tokens * 8, "vision_tower.position_ids", Category.BUFFER)
         self.norm = LayerNorm(run, "vision_tower.pre_layrnorm", hidden, size)
-        self.blocks: list[Block] = [
+        self.blocks: list[parts.Block] = [
             _ClipBlock(run, f"vision_tower.layers.{index}", shape.widths, quick=shape.quick)
             for index in range(shape.layers)
         ]
@@ -242,21 +229,21 @@ class _Clip(_Vision):
         run.free(positions, joined, patches)
         hidden = self.norm(self.rows)
         run.free(embedded)
-        first, sequences = hidden, Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
-        hidden = through(run, self.blocks, hidden, sequences, keeps_first=True)
+        first, sequences = hidden, parts.Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
+        hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)
         return hidden
 
 
-class _ClipBlock(SummedBlock):
+class _ClipBlock(parts.SummedBlock):
     """``CLIPEncoderLayer``."""
 
-    def __init__(self, run: Run, name: str, widths: Widths, *, quick: bool = False) -> None:
+    def __init__(self, run: Run, name: str, widths: parts.Widths, *, quick: bool = False) -> None:
         self.run, self.widths = run, widths
-        self.attention = Attention(run, f"{name}.self_attn", widths, named=("qkv_proj", "out_proj"))
+        self.attention = parts.Attention(run, f"{name}.self_attn", widths, named=("qkv_proj", "out_proj"))
         first = LayerNorm(run, f"{name}.layer_norm1", widths.hidden, widths.itemsize)
-        self.mlp = FeedForward(run, f"{name}.mlp", widths, quick=quick)
+        self.mlp = parts.FeedForward(run, f"{name}.mlp", widths, quick=quick)
         self.norms = [first, LayerNorm(run, f"{name}.layer_norm2", widths.hidden, widths.itemsize)]
 
 
@@ -272,7 +259,7 @@ class _Siglip(_Vision):
         run.new(hidden * size, "vision_tower.patch_embedding.bias")
         run.new(self.positions, "vision_tower.position_embedding.weight")
         run.new(tokens * 8, "vision_tower.position_ids", Category.BUFFER)
-        self.blocks: list[Block] = [
+        self.blocks: list[parts.Block] = [
             _SiglipBlock(run, f"vision_tower.layers.{index}", shape.widths) for index in range(shape.layers)
         ]
         self.norm = LayerNorm(run, "vision_tower.post_layernorm", hidden, size) if normed else None
@@ -282,12 +269,12 @@ class _Siglip(_Vision):
         run.enter("vision_tower.embeddings")
         embedded = run.new(self.rows * shape.widths.hidden * shape.widths.itemsize, "patches")
         run.temporary(self.positions)
-        sequences = Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
+        sequences = parts.Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
         # The first layer's input lies channel by channel, which its norm puts in order first.
         unordered = run.new(embedded.bytes, "patches in order")
         hidden = self.blocks[0](sequences)
         run.free(unordered)
-        hidden = through(run, self.blocks[1:], hidden, sequences, keeps_first=False)
+        hidden = parts.through(run, self.blocks[1:], hidden, sequences, keeps_first=False)
         if self.norm is not None:
             normed = self.norm(self.rows)
             run.free(hidden)
@@ -299,7 +286,7 @@ class _Siglip(_Vision):
 class _SiglipBlock(_ClipBlock):
     """``SiglipEncoderLayer``."""
 
-    def __call__(self, sequences: Sequences) -> Tensor:
+    def __call__(self, sequences: parts.Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
         normed = self.norms[0](rows)
         attended = self.attention(sequences)
@@ -320,8 +307,8 @@ class _Pixtral(_Vision):
         for side in ("weight", "bias") if normalises else ():
             run.new(_CHANNELS * 4, f"vision_tower.input_norm.{side}", Category.BUFFER)
         run.new(hidden * _CHANNELS * shape.patch**2 * size, "vision_tower.patch_conv.weight")
-        self.norm = RMSNorm(run, "vision_tower.ln_pre", hidden, size)
-        self.blocks: list[Block] = [
+        self.norm = parts.RMSNorm(run, "vision_tower.ln_pre", hidden, size)
+        self.blocks: list[parts.Block] = [
             _PixtralBlock(run, f"vision_tower.transformer.layers.{index}", widths) for index in range(shape.layers)
         ]
         for _ in range(2):
@@ -333,9 +320,9 @@ class _Pixtral(_Vision):
         run.enter("vision_tower.patch_positional_embedding")
         positions = run.new(self.rows * 2 * 8, "positions")
         held += [positions, *self._rotary_tables()]
-        sequences = Sequences(self.rows, shape.items.count, shape.side**2)
+        sequences = parts.Sequences(self.rows, shape.items.count, shape.side**2)
         held.append(run.new((sequences.count + 1) * 4, "ends of sequences"))
-        hidden = through(run, self.blocks, held[0], sequences, keeps_first=True)
+        hidden = parts.through(run, self.blocks, held[0], sequences, keeps_first=True)
         run.free(*(one for one in held if one is not hidden))
         return hidden
 
@@ -379,7 +366,7 @@ class _Pixtral(_Vision):
         return made
 
 
-class _PixtralAttention(Attention):
+class _PixtralAttention(parts.Attention):
     """Turned by torch operators: queries times cosines, and halves that change places times sines."""
 
     def rotated(self, rows: int) -> list[Tensor]:
@@ -397,19 +384,19 @@ class _PixtralAttention(Attention):
         return made
 
 
-class _PixtralBlock(Block):
+class _PixtralBlock(parts.Block):
     """``PixtralHFTransformerBlock``, which holds attention's output until the feed-forward layer has."""
 
-    def __init__(self, run: Run, name: str, widths: Widths) -> None:
+    def __init__(self, run: Run, name: str, widths: parts.Widths) -> None:
         self.run, self.widths = run, widths
-        first = RMSNorm(run, f"{name}.attention_norm", widths.hidden, widths.itemsize)
+        first = parts.RMSNorm(run, f"{name}.attention_norm", widths.hidden, widths.itemsize)
         self.attention = _PixtralAttention(
             run, f"{name}.attention", widths, bias=False, named=("qkv_proj", "o_proj")
         )  # fmt: skip
-        self.mlp = GatedFeedForward(run, f"{name}.feed_forward", widths, bias=False)
-        self.norms = [first, RMSNorm(run, f"{name}.ffn_norm", widths.hidden, widths.itemsize)]
+        self.mlp = parts.GatedFeedForward(run, f"{name}.feed_forward", widths, bias=False)
+        self.norms = [first, parts.RMSNorm(run, f"{name}.ffn_norm", widths.hidden, widths.itemsize)]
 
-    def __call__(self, sequences: Sequences) -> Tensor:
+    def __call__(self, sequences: parts.Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
         size = rows * self.widths.hidden * self.widths.itemsize
         normed = self.norms[0](rows)
@@ -470,15 +457,15 @@ class _Projector:
     """Two layers into the language model's width."""
 
     def __init__(self, run: Run, shape: Images) -> None:
-        size, inner = shape.widths.itemsize, shared(run, "projected channels", shape.text_hidden)
+        size, inner = shape.widths.itemsize, parts.shared(run, "projected channels", shape.text_hidden)
         self.run, bias = run, shape.biased
         name = "multi_modal_projector.linear"
-        self.first = linear(run, f"{name}_1", shape.widths.hidden, [inner], size, bias=bias)
-        self.second = linear(run, f"{name}_2", inner, [shape.text_hidden], size, bias=bias, reduce=True)
+        self.first = parts.linear(run, f"{name}_1", shape.widths.hidden, [inner], size, bias=bias)
+        self.second = parts.linear(run, f"{name}_2", inner, [shape.text_hidden], size, bias=bias, reduce=True)
 
     def __call__(self, rows: int) -> Tensor:
         """Embeddings; the input is the caller's."""
-        return fed_forward(self.run, self.first, self.second, rows)
+        return parts.fed_forward(self.run, self.first, self.second, rows)
 
 
 class _Gemma3(_Images):
@@ -515,7 +502,7 @@ class _Mistral3(_Images):
         super().__init__(run, shape)
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.vision = _Pixtral(run, shape, normalises=True)
-        self.norm = RMSNorm(run, "multi_modal_projector.norm", hidden, size)
+        self.norm = parts.RMSNorm(run, "multi_modal_projector.norm", hidden, size)
         run.new(shape.merge**2 * hidden * hidden * size, "multi_modal_projector.patch_merger.merging_layer.weight")
         self.projector = _Projector(run, shape)
 

@@ -15,21 +15,8 @@ from typing import Any
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping
+from graphmem.serving.vllm.encoders import parts
 from graphmem.serving.vllm.encoders.budget import Items
-from graphmem.serving.vllm.encoders.parts import (
-    Block,
-    FeedForward,
-    GatedFeedForward,
-    HalvesTogether,
-    RMSNorm,
-    Sequences,
-    SummedBlock,
-    Widths,
-    fed_forward,
-    linear,
-    shared,
-    through,
-)
 from graphmem.serving.vllm.layers import LayerNorm, cdiv, rotary
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -76,7 +63,7 @@ class Qwen(Encoder):
     ``by_items``: every rank has all weights, and encodes its share of the items."""
 
     kind: str
-    widths: Widths
+    widths: parts.Widths
     depth: int
     patch_values: int
     merge: int
@@ -117,7 +104,7 @@ def encoder(
     text_hidden = count(model, "hidden_size")
     return Qwen(
         kind,
-        Widths(hidden, inner, count(vision, "num_heads", 16), itemsize),
+        parts.Widths(hidden, inner, count(vision, "num_heads", 16), itemsize),
         count(vision, "depth", 32),
         channels * count(vision, "temporal_patch_size", 2) * patch**2,
         merge,
@@ -185,39 +172,43 @@ def _pixels(model: ServedModel, processor: Mapping[str, Any], scope: str, otherw
 class _Merger:
     """Norm, and two layers over four patches side by side."""
 
-    def __init__(self, run: Run, name: str, shape: Qwen, *, norm: type[LayerNorm] | type[RMSNorm], after: bool) -> None:
+    def __init__(
+        self, run: Run, name: str, shape: Qwen, *, norm: type[LayerNorm] | type[parts.RMSNorm], after: bool
+    ) -> None:
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.run, self.merged = run, shape.merge**2
         self.wide = hidden * self.merged
         self.after = after
         self.norm = norm(run, f"{name}.norm", self.wide if after else hidden, size)
-        inner = shared(run, "merged channels", self.wide)
-        self.first = linear(run, f"{name}.linear_fc1", self.wide, [inner], size)
-        self.second = linear(run, f"{name}.linear_fc2", inner, [shape.out], size, reduce=True)
+        inner = parts.shared(run, "merged channels", self.wide)
+        self.first = parts.linear(run, f"{name}.linear_fc1", self.wide, [inner], size)
+        self.second = parts.linear(run, f"{name}.linear_fc2", inner, [shape.out], size, reduce=True)
 
     def __call__(self, patches: int) -> Tensor:
         """Embeddings; the input is the caller's."""
         rows = patches // self.merged
         normed = self.norm(rows if self.after else patches)
-        result = fed_forward(self.run, self.first, self.second, rows)
+        result = parts.fed_forward(self.run, self.first, self.second, rows)
         self.run.free(normed)
         return result
 
 
-class _Block(SummedBlock):
+class _Block(parts.SummedBlock):
     """Qwen2-VL's and Qwen3-VL's: a sum is a new tensor."""
 
-    def __init__(self, run: Run, name: str, widths: Widths, named: tuple[str, str], *, quick: bool = False) -> None:
+    def __init__(
+        self, run: Run, name: str, widths: parts.Widths, named: tuple[str, str], *, quick: bool = False
+    ) -> None:
         self.run, self.widths = run, widths
         self.norms = [LayerNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
         self.attention = self._attention(name)
-        self.mlp = FeedForward(run, f"{name}.mlp", widths, named=named, quick=quick)
+        self.mlp = parts.FeedForward(run, f"{name}.mlp", widths, named=named, quick=quick)
 
-    def _attention(self, name: str) -> HalvesTogether:
-        return HalvesTogether(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
+    def _attention(self, name: str) -> parts.HalvesTogether:
+        return parts.HalvesTogether(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
 
 
-class _Gathered(HalvesTogether):
+class _Gathered(parts.HalvesTogether):
     """Qwen2-VL's with several ranks: their queries, keys and values are gathered first (``split_qkv``)."""
 
     def rotated(self, rows: int) -> list[Tensor]:
@@ -234,20 +225,20 @@ class _Gathered(HalvesTogether):
 class _OldBlock(_Block):
     """Qwen2-VL's."""
 
-    def _attention(self, name: str) -> HalvesTogether:
+    def _attention(self, name: str) -> parts.HalvesTogether:
         return _Gathered(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
 
 
-class _GatedBlock(Block):
+class _GatedBlock(parts.Block):
     """Qwen2.5-VL's: the second norm adds, in place where it can."""
 
-    def __init__(self, run: Run, name: str, widths: Widths) -> None:
+    def __init__(self, run: Run, name: str, widths: parts.Widths) -> None:
         self.run, self.widths = run, widths
-        self.norms = [RMSNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
-        self.attention = HalvesTogether(run, f"{name}.attn", widths, named=("qkv", "proj"))
-        self.mlp = GatedFeedForward(run, f"{name}.mlp", widths, bias=True)
+        self.norms = [parts.RMSNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
+        self.attention = parts.HalvesTogether(run, f"{name}.attn", widths, named=("qkv", "proj"))
+        self.mlp = parts.GatedFeedForward(run, f"{name}.mlp", widths, bias=True)
 
-    def __call__(self, sequences: Sequences) -> Tensor:
+    def __call__(self, sequences: parts.Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
         normed = self.norms[0](rows)
         attended = self.attention(sequences)
@@ -318,7 +309,7 @@ class _Qwen2(_Tower):
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
         super().__init__(run, shape)
         self.rotary_table()
-        self.blocks: list[Block] = [
+        self.blocks: list[parts.Block] = [
             _OldBlock(run, f"visual.blocks.{index}", shape.widths, ("fc1", "fc2"), quick=True)
             for index in range(shape.depth)
         ]
@@ -332,9 +323,9 @@ class _Qwen2(_Tower):
         run.free(*each)
         cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
         run.free(positions)
-        sequences = Sequences(self.rows, shape.items.count * shape.grid.time, shape.grid.frame)
+        sequences = parts.Sequences(self.rows, shape.items.count * shape.grid.time, shape.grid.frame)
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
-        hidden = through(run, self.blocks, hidden, sequences, keeps_first=False)
+        hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=False)
         embedded = self.merger(self.rows)
         run.free(hidden, ends, cosines, sines)
         return [embedded]
@@ -346,10 +337,10 @@ class _Qwen25(_Tower):
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
         super().__init__(run, shape)
         self.rotary_table()
-        self.blocks: list[Block] = [
+        self.blocks: list[parts.Block] = [
             _GatedBlock(run, f"visual.blocks.{index}", shape.widths) for index in range(shape.depth)
         ]
-        self.merger = _Merger(run, "visual.merger", shape, norm=RMSNorm, after=False)
+        self.merger = _Merger(run, "visual.merger", shape, norm=parts.RMSNorm, after=False)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
@@ -359,8 +350,8 @@ class _Qwen25(_Tower):
         run.free(hidden)
         hidden = ordered
         items, grid = shape.items.count, shape.grid
-        whole = Sequences(self.rows, items * grid.time, grid.frame)
-        windows = Sequences(self.rows, items * grid.time * self._windows(), self._window_patches())
+        whole = parts.Sequences(self.rows, items * grid.time, grid.frame)
+        windows = parts.Sequences(self.rows, items * grid.time * self._windows(), self._window_patches())
         for index, block in enumerate(self.blocks):
             after = block(whole if index in shape.full else windows)
             run.free(hidden)
@@ -413,7 +404,7 @@ class _Qwen3(_Tower):
             _Merger(run, f"visual.deepstack_merger_list.{index}", shape, norm=LayerNorm, after=True)
             for index in range(len(shape.deep))
         ]
-        self.blocks: list[Block] = [
+        self.blocks: list[parts.Block] = [
             _Block(run, f"visual.blocks.{index}", shape.widths, ("linear_fc1", "linear_fc2"))
             for index in range(shape.depth)
         ]
@@ -430,7 +421,7 @@ class _Qwen3(_Tower):
         positions = run.new(self.rows * 2 * 8, "positions")
         cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
         run.free(positions)
-        sequences = Sequences(self.rows, items * grid.time, grid.frame)
+        sequences = parts.Sequences(self.rows, items * grid.time, grid.frame)
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         added = run.new(self._hidden_bytes, "patches with positions")
         run.free(hidden)

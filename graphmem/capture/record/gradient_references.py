@@ -1,4 +1,9 @@
-"""Views that were written to: on a card their gradients go through a buffer of their base's size.
+"""Gradients that nobody else holds, found by reference counts: sums that the engine makes in place, written views.
+
+A tensor used several times gets several gradients, and the engine adds them up. It writes into the first one when it
+holds the last reference to it and its storage and the pass is not recorded for another one (``create_graph``), except
+under a dispatch mode, which every capture is (``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and
+``can_accumulate_inplace``).
 
 After ``y.relu_()`` the history of a view ``y`` is made anew. Of an ordinary tensor it becomes
 ``AsStridedBackward0`` whatever made the view (``VariableHooks::grad_fn``, torch/csrc/autograd/variable.cpp), and that
@@ -10,14 +15,63 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 
+from graphmem.capture.kernels.parts.layout import is_dense
 from graphmem.capture.torch_internals import FakeTensor, OpOverload, current_autograd_node, storage_use_count
+from graphmem.capture.values.callers import called_by_engine
 from graphmem.capture.values.tensors import tensors_in
+
+
+class FanIn:
+    """Finds by reference counts whether nobody else holds the first gradient.
+
+    The counts of that case, seen from a dispatch mode, are the same for every fan-in of one build of PyTorch.
+    """
+
+    def __init__(self) -> None:
+        self.calibrating = False
+        self.counts: list[tuple[int, int, int]] = []
+
+    def calibrate(self) -> None:
+        """Learn the counts from a fan-in whose gradients nobody holds; its mode must be active."""
+        self.calibrating = True
+        leaf = torch.empty(2, device="cuda", requires_grad=True)
+        shared = leaf * 1.0
+        (shared * 2.0 + shared * 3.0).sum().backward()
+        del leaf, shared
+        self.calibrating = False
+
+    def adds_in_place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """True if eager mode would have written this engine addition into its first argument.
+
+        References are counted: whoever calls this must hold as many as when the counts were learnt.
+        """
+        if kwargs or len(args) != 2 or torch.is_grad_enabled() or not called_by_engine():
+            return False
+        old, new = args
+        if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
+            return False
+        if old.layout is not torch.strided or new.layout is not torch.strided:
+            return False
+        # Not a function of its own: the references that a Python call holds depend on whether it is inlined,
+        # which it no longer is once torch.compile has set a frame evaluator. The same in ``WrittenViews``.
+        in_storage = storage_use_count(old.untyped_storage()._cdata)
+        counts = (old._use_count(), in_storage, sys.getrefcount(old))
+        if self.calibrating:
+            self.counts.append(counts)
+            return False
+        if not self.counts or old.dtype != new.dtype:
+            return False
+        return counts == self.counts[0] and is_dense(old)
+
+
+# --- views that were written to ---------------------------------------------------------------------------------------
+
 
 #: Nodes whose gradients are views; others (``SelectBackward0``, ``SliceBackward0``) make zeros of that size themselves.
 _VIEWS = frozenset(
@@ -57,12 +111,12 @@ class WrittenViews:
         del leaf
         self.calibrating = self.marked = False
 
-    def note_write(self, tensor: torch.Tensor, args: Sequence[Any]) -> None:
+    def note_write(self, tensor: torch.Tensor, args: Sequence[object]) -> None:
         """An operator writes to its first argument now."""
         if isinstance(tensor, FakeTensor) and tensor._is_view() and any(t.requires_grad for t in tensors_in(args)):
             self._written[id(tensor)] = weakref.ref(tensor)
 
-    def note_use(self, args: Sequence[Any]) -> None:
+    def note_use(self, args: Sequence[object]) -> None:
         """An operator that autograd follows has taken its arguments: the history of those written to is new."""
         for tensor in tensors_in(args):
             written = self._written.pop(id(tensor), None)
@@ -94,7 +148,7 @@ class WrittenViews:
         """True if only the node that calls ``func`` holds the gradient, which then ends with it. References are
         counted: whoever calls this must hold as many as when the counts were learnt."""
         in_storage = storage_use_count(gradient.untyped_storage()._cdata)
-        counts = (gradient._use_count(), in_storage, sys.getrefcount(gradient))  # in place, as fan_in says
+        counts = (gradient._use_count(), in_storage, sys.getrefcount(gradient))  # in place, as above
         if self.calibrating:
             self.counts[func] = counts
         alone = self.counts.get(func)
