@@ -25,5 +25,5 @@ def test_a_perceptron_enters_few_files_and_no_room_of_other_programs(walks: list
 
 
 def test_the_walk_seldom_comes_back_to_a_room(walks: list[Walk]) -> None:
-    assert walks[0].entered_again <= 56
+    assert walks[0].entered_again <= 57
     assert walks[1].entered_again <= 50

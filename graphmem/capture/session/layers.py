@@ -93,12 +93,13 @@ class Layer:
     is_due: Callable[[Context], bool] = lambda _: False
     asks: Asks = lambda *_, **__: True
 
+    def waits(self, context: Context) -> bool:
+        """True if it is installed when it is first needed."""
+        return bool(self.doors or self.libraries) and not (self.is_due(context) or _is_loaded(self.libraries))
+
     def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
         """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
-        if not self.serves(context):
-            return
-        waits = self.doors or self.libraries
-        if not waits or self.is_due(context) or _is_loaded(self.libraries):
+        if not self.waits(context):
             self._install(context, stack)
             return
         lost = self.lost or "what goes through it is followed from elsewhere, or not at all"

@@ -166,7 +166,11 @@ def capture(
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
         stack.enter_context(neutral_state())
-        for layer in LAYERS:
+        layers = [layer for layer in LAYERS if layer.serves(context)]
+        for layer in layers:
+            if not layer.waits(context):
+                layer.function()  # imported before names are replaced, which files remember
+        for layer in layers:
             layer.enter(context, stack)
         if memory is not None:
             recorder.answer_from(memory)
