@@ -92,8 +92,8 @@ ALLOWED = Code.TOKENS_ALLOWED.about()
 FITTED = Code.QUANTIZER_FITTED.about()
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION, _COUNT_WRONG_DRAFTS, _IS_NAN, _IS_INFINITE,
-    _SAME, _OTHER,
+    *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION, _COUNT_WRONG_DRAFTS, _IS_NAN,
+    _IS_INFINITE, _SAME, _OTHER,
 }  # fmt: skip
 
 #: Elements of the largest tensor of flags.
