@@ -77,8 +77,10 @@ def test_accelerate(program: str, tmp_path: Path) -> None:
 def test_what_accelerate_starts() -> None:
     launch = Launch(config="config.yaml")
     words = program_or_command(("train.py", "x"), None, None, launch)
+    assert isinstance(words, tuple)
     assert words[1:] == ("-m", "accelerate.commands.launch", "--config_file", "config.yaml", "train.py", "x")
     words = program_or_command(("x",), "package.train", None, launch)
+    assert isinstance(words, tuple)
     assert words[-3:] == ("--module", "package.train", "x")
     with pytest.raises(UsageError, match="no program text"):
         program_or_command((), None, "pass", launch)
