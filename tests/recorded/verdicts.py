@@ -53,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     there = set() if options.anew else {key[:2] for key in rows}
     wanted = [one for one in _programs(options) if one not in there]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for (name, program), made in zip(wanted, pool.map(lambda one: _apart(one[0], one[1], arguments), wanted), strict=True):
+        for (name, program), made in zip(
+            wanted, pool.map(lambda one: _apart(one[0], one[1], arguments), wanted), strict=True
+        ):
             print(f"{name} {program}: {len(made)} rows", file=sys.stderr, flush=True)
             kept = {key: row for key, row in rows.items() if key[:2] != (name, program)}
             rows = rows if not made else kept | {_key(row): row for row in made}
