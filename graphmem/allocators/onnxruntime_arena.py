@@ -59,7 +59,7 @@ class _Heap(ChunkHeap):
         self._lost: set[int] = set()
 
     def split_nothing(self, chunk: Chunk) -> None:
-        """Raises :class:`UsageError` where nothing follows the chunk."""
+        """Mark the next chunk as lost. Raises :class:`UsageError` where there is none."""
         if chunk.next is None:
             raise _ends(chunk)
         self._lost.add(chunk.next.address)

@@ -36,7 +36,7 @@ def without_limit(mode: RunMode, outcome: Outcome) -> RunMode | None:
 
 
 def every_token(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """A long generation was not as regular as it seemed."""
+    """The mode of the next run, with every token, if a long generation cannot be shortened."""
     return replace(mode, shortens=False) if mode.shortens and isinstance(outcome, CannotShortenError) else None
 
 
@@ -48,7 +48,7 @@ def every_iteration(mode: RunMode, outcome: Outcome) -> RunMode | None:
 
 
 def own_loop(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """The trace of the loop that was asked for does not follow from that of the other."""
+    """The mode of the next run, of one loop, if the trace of the loop asked for does not follow from the other's."""
     if not (mode.covers_both_loops and isinstance(outcome, Run) and outcome.lacks_own_loop):
         return None
     return replace(mode, covers_both_loops=False)

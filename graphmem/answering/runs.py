@@ -99,7 +99,7 @@ class RunCache:
             return known or self._runs.get(key, lambda: record(question, model, say, calls))
 
     def _of_other_loop(self, question: Question) -> Run | None:
-        """The run of the question's loop that the last one, of the other loop, gave beside its own; None without."""
+        """The run of the question's loop that was recorded with the last run, of the other loop; None without."""
         if self.last is None or self.last.other_loop is None or not isinstance(question.step, Training):
             return None
         other = replace(question, training=replace(question.step, loop=other_loop(question.step.loop)))

@@ -156,7 +156,7 @@ def compared(
 
 
 def _beyond(model: Sharded, size: int, source: str) -> dict[str, Any]:
-    """A storage that no formula counts, and the option that sizes it, where there is one."""
+    """The row of a storage of ``size`` bytes that no formula counts, and the option that sets it, or ''."""
     option = next(
         (f"{name}={count:,}" for name, count in model.buckets if size in (2 * count, 4 * count)),
         "",

@@ -182,6 +182,7 @@ class _Nccl:
         return self._send + self._receive
 
     def _ring(self, channels: int, near: int, nodes: int) -> int:
+        """Bytes of a ring's buffers on one rank."""
         if near * nodes < 2:
             return 0
         if nodes == 1:

@@ -132,7 +132,7 @@ class _Child:
 
 
 def refuse(message: str) -> NoReturn:
-    """End this process, of which the report says why."""
+    """End this process with exit code 1; ``message`` goes into the notes and to stderr."""
     note("refused", message)
     sys.stderr.write(f"graphmem: {message}\n")
     sys.stderr.flush()

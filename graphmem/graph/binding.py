@@ -318,6 +318,7 @@ def _check_bound(inputs: Sequence[TensorSpec]) -> None:
 
 
 def _free(inputs: Sequence[TensorSpec]) -> Iterator[Free]:
+    """Dimensions without a size: anonymous ones, and symbols that are not computed from others."""
     named: dict[str, list[tuple[TensorSpec, int]]] = {}
     for spec in inputs:
         for position, dimension in enumerate(spec.shape):

@@ -95,7 +95,7 @@ class _Reader:
         return True
 
     def run(self, key: bytes, wire: int, end: int) -> bytes:
-        """The same small field over and over, as the numbers of a tree ensemble do; often nothing."""
+        """Read a run of equal small fields, as a tree ensemble has: its bytes, often none."""
         pattern, out = _run_pattern(key, wire), bytearray()
         while True:
             chunk = self.file.read(min(_CHUNK, end - self.position))

@@ -120,7 +120,7 @@ class _Search:
                     yield related
 
     def _related(self, numbers: Sequence[int]) -> list[int]:
-        """The numbers, and where tokens follow a past, a mask as long as both."""
+        """The numbers; where there is a past, that of a mask is the sum of past and tokens."""
         by_kind: dict[str, int] = {}
         for free, number in zip(self.error.free, numbers, strict=True):
             by_kind.setdefault(_role(free), number)

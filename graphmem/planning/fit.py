@@ -263,7 +263,7 @@ class _Search:
             return
 
     def _expected_count(self) -> int:
-        """Where the template, proven or not, expects the answer."""
+        """The count at which the search ends by the template, proven or not."""
         inner = _ByTemplate(
             self._request, self._captures, self._sized, self._step * self._unit, self._bound // self._unit,
             self._spare_bytes, self._say,
@@ -325,7 +325,7 @@ class _ByTemplate(_Search):
 
 
 def _more(estimate: Estimate) -> int:
-    """Bytes of device memory that it may be more, at the margin asked for."""
+    """Bytes by which device memory may exceed the estimate, at the margin asked for."""
     assert estimate.fit is not None
     margin = estimate.fit.margin
     return max(0, estimate.doubts.at("device", 1.0 if margin is None else margin))

@@ -258,7 +258,7 @@ class Overlay:
         return upper
 
     def _new(self, path: str) -> str:
-        """The place of an entry that is about to be made."""
+        """The path, in the upper layer, of an entry to be made; its folder is made there."""
         self._check_parent(path)
         self._make_folder(os.path.dirname(path))
         self.note_change()

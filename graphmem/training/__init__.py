@@ -370,7 +370,7 @@ class Training:
         return size // count
 
     def _check_parts(self) -> None:
-        """Which wrapper goes with model parallelism is the frameworks' choice."""
+        """Raise :class:`UsageError` for a wrapper that no framework combines with tp or ep."""
         if self.wrapper is None or (self.tp is None and self.ep is None):
             return
         if self.ddp is not None:

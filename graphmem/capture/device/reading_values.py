@@ -87,7 +87,7 @@ class _Reading:
         return self._assumed.followed(lambda: original(tensor))
 
     def by(self, how: str) -> Callable[..., object]:
-        """``bool(tensor)`` and its like."""
+        """The function that replaces ``bool(tensor)`` and its like: it reads a value as ``how``."""
 
         def read(original: _Read, tensor: torch.Tensor) -> object:
             with self._assumed.reading(how):

@@ -90,6 +90,7 @@ NAMES = {
 
 
 def _transformer(model: torch.nn.Module, inputs: object) -> Transformer | None:
+    """The sizes of a transformers model for the formula of activations in bytes; None for other models."""
     config = next(configurations(model), None)
     tokens = next((tensor for tensor in tensors_in(inputs) if _is_tokens(tensor)), None)
     if config is None or tokens is None:

@@ -45,6 +45,7 @@ class SharedLayers(Strategy):
         self._plan: Mapping[str, str] = {} if self.step.sp else _plan_of(model, self.step)
 
     def share(self, part: nn.Module) -> nn.Module:
+        """Move the part to the meta device and divide its layers over the mesh's ``tp`` dimension."""
         model = part if self.step.pp is None else part.model
         model.to("meta")
         if self.step.sp:

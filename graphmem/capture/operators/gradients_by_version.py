@@ -124,7 +124,7 @@ def _shared(grad: Tensor, self: Tensor, other: Tensor, loses: _Loses) -> Tensor:
 
 
 def _without_nan(compare: Callable[..., Tensor], negated: bool) -> Callable[..., Tensor]:
-    """Where ``self`` is taken of two of which one may be no number, or ``negated`` where it is not."""
+    """The mask of where ``self`` is taken: ``compare`` holds or ``other`` is NaN; ``negated``, of where it is not."""
 
     def loses(self: Tensor, other: Tensor) -> Tensor:
         taken = compare(self, other).logical_or_(other.isnan())

@@ -157,7 +157,7 @@ def _iterated(func: OpOverload, args: Sequence[object], operands: Sequence[objec
 
 
 def _fast_strides(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
-    """Operands of one shape that agree on their layout (``compute_fast_setup_type`` in TensorIterator.cpp)."""
+    """Strides that operands of one shape agree on, or None (``compute_fast_setup_type`` in TensorIterator.cpp)."""
     shape, first = tensors[0].shape, tensors[0].stride()
     if all(tensor.is_contiguous() for tensor in tensors):
         return contiguous_strides(shape)

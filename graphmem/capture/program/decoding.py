@@ -129,7 +129,7 @@ class Decoding:
     # --- following ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """The events since the last token."""
+        """Append a token of the events since the last one."""
         builder, number = self._recorder.builder, len(self._tokens)
         token = Token(passes=[row - self._row for row in self._recorder.phases.passes_aside[self._passes :]])
         made: list[int] = []

@@ -309,7 +309,7 @@ def _patch_writing(
                 raise library.SafetensorError(f"Error while serializing: I/O error: {error}") from None
 
     def serialize(specs: dict[str, Any], metadata: object = None) -> bytes:
-        """Whole up to a limit, beyond without the data."""
+        """The bytes of the file; its header alone where the tensors have more than ``IN_FULL`` bytes."""
         with stage("save"):
             header, pieces = _laid_out(library, specs, metadata, values)
             size = sum(piece if isinstance(piece, int) else len(piece) for piece in pieces)

@@ -31,6 +31,8 @@ def flex_attention_followed() -> Iterator[None]:
 
 
 def _under(dense: Callable[..., object]) -> Callable[..., object]:
+    """``dense`` under the recording mode, as part of a decomposition."""
+
     def run(mode: RecordingMode, *args: object, **kwargs: object) -> object:
         outer, mode.in_decomposition = mode.in_decomposition, True
         try:

@@ -126,6 +126,7 @@ class Streams:
                 return
 
     def _of(self, node: Node) -> int:
+        """Index of the stream that the node of the backward pass runs on."""
         sequence = node._sequence_nr()
         if sequence != _ACCUMULATES:
             return self.of_sequence.get(sequence, self.of_step)

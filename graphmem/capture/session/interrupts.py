@@ -64,7 +64,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_in(self) -> Iterator[None]:
-        """Here they take effect at once."""
+        """Deliver interrupts at once in this context, first the one that is held."""
         try:
             self._holding = False
             self._deliver()

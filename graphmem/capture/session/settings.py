@@ -99,7 +99,7 @@ def same_settings() -> Iterator[None]:
 
 
 def _of_thread() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """(read, write) of every switch."""
+    """(getter, setter) of PyTorch's settings of a thread: gradients and autocast."""
     yield torch.is_grad_enabled, torch.set_grad_enabled
     for kind in ("cuda", "cpu"):
         yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)

@@ -334,7 +334,7 @@ def namespace_that_imports() -> dict[str, object] | None:
 
 
 def lists_by_name() -> list[list[object]]:
-    """The lists that the function knows by name whose loop asks for its next item, and lists in short ones of them: a
+    """Lists in variables of the function whose loop asks for its next item, and lists in the short ones of them: a
     loop that is put forward may have collected its tokens there."""
     frame = sys._getframe(2)
     names = frame.f_locals

@@ -257,8 +257,8 @@ class KnownValues:
             self._mark_drawn(tensor, drawn)
 
     def drawn(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> int:
-        """Whether what is known of some tensor comes of random numbers of the card, which nobody knows: what was drawn
-        there is a possible draw. 0: no; :data:`INTEGERS`: of none but integers; :data:`FLOATS`."""
+        """The kind of the card's random numbers that known values of these tensors come from: what was drawn
+        there is a possible draw. 0: none; :data:`INTEGERS`: integers alone; :data:`FLOATS`."""
         if not self._has_drawn:
             return 0
         mirrors = map(self._current, tensors_in((args, kwargs) if kwargs else args))

@@ -66,7 +66,7 @@ def _persists(network: Network) -> bool:
 
 
 def _suits(network: Network, capability: tuple[int, int], sm_count: int) -> bool:
-    """``use_persist_device_heuristics``, of capability 7.5 and later."""
+    """Whether persistent kernels suit the network (``use_persist_device_heuristics``, of capability 7.5 and later)."""
     if not limits_of(capability).rnn_persists or sm_count < _MANY_SMS or network.mode == GRU:
         return False
     batch = network.batch

@@ -166,7 +166,7 @@ def _group_copies(problem: Problem, names: str, width: str) -> int:
 
 
 def _packed_copies(problem: Problem, every: bool) -> int:
-    """Groups that are packed into products: their channels in a power of two, wide ones in rows of 16 bytes."""
+    """Bytes of copies whose groups are packed: their channels in a power of two, wide ones in rows of 16 bytes."""
     inner, outer = problem.channels // problem.groups, problem.filters // problem.groups
     width = 1 << (max(inner, outer) - 1).bit_length()
     wide = width > _PACKED_GROUP
@@ -214,7 +214,7 @@ def _tiled(product: Product, tile_text: str, splits_text: str) -> int:
 
 
 def _stream_k(tile: tuple[int, int], cluster: tuple[int, int], product: Product) -> int:
-    """The tiles of the last, incomplete wave are cut along k among the blocks that would idle; each leaves a part."""
+    """Bytes of partial results in fp32, where tiles of the last, incomplete wave are cut along k among idle blocks."""
     blocks = cluster[0] * cluster[1]
     slots = _STREAM_K_SLOTS // blocks * blocks
     along_m = round_up(-(-product.m // tile[0]), cluster[0])

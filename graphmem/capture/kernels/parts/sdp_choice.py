@@ -152,6 +152,7 @@ def _cudnn_dropout(call: AttentionCall) -> bool:
 
 
 def _cudnn_mask(call: AttentionCall) -> bool:
+    """Whether cuDNN takes the mask: none, or one that broadcasts to (batch, heads, queries, keys)."""
     mask = call.mask
     if mask is None:
         return True

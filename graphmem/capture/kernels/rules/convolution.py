@@ -337,6 +337,7 @@ class _Parts(Gradients):
         self.taken: tuple[list[int], ...] = ([], [], [])
 
     def emit(self, *indices: int) -> bool:
+        """Take one group's part of each wanted gradient; False if none is wanted."""
         wanted = [index for index in indices if index in self]
         for index in wanted:
             label = f"part of {('input', 'weight', 'bias')[index]} gradient"

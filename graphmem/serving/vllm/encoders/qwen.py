@@ -131,7 +131,7 @@ def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
 
 
 def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int) -> tuple[Grid, Grid]:
-    """(of the largest image, of the largest video)."""
+    """Grids in patches: (of the largest image, of the largest video)."""
     kind = str(model.config["model_type"])
     merge = count(vision, "spatial_merge_size", 2)
     unit = count(vision, "patch_size", 14) * merge

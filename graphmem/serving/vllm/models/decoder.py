@@ -392,6 +392,7 @@ class Decoder(Family):
         return result
 
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
+        """Buffers of (attention output, residual) in the first layer."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
             if self._received is not None:  # the sum of what came, and its norm
