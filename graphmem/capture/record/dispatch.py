@@ -36,7 +36,7 @@ from graphmem.capture.torch_internals import (
     unset_fake_temporarily,
 )
 from graphmem.capture.values import device_values, exchanged, host_values
-from graphmem.capture.values.callers import called_by_engine, node_name
+from graphmem.capture.values.callers import called_by_engine, is_transformed, node_name
 from graphmem.capture.values.known_values import INTEGERS
 from graphmem.capture.values.tensors import has_sparse, on_device, tensors_in
 from graphmem.torch_names import private
@@ -286,10 +286,13 @@ def _is_set_to(_: RecordingMode, call: OperatorCall) -> object:
 
 
 def _stays_there(_: RecordingMode, call: OperatorCall) -> object:
-    """C++ moves a tensor to the device where it finds the card's tensors (:data:`values.tensors.NOWHERE`): nothing is
-    copied unless the type changes."""
+    """Inside of ``torch.func`` C++ moves a tensor to the device where it finds the card's tensors
+    (:data:`values.tensors.NOWHERE`): nothing is copied unless the type or the layout changes. Elsewhere a copy is one
+    that the program asked for."""
     tensor, given = call.args[0], call.kwargs
-    if given.get("device") != _META or not tensor.is_cuda:
+    if given.get("device") != _META or not tensor.is_cuda or not is_transformed():
+        return NOT_HANDLED
+    if given.get("memory_format") not in (None, torch.preserve_format):
         return NOT_HANDLED
     if given.get("dtype") in (None, tensor.dtype) and given.get("layout") in (None, tensor.layout):
         return tensor.detach() if call.func is _TO_COPY else tensor
