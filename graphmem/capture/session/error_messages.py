@@ -45,7 +45,8 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
     ),
     (
         r"Could not run 'aten::empty_strided' with arguments from the 'CUDA'",  # the fake mode tries real tensors
-        "the operator of this line has no implementation for shapes alone; choose another one for the analysis",
+        "the operator of this line has no implementation for shapes alone, as those of compressed sparse tensors have "
+        "none; choose another one for the analysis",
     ),
     (
         r"Could not run '(?P<name>[\w:.]+)' with arguments from the",
