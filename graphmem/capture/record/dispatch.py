@@ -36,7 +36,7 @@ from graphmem.capture.torch_internals import (
     unset_fake_temporarily,
 )
 from graphmem.capture.values import device_values, exchanged, host_values
-from graphmem.capture.values.callers import called_by_engine, is_transformed, node_name
+from graphmem.capture.values.callers import called_by_engine, is_forward_derivative, node_name
 from graphmem.capture.values.known_values import INTEGERS
 from graphmem.capture.values.tensors import has_sparse, on_device, tensors_in
 from graphmem.torch_names import private
@@ -286,18 +286,24 @@ def _is_set_to(_: RecordingMode, call: OperatorCall) -> object:
 
 
 def _stays_there(_: RecordingMode, call: OperatorCall) -> object:
-    """Inside of ``torch.func`` C++ moves a tensor to the device where it finds the card's tensors
-    (:data:`values.tensors.NOWHERE`): nothing is copied unless the type or the layout changes. Elsewhere a copy is one
-    that the program asked for."""
+    """Formulas in C++ move a tensor to the device where it finds the card's tensors (:data:`values.tensors.NOWHERE`):
+    nothing is copied unless the type or the layout changes. A program's own move comes as the copy that it makes,
+    ``_to_copy``."""
     tensor, given = call.args[0], call.kwargs
-    if given.get("device") != _META or not tensor.is_cuda or not is_transformed():
+    is_move = call.func is _TO and not given.get("copy")
+    if given.get("device") != _META or not tensor.is_cuda or not (is_move or _is_formula(call)):
         return NOT_HANDLED
     if given.get("memory_format") not in (None, torch.preserve_format):
         return NOT_HANDLED
     if given.get("dtype") in (None, tensor.dtype) and given.get("layout") in (None, tensor.layout):
-        return tensor.detach() if call.func is _TO_COPY else tensor
+        return tensor if is_move else tensor.detach()
     call.kwargs = {**given, "device": tensor.device}
     return NOT_HANDLED
+
+
+def _is_formula(call: OperatorCall) -> bool:
+    """Whether a formula calls: of a derivative in forward mode, or the engine's."""
+    return called_by_engine() if call.in_backward else is_forward_derivative()
 
 
 def _nested(mode: RecordingMode, call: OperatorCall) -> object:

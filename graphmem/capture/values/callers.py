@@ -311,6 +311,17 @@ _transform: Callable[[], object] = private(
 )
 
 
+#: The level of forward derivatives where PyTorch does not show the present one: none is computed.
+_NO_LEVEL: int = private(
+    "torch.autograd.forward_ad._current_level", "formulas of forward derivatives copy tensors to their own device", -1
+)
+
+
+def is_forward_derivative() -> bool:
+    """Whether derivatives are computed in forward mode now (``torch.func.jvp``, ``hessian``)."""
+    return bool(getattr(torch.autograd.forward_ad, "_current_level", _NO_LEVEL) >= 0)
+
+
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is active; its tensors are like subclasses on a card too."""
     return _transform() is not None
