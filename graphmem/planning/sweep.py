@@ -15,7 +15,7 @@ from typing import Any
 
 from graphmem.answering.question import CaptureKey, Question, capture_key, check_counts
 from graphmem.answering.runs import Progress, RunCache, labelled, silent
-from graphmem.answering.sized import SizedRuns
+from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
@@ -70,8 +70,8 @@ def sweep(
     The last setting changes fastest. A combination that cannot be analysed is a row with its error. Of four batches or
     lengths and more, a template may write all but three, and their estimates' assumptions say so. ``jobs`` processes
     work side by side, each on settings of one capture or template; more than one need joblib, and a model that can be
-    pickled.
-    ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be analysed.
+    pickled. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be
+    analysed.
     """
     check_counts(1, jobs=jobs)
     for name, values in vary.items():
@@ -118,7 +118,7 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]]) -> list[li
     return [sorted(group, key=lambda number: cards[number]) for group in groups]
 
 
-#: Groups that differ in one size, and that size; "" where there is one group.
+#: Groups that differ in one size, and that size; "" where they are too few for a template.
 _Family = tuple[list[list[int]], str]
 #: From so many sizes on a template takes fewer captures than they do.
 _WORTH_A_TEMPLATE = 4
@@ -126,13 +126,13 @@ _WORTH_A_TEMPLATE = 4
 
 def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]]) -> list[_Family]:
     """Groups of which one template may serve all but a few: those that differ in the batch, or in the length."""
-    size = next((size for size in ("batch", "seq_len") if chosen and size in chosen[0]), "")
+    size = next((size for size in SIZES if size in chosen[0]), "")
     families: list[tuple[CaptureKey | None, list[list[int]]]] = []
     for group in groups:
-        key = None
-        with contextlib.suppress(GraphmemError, StopIteration):
-            settings = {**chosen[group[0]], size: chosen[0][size]} if size else {}
-            key = capture_key(request.changed(**settings).question) if size else None
+        key, settings = None, chosen[group[0]]
+        if type(settings.get(size)) is int:  # no default, and nothing that is refused
+            with contextlib.suppress(GraphmemError):
+                key = capture_key(request.changed(**{**settings, size: chosen[0][size]}).question)
         family = next((members for other, members in families if key is not None and other == key), None)
         if family is None:
             families.append((key, [group]))

@@ -259,6 +259,11 @@ def test_rows_of_a_sweep_are_those_of_captures(captured: list[int | None]) -> No
         assert row.estimate.breakdown == one.breakdown
 
 
+def test_values_that_are_no_sizes_are_rows_of_their_own() -> None:
+    rows = graphmem.sweep(convolutions, vary={"batch": [None, 2, "many", 0, 3, 5, 8]}, device="T4")
+    assert [row.error != "" for row in rows] == [False, False, True, True, False, False, False]
+
+
 def test_a_run_by_template_is_marked_and_proven_first() -> None:
     cache = RunCache()
     with SizedRuns("batch", lambda size: Question(convolutions, batch=size), cache) as sized:
