@@ -96,7 +96,8 @@ class EventKind(IntEnum):
     ALLOCATOR_SETTINGS = 14
 
 
-_OF_STORAGES = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM, EventKind.REFUSED)
+#: Kinds whose subject is a storage.
+OF_STORAGES = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM, EventKind.REFUSED)
 _OF_POOLS = (
     EventKind.CREATE_POOL,
     EventKind.BEGIN_POOL,
@@ -234,10 +235,14 @@ class Trace:
         refused: list[int] = self.subjects[self.kinds == EventKind.REFUSED].tolist()
         return refused
 
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """Kind, subject, operator and stream of every event, in order."""
+        columns = (self.kinds, self.subjects, self.event_operators, self.event_streams)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
     def events(self) -> Iterable[Event]:
         """The events as values, in order (convenient, not fast)."""
-        columns = (self.kinds, self.subjects, self.event_operators, self.event_streams)
-        for kind, subject, operator, stream in zip(*(c.tolist() for c in columns), strict=True):
+        for kind, subject, operator, stream in self.rows():
             yield Event(EventKind(kind), subject, operator, stream)
 
     def live_at(self, position: int) -> list[int]:
@@ -444,7 +449,7 @@ def _check_plans(trace: Trace) -> None:
 
 #: Kinds of events whose subject is a row of a table of the trace, and what that table is called in errors.
 _TABLES = (
-    (_OF_STORAGES, "storages", "storage {}, which does not exist"),
+    (OF_STORAGES, "storages", "storage {}, which does not exist"),
     ((EventKind.MEMORY_FRACTION,), "fractions", "memory fraction {}, which does not exist"),
     ((EventKind.ALLOCATOR_SETTINGS,), "settings", "allocator settings {}, which do not exist"),
 )
@@ -457,7 +462,7 @@ def _events_hold(trace: Trace) -> bool:
         return False
     if not all(_are_rows(subjects[np.isin(kinds, of)], getattr(trace, table)) for of, table, _ in _TABLES):
         return False
-    of_storages = np.isin(kinds, _OF_STORAGES)
+    of_storages = np.isin(kinds, OF_STORAGES)
     # What happens to one storage, side by side: it begins once, and nothing follows its end.
     order = np.argsort(subjects[of_storages], kind="stable")
     subject, kind = subjects[of_storages][order], kinds[of_storages][order]
@@ -484,7 +489,7 @@ def _name_first_broken(trace: Trace) -> None:
                 raise TraceError(f"event {position} names {words.format(event.subject)}")
         if event.kind in _OF_POOLS:
             pools.check(position, event)
-        elif event.kind in _OF_STORAGES:
+        elif event.kind in OF_STORAGES:
             before, state[event.subject] = state[event.subject], _after(position, event, state[event.subject])
             if before == 0:
                 pools.check_held(position, trace.storages[event.subject].pool, event.kind)

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 #: Fields of a run that may differ from size to size.
 _OF_A_SIZE = {"trace", "output_bytes", "cudnn"}
-
-
+#: The sizes that a template can be a function of.
+SIZES = ("batch", "seq_len")
 #: A proven template serves sizes up to the largest captured one, and so much more: further on a step may take another
 #: way.
 _FURTHEST = 9 / 8
-#: Lengths of sequences that a template serves are multiples of it.
+#: Lengths of sequences that a template serves are multiples of it: attention pads its log-sum-exp to 32 rows
+#: (``_scaled_dot_product_efficient_attention``, torch/_meta_registrations.py), and masks to multiples of 8.
 _BLOCK = 32
 
 
@@ -81,7 +82,7 @@ class SizedRuns:
             self._cache.forget()  # what a template wrote is no capture
         log = CallLog()
         run = self._cache.run(question, say, log)
-        if not log.calls:  # it was in the cache
+        if log.builder is None:  # it was in the cache, or planned
             return run
         self._runs[size], self._samples[size] = run, Sample(size, run.trace, log)
         self._learn(question)
@@ -146,7 +147,7 @@ class SizedRuns:
 
 
 def _is_captured(question: Question) -> bool:
-    """Whether the step is captured, at the size asked for, on a card whose answers do not depend on it."""
+    """Whether the step is captured as it is: an ONNX graph is planned, and a generation may be shortened."""
     step = question.step
     generates = not isinstance(step, Training) and step.generate is not None
     return not question.is_onnx and not generates

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.answering import stages
 from graphmem.answering.runs import RunCache, labelled
-from graphmem.answering.sized import SizedRuns
+from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
@@ -247,7 +247,7 @@ class _Search:
     def _begin_by_template(self) -> None:
         """Capture two small sizes and then the one where their template expects the answer, which proves it, or teaches
         it more. Where there is no template, nothing but a few sizes is tried."""
-        if self._size not in ("batch", "seq_len") or 3 * self._unit > self._bound:
+        if self._size not in SIZES or 3 * self._unit > self._bound:
             return
         try:
             for count in (2 * self._unit, 3 * self._unit):

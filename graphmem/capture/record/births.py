@@ -23,7 +23,6 @@ class Births:
     """Writes one operator's allocations, in the order of a CUDA build. ``graph`` gets the operator too, if given."""
 
     def __init__(self, storages: Storages, card: Card, workspaces: Workspaces, graph: GraphRecorder | None) -> None:
-        self.card = card
         self.graph = graph
         self._storages = storages
         self._cards = {
@@ -40,21 +39,21 @@ class Births:
         stays but the workspaces that cuBLAS keeps."""
         first_row = len(self._storages.builder.rows)
         try:
-            self._record(call, out)
+            self._record(call, out, first_row)
         except torch.OutOfMemoryError:
             kept = [index for indices in self._kept_workspaces.values() for index in indices]
             self._storages.unborn(first_row, kept)
             self._workspaces.keep_only([self._storages.builder.labels[index] for index in kept])
             raise
 
-    def _record(self, call: OperatorCall, out: object) -> None:
-        """Record the memory that a call takes: by the script of its rule where it has one, else each output as it is;
-        then the workspaces of cuBLAS."""
+    def _record(self, call: OperatorCall, out: object, first_row: int) -> None:
+        """Record the memory that a call takes, in rows from ``first_row`` on: by the script of its rule where it has
+        one, else each output as it is; then the workspaces of cuBLAS."""
         if self.graph is not None:
             self._draw(self.graph, call, out)
         storages, facts = self._storages, call.facts
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
-        script, first_row = None, len(storages.builder.rows)
+        script = None
         rule = call.rule if call.rule is not None and (on_device(outputs) or on_device(call.args)) else None
         if rule is not None:
             card = self._cards[storages.pools.in_capture, call.in_backward]

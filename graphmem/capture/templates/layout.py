@@ -10,11 +10,11 @@ import numpy as np
 from graphmem.capture.kernels.parts.script import Script, Step
 from graphmem.capture.record.calls import NotedCall
 from graphmem.errors import GraphmemError
-from graphmem.trace import Category, EventKind, Plans, Storage, Trace, validate
+from graphmem.trace import OF_STORAGES, Category, EventKind, Plans, Storage, Trace, validate
 
 #: The steps of a script without its sizes.
 Shape = tuple[tuple[str, int], ...]
-#: Of every distinct call.
+#: Of several calls.
 Shapes = tuple[Shape, ...]
 
 
@@ -81,10 +81,8 @@ class _Layout:
     """An arrangement while it is made."""
 
     def __init__(self, base: Arrangement) -> None:
-        trace = base.trace
-        columns = (trace.kinds, trace.subjects, trace.event_operators, trace.event_streams)
         self._base = base
-        self._old = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._old = base.trace.rows()
         self._rows: list[tuple[int, int, int, int]] = []
         self._storages: list[Storage] = []
         self._new: dict[int, int] = {}  # storage of the base -> its index here
@@ -127,7 +125,7 @@ class _Layout:
         for kind, subject, operator, stream in self._old[first:end]:
             if kind in _BIRTHS:
                 self._birth(subject)
-            self._rows.append((kind, self._new[subject] if kind in _OF_STORAGES else subject, operator, stream))
+            self._rows.append((kind, self._new[subject] if kind in OF_STORAGES else subject, operator, stream))
 
     def _birth(self, storage: int) -> None:
         self._new[storage] = len(self._storages)
@@ -170,7 +168,6 @@ class _Layout:
 
 
 _BIRTHS = (EventKind.ALLOC, EventKind.REFUSED)
-_OF_STORAGES = (*_BIRTHS, EventKind.FREE, EventKind.RECORD_STREAM)
 
 #: Steps of a script that are followed where a sample has others.
 _FOLLOWED = {"output", "take", "give"}

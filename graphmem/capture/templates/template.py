@@ -20,7 +20,7 @@ from graphmem.capture.record.calls import Asker, CallLog, NotedCall, flags_now
 from graphmem.capture.session.session import Session, capture
 from graphmem.capture.templates.curves import Curve, Curves
 from graphmem.capture.templates.layout import Arrangement, NoTemplate, Shapes, laid_out, shape_of, with_sizes
-from graphmem.trace import Category, EventKind, Trace, same
+from graphmem.trace import OF_STORAGES, Category, EventKind, Trace, same
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,7 @@ class _Outline:
         trace = self._trace = sample.trace
         self.steps: list[tuple[object, ...]] = []
         self._numbers: dict[int, int] = {}  # storage -> its place among the coordinates
-        self._rows = list(
-            zip(
-                trace.kinds.tolist(),
-                trace.subjects.tolist(),
-                trace.event_operators.tolist(),
-                trace.event_streams.tolist(),
-                strict=True,
-            )
-        )
+        self._rows = trace.rows()
         takes, position = [], 0
         for call in sample.log.calls:
             self._outside(position, call.rows[0])
@@ -151,7 +143,7 @@ class _Outline:
 
     def _outside(self, first: int, end: int) -> None:
         for kind, subject, operator, stream in self._rows[first:end]:
-            number = self._number(subject) if kind in _OF_STORAGES else subject
+            number = self._number(subject) if kind in OF_STORAGES else subject
             self.steps.append((kind, number, operator, stream))
 
     def _inside(self, call: NotedCall) -> tuple[int, ...]:
@@ -162,12 +154,11 @@ class _Outline:
         takes = [one for one in born if one in freed and storages[one].category is not Category.WORKSPACE]
         inside = set(takes)
         others = [(kind, self._number(subject)) for kind, subject, _, _ in rows
-                  if kind in _OF_STORAGES and subject not in inside]  # fmt: skip
+                  if kind in OF_STORAGES and subject not in inside]  # fmt: skip
         self.steps.append((call.operator, call.form, *others))
         return tuple(takes)
 
 
-_OF_STORAGES = (EventKind.ALLOC, EventKind.REFUSED, EventKind.FREE, EventKind.RECORD_STREAM)
 #: Tables of a trace that no size changes.
 _SAME = ("phases", "operators", "pools", "fractions", "settings")
 
