@@ -106,6 +106,11 @@ class Rest:
         return self._is_read and len(set(self._seen)) > 2
 
     @property
+    def differs(self) -> bool:
+        """Whether batches of several shapes were seen."""
+        return len(set(self._seen)) > 1
+
+    @property
     def holds(self) -> bool:
         """Whether a larger batch is held."""
         return bool(self._held)

@@ -3,8 +3,9 @@
 A loop ends at its top, so that what follows it (evaluation, generation, saving) still runs:
 
 - a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
-  steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`). Of the batches that it has not come to, those that are
-  larger follow (:mod:`graphmem.capture.program.epochs`);
+  steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
+  batches do not. Of the batches that it has not come to, those that are larger follow
+  (:mod:`graphmem.capture.program.epochs`);
 - a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
   in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
@@ -46,6 +47,9 @@ from graphmem.units import format_bytes
 AGAIN = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
 MOST_TRIALS = 25
+#: Further steps of an optimizer that are followed until two in a row are alike: what the first step leaves to be freed
+#: is gone in the fourth at the latest; steps that still differ then are of many sizes.
+MOST_SETTLING = 5
 
 
 class Left(BaseException):
@@ -145,9 +149,8 @@ class Leaving:
     def _doubt(self, number: int, where: str) -> Diagnostic | None:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
-        builder, ends, steps = self.recorder.builder, self._ends[number], self.log.count(number)
-        spans = [iterations.body(builder, begin, end) for begin, end in pairwise(ends)]
-        if any(before[0] != after[0] for before, after in pairwise(spans)):
+        spans, steps = self._spans(number), self.log.count(number)
+        if self._spans_differ(number):
             return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
         if kept <= NUMBERS_BYTES:
@@ -166,6 +169,20 @@ class Leaving:
             return False
         made = Counter(self.log[min(since, self._run_start) :])
         return all(made[number] >= self.wanted for number in set(self.log[since:]))
+
+    def is_settling(self, since: int) -> bool:
+        """Whether the last two steps of an optimizer differ, from number ``since`` on, and a few more may show why."""
+        made = Counter(self.log[self._run_start :])
+        few = [number for number in {*self.log[since:]} if made[number] < self.wanted + MOST_SETTLING]
+        return any(self._spans_differ(number) for number in few)
+
+    def _spans_differ(self, number: int) -> bool:
+        """Whether the last two steps of an optimizer took and gave back other bytes, with all that was done before each."""
+        return any(before[0] != after[0] for before, after in pairwise(self._spans(number)))
+
+    def _spans(self, number: int) -> list[tuple[list[Any], int, int]]:
+        builder = self.recorder.builder
+        return [iterations.body(builder, begin, end) for begin, end in pairwise(self._ends[number])]
 
     # --- loops ---
 
@@ -340,10 +357,16 @@ class Loop:
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
-            return self._tries_another_size() or self._end_training()
+            return self._tries_another_size() or self._settles() or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
             return self._end_alike()
         return True
+
+    def _settles(self) -> bool:
+        """Whether the loop goes on because its last steps differ, and not by their batches."""
+        if self._ends_itself or any(rest.differs for rest in self._rests()):
+            return False
+        return self._leaving.is_settling(self._since)
 
     def _end_training(self) -> bool:
         """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
