@@ -3,8 +3,8 @@
 An entry is found by what is known before a capture: the question as far as a trace depends on it
 (:class:`graphmem.answering.question.CaptureKey`), the model's name, graphmem's own files, Python, its search path, the
 folder one is in, and the variables that libraries read without Python's knowing. It serves while all that the capture
-was seen to depend on (:mod:`graphmem.base.dependencies`) is as it was. An entry is data: a digest, and JSON that is read
-into a few kinds of values. One that is damaged, or from elsewhere, serves nothing.
+was seen to depend on (:mod:`graphmem.base.dependencies`) is as it was. An entry is data: a digest, and JSON that is
+read into a few kinds of values. One that is damaged, or from elsewhere, serves nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from graphmem.base.records import dataclass
 from graphmem.base.textbook import Sharded, Transformer
 from graphmem.cudnn.library import WORKER, CudnnAnswers
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.run import Run
 from graphmem.sources.zoo import ZOO, zoo_module
 from graphmem.trace import from_json, to_json
-from graphmem.units import parse_size
+from graphmem.units import parse_bytes
 
 #: Where the entries are, or ``off``; and how many bytes they may have together.
 FOLDER, LIMIT = "GRAPHMEM_CACHE", "GRAPHMEM_CACHE_LIMIT"
@@ -84,18 +84,36 @@ class CaptureCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.limit_bytes = parse_size(os.environ.get(LIMIT) or DEFAULT_LIMIT)
+        try:
+            self.limit_bytes = parse_bytes(os.environ.get(LIMIT) or DEFAULT_LIMIT)
+        except UsageError as error:
+            raise UsageError(f"{LIMIT}: {error}") from None
         self._watch = Watch()
+        self._python = _of_this_python()
 
     # --- a question ---
 
-    def recalled(self, question: Question, key: CaptureKey) -> Run | None:
-        """The run of a question with this key; None where there is none that holds."""
-        path = self._path(question, key)
-        document = None if path is None else _read(path)
+    def place(self, question: Question, key: CaptureKey) -> Path | None:
+        """The file of a question with this key. None where nothing is kept: for models that are objects, or programs,
+        and in a process that has changed since it began."""
+        models = question.model if isinstance(question.model, (list, tuple)) else [question.model]
+        if question.example_inputs is not None or not all(isinstance(one, (str, os.PathLike)) for one in models):
+            return None
+        try:
+            if _of_this_python() != self._python:
+                return None
+            names = [os.fspath(one) for one in models]
+            known = plain((_SCHEMA, names, key, os.getcwd(), self._python, _of_zoo(names)))
+        except (NotPlain, OSError):
+            return None
+        text = json.dumps(known, separators=(",", ":"))
+        return self.folder / (hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40] + _ENTRY)
+
+    def recalled(self, path: Path) -> Run | None:
+        """The run at a place; None where there is none that holds."""
+        document = _read(path)
         if document is None:
             return None
-        assert path is not None
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, GraphmemError, OSError):
             if still_holds(document["dependencies"]):
                 run = _run(document["run"])
@@ -109,29 +127,16 @@ class CaptureCache:
         with self._watch.on(allowed=WORKER):
             yield
 
-    def keep(self, question: Question, key: CaptureKey, run: Run) -> None:
+    def keep(self, path: Path, model: object, run: Run) -> None:
         """Keep a run that was captured under :meth:`watched`, where all that it depends on can be told."""
-        path = self._path(question, key)
-        if path is None or run.planned is not None or run.ending is not None or run.graph is not None:
+        if run.planned is not None or run.ending is not None or run.graph is not None:
             return
         with contextlib.suppress(CannotTell, NotPlain, OSError):
             if run.cudnn is not None:
                 self._watch.add(*_files_of(run.cudnn.details()))
-            document = {"schema": _SCHEMA, "model": str(question.model), "captured_at": time.time(),
+            document = {"schema": _SCHEMA, "model": str(model), "captured_at": time.time(),
                         "dependencies": self._watch.written(), "run": _document(run)}  # fmt: skip
             self._write(path, document)
-
-    def _path(self, question: Question, key: CaptureKey) -> Path | None:
-        """The file of an entry; None for models that are objects, or programs, or where the folder one is in is gone."""
-        models = question.model if isinstance(question.model, (list, tuple)) else [question.model]
-        if question.example_inputs is not None or not all(isinstance(one, (str, os.PathLike)) for one in models):
-            return None
-        try:
-            known = plain((_SCHEMA, [os.fspath(one) for one in models], key, os.getcwd(), _of_this_python(), _of_zoo(models)))
-        except (NotPlain, OSError):
-            return None
-        text = json.dumps(known, separators=(",", ":"))
-        return self.folder / (hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40] + _ENTRY)
 
     # --- the folder ---
 
@@ -216,9 +221,9 @@ def _of_this_python() -> tuple[Any, ...]:
     return state_of_folder(str(package)), python, searched, variables
 
 
-def _of_zoo(models: Iterable[object]) -> str:
+def _of_zoo(models: Iterable[str]) -> str:
     """The state of the zoo's files, of a model that is one of it."""
-    if not any(str(one).startswith(ZOO) for one in models):
+    if not any(one.startswith(ZOO) for one in models):
         return ""
     return state_of_folder(os.path.dirname(str(zoo_module("manifest").__file__)))
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graphmem import sources
@@ -92,7 +93,8 @@ class RunCache:
             if self.last is not None and not _answers_alike(self.last, question):
                 self.forget()
             key, disk = capture_key(question), capture_cache.opened()
-            known = self._known(question, key, say, recalls=calls is None)
+            place = None if disk is None else disk.place(question, key)
+            known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
                 return known
             with contextlib.nullcontext() if disk is None else disk.watched():
@@ -104,18 +106,18 @@ class RunCache:
                 say("tracing")
                 model, is_new = loaded, known is None and not self._runs.is_for(key)
                 run = known or self._runs.get(key, lambda: record(question, model, say, calls))
-            if disk is not None and is_new:
-                disk.keep(question, key, run)
+            if disk is not None and place is not None and is_new:
+                disk.keep(place, question.model, run)
             return run
 
-    def _known(self, question: Question, key: CaptureKey, say: Progress, *, recalls: bool) -> Run | None:
-        """The run that is there already: of the other loop, or on the disk where it may be recalled from there."""
+    def _known(self, question: Question, key: CaptureKey, say: Progress, place: Path | None) -> Run | None:
+        """The run that is there already: of the other loop, or on the disk at this place."""
         known = self._of_other_loop(question)
         if known is None and self._models.made is None and self._runs.is_for(key):
             known = self.last
         disk = capture_cache.opened()
-        if known is None and disk is not None and recalls and not self._runs.is_for(key):
-            run = disk.recalled(question, key)
+        if known is None and disk is not None and place is not None and not self._runs.is_for(key):
+            run = disk.recalled(place)
             if run is not None and _answers_alike(run, question) and not could_go_on(question, run):
                 self.forget()
                 self._runs.keep(key, run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
 import stat
 import sys
@@ -35,8 +36,14 @@ _OF_THE_MACHINE = ("/proc/", "/sys/", "/dev/")
 _READ_BYTES = 2**22
 #: How far behind the clock the times of a file system may be (a tick of Linux's is up to 10 ms).
 _TICK_SECONDS = 0.02
-#: Python's own finder, which lists folders to find modules in them; :func:`importable` stands for that.
-_FINDER = "<frozen importlib._bootstrap_external>"
+#: Python's own finders, which list folders to find modules and packages in them; :func:`importable` stands for that.
+_FINDERS = ("<frozen importlib._bootstrap_external>", importlib.metadata.__file__)
+#: Variables of a shell and its terminal, which differ from command to command; who copies the environment reads them.
+_OF_THE_SHELL = frozenset(
+    ("_", "STY", "SHLVL", "OLDPWD", "PWD", "TERM", "COLUMNS", "LINES", "WINDOWID", "TERM_SESSION_ID", "TMUX",
+     "TMUX_PANE", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "XDG_SESSION_ID",
+     "DBUS_SESSION_BUS_ADDRESS", "GRAPHMEM_CACHE", "GRAPHMEM_CACHE_LIMIT")
+)  # fmt: skip
 
 #: The state of dependencies, for JSON.
 Written = dict[str, Any]
@@ -100,7 +107,7 @@ class Watch:
             "states": _states(others),
             "folders": {path: _listed(path) for path in sorted(folders)},
             "searched": {path: importable(path) for path in sorted(self._searched | set(sys.path))},
-            "variables": {name: os.environ.get(name) for name in sorted(self._variables)},
+            "variables": {name: os.environ.get(name) for name in sorted(self._variables - _OF_THE_SHELL)},
         }
 
     def _install(self) -> None:
@@ -124,7 +131,7 @@ class Watch:
                 self._searched.update(path for path in arguments[2] if isinstance(path, str))
         elif event in ("os.listdir", "os.scandir"):
             path = _text(arguments[0] if arguments[0] is not None else ".")
-            if self._is_on and path is not None and sys._getframe(1).f_code.co_filename != _FINDER:
+            if self._is_on and path is not None and sys._getframe(1).f_code.co_filename not in _FINDERS:
                 self._folders.add(path)
         elif event == "ctypes.dlopen":
             path = _text(arguments[0])

@@ -1,4 +1,4 @@
-"""Values as plain JSON and back: numbers, texts, tuples, mappings, members of enumerations and frozen values of our own.
+"""Values as plain JSON and back: numbers, texts, tuples, mappings, members of enumerations and values of our own.
 
 Reading makes nothing but the kinds that the reader names: a document of any content runs no code.
 """

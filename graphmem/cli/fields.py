@@ -27,6 +27,8 @@ class GroupedCommand(click.Command):
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
+        if self.name in _KEEP_NOTHING:
+            return
         help = "Capture anew, and keep nothing on the disk (see 'graphmem cache')."
         self.params.append(
             click.Option(["--no-cache"], is_flag=True, expose_value=False, callback=_keep_nothing, help=help)
@@ -52,6 +54,10 @@ class GroupedCommand(click.Command):
 
 #: Where a click context keeps whether captures stay off the disk.
 NO_CACHE = "graphmem.no_cache"
+
+
+#: Commands of which nothing is kept.
+_KEEP_NOTHING = ("run", "replay")
 
 
 def _keep_nothing(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
