@@ -293,7 +293,7 @@ def test_a_foreign_entry_is_none(tmp_path: Path, watched: _Watched, document: An
 
 def test_what_is_not_plain_or_known_is_not_kept(tmp_path: Path, watched: _Watched) -> None:
     cache, run = _cache(tmp_path, watched), _run()
-    cache.keep(_place(cache), "hf:gpt2", Run(run.trace, card_answers={"name": object()}))  # type: ignore[dict-item]
+    cache.keep(_place(cache), "hf:gpt2", Run(run.trace, card_answers={"name": object()}))
     watched.state = "unknown"
     cache.keep(_place(cache), "hf:gpt2", run)
     assert list(tmp_path.iterdir()) == []
