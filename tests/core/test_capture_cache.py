@@ -343,7 +343,8 @@ def test_the_folder_is_the_system_s(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert capture_cache.default_folder() == tmp_path / "graphmem"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert capture_cache.default_folder() == Path.home() / ".cache" / "graphmem"
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "me")
+    assert capture_cache.default_folder() == tmp_path / "me" / ".cache" / "graphmem"
     monkeypatch.setenv(capture_cache.FOLDER, "off")
     assert capture_cache.default_folder() is None
 
