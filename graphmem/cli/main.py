@@ -41,9 +41,9 @@ _BUG = f"this is a bug in graphmem, please report it; {_DEBUGGED}"
 #: room that can be taken away are there with it.
 COMMANDS: Kind[click.Command] = Kind(
     "command", "graphmem.commands", package="graphmem.cli", attribute="{}_command",
-    order=("analyze", "run", "fit", "advise", "sweep", "plan", "serve", "compare", "replay", "export-trace", "gpus",
-           "doctor", "cache", "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
-    needs={"plan": "graphmem.planning.layouts", "serve": "graphmem.serving",
+    order=("analyze", "run", "fit", "advise", "sweep", "plan", "pack", "serve", "compare", "replay", "export-trace",
+           "gpus", "doctor", "cache", "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
+    needs={"plan": "graphmem.planning.layouts", "pack": "graphmem.planning.layouts", "serve": "graphmem.serving",
            **dict.fromkeys(("measure", "verify", "calibrate", "accuracy"), "graphmem.accuracy")},
 )  # fmt: skip
 

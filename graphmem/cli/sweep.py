@@ -72,6 +72,16 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
+def reader_of(name: str) -> tuple[str, Callable[[str], object]]:
+    """The name in the library of an option that can be varied, and how its text is read. Raises :class:`UsageError`."""
+    if name.startswith("dim:"):
+        return name, _count
+    found = _READERS.get(name.replace("_", "-"))
+    if found is None:
+        raise UsageError(f"no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+    return found
+
+
 class _SweepCommand(GroupedCommand):
     """A command that points to ``--vary`` where an option of one value is given a list."""
 
@@ -134,10 +144,11 @@ def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[object]]]:
         name, separator, values = text.partition("=")
         if not separator or not values:
             raise UsageError(f"cannot read --vary {text!r}; write NAME=V1,V2, for example batch=1,2,4")
-        name = name.replace("_", "-") if not name.startswith("dim:") else name
-        known, read = (name, _count) if name.startswith("dim:") else _READERS.get(name, ("", str))
-        if not known:
-            raise UsageError(f"--vary knows no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+        try:
+            known, read = reader_of(name)
+        except UsageError as error:
+            raise UsageError(f"--vary knows {error}") from None
+        name = name if name.startswith("dim:") else name.replace("_", "-")
         if known in vary:
             raise UsageError(f"--vary {name} is given twice; write all its values in one")
         divider = ";" if name == "alloc-conf" else ","
