@@ -22,6 +22,7 @@ from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Output, Target
 from graphmem.cli.output import check_output, show, working
 from graphmem.cudnn.library import AUTO
+from graphmem.devices import Device
 from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
@@ -195,7 +196,7 @@ def run_command(
         _run_for_parent(line, analyzed, allowed)
     with _flying(allowed), working(shows_warnings=True) as progress, _silenced(followed.quiet):
         environment = _told_environment(launcher.cards, allowed)
-        with environment, _following(launcher) as family:
+        with environment, _following(launcher, asked.device) as family:
             estimate = _estimate(line, family, {**analyzed, "progress": progress})
     show(estimate, output)
     ending = estimate.details["program"]
@@ -280,9 +281,9 @@ def _flying(allowed: Allowed) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _following(launcher: Launcher) -> Iterator[Following]:
+def _following(launcher: Launcher, card: Device | None) -> Iterator[Following]:
     options = click.get_current_context().meta[_OWN_WORDS]
-    with following(options, launcher.rank or 0, sandbox.worker()) as family, launchers.replaced_agent():
+    with following(options, launcher.rank or 0, sandbox.worker(), card) as family, launchers.replaced_agent():
         yield family
 
 

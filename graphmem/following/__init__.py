@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.base.environment import changed
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import CaptureError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.following import children, handed
@@ -98,16 +99,19 @@ class Following:
 
 
 @contextlib.contextmanager
-def following(options: Sequence[str], rank: int, worker: Sequence[object] | None) -> Iterator[Following]:
+def following(
+    options: Sequence[str], rank: int, worker: Sequence[object] | None, card: Device | None = None
+) -> Iterator[Following]:
     """Until the end, Python processes that this one starts are followed.
 
-    ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``worker``:
-    arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have to enter the sandbox themselves.
+    ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``card``: the one
+    that launchers find; ``worker``: arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have
+    to enter the sandbox themselves.
     """
     folder = tempfile.mkdtemp(prefix="graphmem-follow-")
     told = {
         "folder": folder, "options": list(options), "rank": rank, "worker": worker,
-        "packages": _borrowed(),
+        "packages": _borrowed(), "card": _properties(card or device_named(DEFAULT_DEVICE)),
     }  # fmt: skip
     values = {
         VARIABLE: json.dumps(told),
@@ -136,6 +140,15 @@ def beside(reports: Sequence[Reported], ending: Mapping[str, Any]) -> Estimate:
     most = max(range(len(rows)), key=lambda at: tuple(reversed(levels_of(reports[at].estimate).values())))
     estimate, followed = reports[most].estimate, {"fullest": most, "processes": rows}
     return replace(estimate, details={**estimate.details, "followed": followed, "program": dict(ending)})
+
+
+def _properties(card: Device) -> dict[str, object]:
+    """What ``torch.cuda.get_device_properties`` says of a card."""
+    major, minor = card.capability
+    return {
+        "name": card.name, "major": major, "minor": minor, "total_memory": card.capacity_bytes,
+        "multi_processor_count": card.sm_count,
+    }  # fmt: skip
 
 
 def _borrowed() -> dict[str, str]:
