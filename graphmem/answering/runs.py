@@ -308,8 +308,8 @@ def _run_once(
     subject = Subject(
         loaded.build, question.sizes, step, loaded.name, question.iterations, question.build_on, loaded.program
     )
-    garbage.look_as_usual()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(garbage.looking_after(garbage.USUAL))
         is_program = loaded.program is not None
         sandboxed = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None)) if is_program else {}
         run = capture_subject(

@@ -166,6 +166,7 @@ def _answer_family(
         groups = sorted(groups, key=lambda group: chosen[group[0]][size])
         served = [group for group in groups if sized.serves(chosen[group[0]][size])]
         first = [*served[:2], *served[-1:]] if len(served) >= _WORTH_A_TEMPLATE else []
+        sized.expect(chosen[group[0]][size] for group in served if group not in first)
         for group in [*first, *(group for group in groups if group not in first)]:
             value = chosen[group[0]][size]
             with contextlib.suppress(GraphmemError):  # the answers of the group will say why
