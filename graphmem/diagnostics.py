@@ -237,6 +237,12 @@ class Code(Enum):
     TOKENIZER_ABSENT = _value(
         "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
     )
+    TOKENIZER_ASKED = _harmless(
+        "the tokenizer {place} is not on this disk; one of {size} tokens stands for it (--vocab)"
+    )
+    DATA_SET_ASKED = _harmless(
+        "the data set {place} is not on this disk; {rows} rows of {tokens} tokens stand for it (--dataset)"
+    )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)
     VERSION_NEWER = Meaning(

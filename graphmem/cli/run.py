@@ -28,7 +28,7 @@ from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
-from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, Program
+from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, DataSet, Program, parse_data_set
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
@@ -81,6 +81,16 @@ class Followed:
         f"as {EPOCH_BATCHES} batches or {EPOCH_NUMBERS >> 20} million numbers (auto), none (first), all, or the next N "
         "(sample N).",
         metavar="auto|first|all|'sample N'",
+    )
+    vocab: int | None = option(
+        None, "Tokens of a tokenizer that the program names and that is not on this disk.", Whole(8, 1 << 24)
+    )
+    dataset: DataSet | None = option(
+        None,
+        "Rows of a data set that the program names and that is not on this disk, and the tokens in each. Columns: "
+        "text, or messages, prompt+completion, ....",
+        metavar="rows=N,tokens=N[,columns=NAME]",
+        read=parse_data_set,
     )
     data_dependent: float | None = option(None, option_of(Training, "data_dependent"))
     assume: tuple[tuple[str, Assumed], ...] = option((), option_of(Training, "assume"))
@@ -182,7 +192,7 @@ def run_command(
     launch = launch_of(*started, launcher.config)
     line = program_or_command(words, followed.module, followed.code, launch)
     if isinstance(line, Program):
-        line = replace(line, epoch=followed.epoch)
+        line = replace(line, epoch=followed.epoch, vocab=followed.vocab, dataset=followed.dataset)
     analyzed = {
         "training": _step(followed, launcher, launch.processes, isinstance(line, Program)),
         "iterations": followed.iterations,
