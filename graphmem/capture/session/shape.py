@@ -21,6 +21,9 @@ _MORE_NAMES = {
     "vocabulary": ("vocab_size",),
 }
 
+#: How classes of transformers are called whose loss is of the next token: ``GPT2LMHeadModel`` is one of the oldest.
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+
 
 def model_shape(
     build: Callable[[Any], Any], sizes: object, *, name: str, device: Device, torch_version: tuple[int, int]
@@ -57,7 +60,7 @@ def _shape(model: nn.Module, name: str) -> ModelShape:
         key_value_heads=found_sizes["key_value_heads"] or found_sizes["heads"],
         experts=found_sizes["experts"],
         experts_of_token=found_sizes["experts_of_token"],
-        predicts=found_sizes["vocabulary"] if type(model).__name__.endswith("ForCausalLM") else 0,
+        predicts=found_sizes["vocabulary"] if type(model).__name__.endswith(_LANGUAGE_MODELS) else 0,
         plans=tuple(plans),
     )
 

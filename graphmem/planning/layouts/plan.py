@@ -233,7 +233,7 @@ def _notes(job: Job, frameworks: Sequence[str] | None) -> list[str]:
     if importlib.util.find_spec("accelerate") is None:
         notes.append("accelerate is not installed here, and context parallelism is left out (pip install accelerate)")
     if not job.shape.predicts:
-        notes.append("the model is no language model of transformers: bounds are of its model states alone")
+        notes.append("its activations have no bound (that is known of transformers' language models alone), so more layouts stay open")
     return notes
 
 
