@@ -7,14 +7,16 @@ capture more than were needed to make it agrees with it, event by event and byte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, RunCache, asked_cudnn
+from graphmem.base import garbage
 from graphmem.devices import as_cuda
 from graphmem.run import Run
+from graphmem.trace import Trace
 from graphmem.training import Training
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ _FURTHEST = 9 / 8
 #: Lengths of sequences that a template serves are multiples of it: attention pads its log-sum-exp to 32 rows
 #: (``_scaled_dot_product_efficient_attention``, torch/_meta_registrations.py), and masks to multiples of 8.
 _BLOCK = 32
+#: So many traces are written at a time: more take more memory, and hardly less time.
+_TOGETHER = 16
 
 
 class SizedRuns:
@@ -47,12 +51,15 @@ class SizedRuns:
         self._samples: dict[int, Sample] = {}
         self._template: Template | None = None
         self._written: Run | None = None  # the last one by template
+        self._expected: tuple[int, ...] = ()  # sizes that will be asked
+        self._traces: dict[int, Trace] = {}  # of expected sizes, by template
         self._opened = contextlib.ExitStack()
         self._cudnn: Cudnn | None = None  # asked at all sizes
         self.is_proven = False
         self.refused = ""
 
     def __enter__(self) -> SizedRuns:
+        self._opened.enter_context(garbage.looking_after(garbage.MANY))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,24 +110,27 @@ class SizedRuns:
                for other in others for one in fields(Run) if one.name not in _OF_A_SIZE):  # fmt: skip
             self.refused = "what is known of the runs differs from size to size"
             return
+        self._traces = {}
         try:
             self._template = Template.learn(list(self._samples.values()))
             self.is_proven = self._template.is_proven and self._template.agrees(self._card(question))
         except (NoTemplate, ValueError) as why:
             self.refused, self.is_proven = str(why), False
 
+    def expect(self, sizes: Iterable[int]) -> None:
+        """Say which sizes will be asked of the template, in this order: many together take less time."""
+        self._expected = tuple(sizes)
+
     def by_template(self, size: int) -> Run | None:
         """The run by the template, proven or not; it is in the cache for estimates of this size. None where there is no
         template, or it does not serve this size."""
         from graphmem.capture.templates.layout import NoTemplate
 
-        if self._template is None or self.refused or not self.serves(size):
-            return None
-        if self.is_proven and size > _FURTHEST * self.captured[-1]:
+        if self._template is None or self.refused or not self._reaches(size):
             return None
         question = self._question(size)
         try:
-            [trace] = self._template.traces([size], self._card(question))
+            trace = self._trace_at(size, question)
             output_bytes = self._output_bytes(size)
         except (NoTemplate, ValueError):
             return None
@@ -131,6 +141,27 @@ class SizedRuns:
         self._cache.keep(question, run)
         self._written = run
         return run
+
+    def _reaches(self, size: int) -> bool:
+        return self.serves(size) and not (self.is_proven and size > _FURTHEST * self.captured[-1])
+
+    def _trace_at(self, size: int, question: Question) -> Trace:
+        """The trace by the template, which writes some of those that will be asked next too. Raises
+        :class:`NoTemplate`, and ValueError for a curve that has no whole number here."""
+        from graphmem.capture.templates.layout import NoTemplate
+
+        assert self._template is not None
+        made = self._traces.pop(size, None)
+        if made is not None:
+            return made
+        place = self._expected.index(size) if size in self._expected else len(self._expected)
+        together = [one for one in self._expected[place : place + _TOGETHER] if self._reaches(one)] or [size]
+        card = self._card(question)
+        try:
+            self._traces = dict(zip(together, self._template.traces(together, card), strict=True))
+        except (NoTemplate, ValueError):  # for one of them
+            self._traces = dict(zip([size], self._template.traces([size], card), strict=True))
+        return self._traces.pop(size)
 
     def _card(self, question: Question) -> Card:
         from graphmem.capture.kernels.parts.script import Card

@@ -8,6 +8,7 @@ register there as a table.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import re
@@ -75,12 +76,10 @@ def installed_version() -> tuple[int, int] | None:
 
     Raises :class:`UsageError` if it is too old to run a step on fake tensors as graphmem does.
     """
-    try:
-        text = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    text = installed_text()
+    if not text:
         return None
-    match = re.match(r"(\d+)\.(\d+)", text)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    version = installed() or (0, 0)
     if version < OLDEST_INSTALLED:
         raise UsageError(
             f"torch {text} is installed, and graphmem runs with {words(OLDEST_INSTALLED)} to {words(NEWEST)}; upgrade "
@@ -96,6 +95,7 @@ def installed() -> Version | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+@functools.cache
 def installed_text() -> str:
     """The installed torch's whole version, such as ``2.13.0+cpu``; empty where there is none. Nothing is imported."""
     try:

@@ -76,7 +76,7 @@ def test_a_step_of_another_pytorch_is_predicted_to_the_byte(path: Path) -> None:
 
 def test_an_installed_pytorch_that_is_too_old_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """And may be predicted with a newer one."""
-    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.5.1+cu124")
+    monkeypatch.setattr(versions, "installed_text", lambda: "2.5.1+cu124")
     with pytest.raises(UsageError, match=r"^torch 2.5.1\+cu124 is installed, and graphmem runs with 2.6 to 2.15; "):
         versions.version_named(None)
     assert versions.version_named("2.5") == (2, 5)
@@ -484,6 +484,6 @@ def test_variables_about_workspaces_are_asked_anew(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_installed_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _: "2.3.1")
+    monkeypatch.setattr(versions, "installed_text", lambda: "2.3.1")
     with pytest.raises(UsageError, match=r"torch 2\.3\.1 is installed"):
         versions.installed_version()

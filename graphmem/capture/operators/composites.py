@@ -19,7 +19,7 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators import Decomposition, Shapes
-from graphmem.capture.operators.attention import ATTENTION
+from graphmem.capture.operators.attention import ATTENTION, patch_jagged_attention
 from graphmem.capture.operators.convolutions import CONVOLUTIONS
 from graphmem.capture.operators.ctc import CTC, CTC_SHAPES
 from graphmem.capture.operators.gradient_operators import GRADIENT_OPERATORS
@@ -75,6 +75,7 @@ def cuda_composites(card: Card, values: KnownValues) -> Iterator[dict[OpOverload
         if build.is_other(skipped) and not skipped.holds(card.torch_version):
             patch_indexing(patches)
         patch_views(patches)
+        patch_jagged_attention(patches, card)
         for op, function in table.items():
             kernels.set(op, function, "AutogradCUDA")
         for op in FUSED_ON_CUDA:

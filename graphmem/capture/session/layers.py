@@ -368,6 +368,7 @@ LAYERS: tuple[Layer, ...] = (
             "aten::* @ CUDA",
             "torch._subclasses.fake_impls.op_implementations_dict",
             "torch.Tensor.__getitem__",
+            "torch._C._can_use_*_attention",
         ),
         "cuda_composites",
         lambda context: (context.recorder.card, context.recorder.values),

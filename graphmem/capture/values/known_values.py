@@ -46,6 +46,9 @@ INTEGER_LIMIT, FLOAT_LIMIT = 1 << 22, 1 << 12
 _MARKING = {
     _aten.scatter_.value, _aten.index_put_.default, _aten.index_fill_.int_Scalar, _aten.masked_fill_.Scalar,
 }  # fmt: skip
+_TO_COPY = _aten._to_copy.default
+#: Most floats are no masks, as their first elements show.
+_GLANCE = 256
 #: Parameters with so few elements are configuration (a temperature, a scale), and keep their values.
 _SMALL_PARAMETER = 1
 
@@ -225,6 +228,8 @@ class KnownValues:
         if operator.is_view:
             return
         if not (operator.written or operator.is_random) and isinstance(out, FakeTensor) and not self._fits(out):
+            if func is _TO_COPY:
+                self._copy_mask(args[0], out)
             return  # as most results
         call = HostCall(func, args, kwargs)
         if func in _MARKING:
@@ -346,6 +351,19 @@ class KnownValues:
             return
         if all(not isinstance(tensor, FakeTensor) or self.is_known(tensor) for tensor in rest):
             self.fill(target, number)
+
+    def _copy_mask(self, source: object, out: FakeTensor) -> None:
+        """A mask written in floats goes to the card: nothing but zeros and ones, which are there already."""
+        if not isinstance(source, torch.Tensor) or self._waits(source) or source.numel() > INTEGER_LIMIT:
+            return
+        known = self.of(source)
+        if known is None:
+            return
+        with unset_fake_temporarily():
+            numbers = known.reshape(-1)
+            is_mask = all(bool(((part == 0) | (part == 1)).all()) for part in (numbers[:_GLANCE], numbers))
+        if is_mask:
+            self.learn(out, known)
 
     def _overwrites(self, call: HostCall, targets: Sequence[torch.Tensor]) -> bool:
         """Whether all that a storage holds is written, and none of it read."""
