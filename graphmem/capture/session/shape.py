@@ -22,6 +22,7 @@ _MORE_NAMES = {
     "vocabulary": ("vocab_size",),
 }
 
+
 def model_shape(
     build: Callable[[Any], Any], sizes: object, *, name: str, device: Device, torch_version: tuple[int, int]
 ) -> ModelShape:

@@ -131,10 +131,11 @@ def plan(
     """Search the layouts of ``model``'s training over ``gpus`` (``16xH100-80GB``) in ``nodes`` machines.
 
     ``global_batch``: of an optimizer step over all cards, in sequences or as ``1M-tokens``. ``training``: the step, by
-    default AdamW with bf16 computation (fp16 on cards without bf16), without anything that shares it out. ``confirm``: how many layouts are captured
-    at most; every figure of :attr:`Plan.fitting` is a capture. ``frameworks``: of ``ddp``, ``fsdp`` and ``deepspeed``;
-    by default those that run here. ``links``: GB/s between the cards. ``advice``: look for what saves memory in the
-    best one. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
+    default AdamW with bf16 computation, fp16 on cards without it, and nothing that shares it out. ``confirm``: how many
+    layouts are captured at most; every figure of :attr:`Plan.fitting` is a capture. ``frameworks``: of ``ddp``,
+    ``fsdp`` and ``deepspeed``; by default those that run here. ``links``: GB/s between the cards. ``advice``: look for
+    what saves memory in the best one. ``options`` are those of :func:`graphmem.analyze`. Raises
+    :class:`GraphmemError`.
     """
     report = say or (lambda _: None)
     cluster = cluster_of(gpus, nodes, options.pop("device", None))
@@ -233,7 +234,9 @@ def _notes(job: Job, frameworks: Sequence[str] | None) -> list[str]:
     if importlib.util.find_spec("accelerate") is None:
         notes.append("accelerate is not installed here, and context parallelism is left out (pip install accelerate)")
     if not job.shape.predicts:
-        notes.append("its activations have no bound (that is known of transformers' language models alone), so more layouts stay open")
+        notes.append(
+            "bounds are of its model states alone: those of activations are known of transformers' language models"
+        )
     return notes
 
 
