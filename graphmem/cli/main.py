@@ -42,7 +42,7 @@ _BUG = f"this is a bug in graphmem, please report it; {_DEBUGGED}"
 COMMANDS: Kind[click.Command] = Kind(
     "command", "graphmem.commands", package="graphmem.cli", attribute="{}_command",
     order=("analyze", "run", "fit", "advise", "sweep", "plan", "serve", "compare", "replay", "export-trace", "gpus",
-           "doctor", "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
+           "doctor", "cache", "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
     needs={"plan": "graphmem.planning.layouts", "serve": "graphmem.serving",
            **dict.fromkeys(("measure", "verify", "calibrate", "accuracy"), "graphmem.accuracy")},
 )  # fmt: skip

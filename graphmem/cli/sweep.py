@@ -28,7 +28,16 @@ class Settings:
         metavar="NAME=V1,V2,...",
         repeated=True,
     )
-    jobs: int = option(1, "Processes, each with captures of its own (needs joblib: graphmem[parallel]).", Whole())
+    jobs: int = option(1, "Workers of this machine, each with captures of its own (graphmem[parallel]).", Whole())
+    engine: str = option("", "Who works: processes, dask or ray (graphmem[dask], graphmem[ray]). Default: processes.")
+    scheduler: str | None = option(
+        None, "Address of a Dask scheduler (tcp://host:8786), or of a Ray cluster (auto).", metavar="ADDRESS"
+    )
+    store: str | None = option(
+        None,
+        "Write rows to FILE as they come (JSON lines, figures alone); the same command goes on from them.",
+        metavar="FILE",
+    )
 
 
 def _count(text: str) -> int:
@@ -110,9 +119,10 @@ def sweep_command(model: str, request: Request, settings: Settings, form: Format
     with working() as progress:
         from graphmem.planning.sweep import sweep
 
-        rows = sweep(model, vary=vary, jobs=settings.jobs, say=progress, **vars(request))
+        where = {name: value for name, value in vars(settings).items() if name != "vary"}
+        rows = sweep(model, vary=vary, say=progress, **where, **vars(request))
     publish(rows, form, output)
-    if any(row.estimate is None for row in rows):
+    if any(row.figures["error"] for row in rows):
         click.get_current_context().exit(1)
 
 
