@@ -176,6 +176,11 @@ def _started(words: Sequence[str]) -> list[str]:
     if path.suffix == ".sh" and path.is_file():
         return ["bash", *words]
     found = shutil.which(words[0])
+    if found is None and path.is_file():
+        raise UsageError(
+            f"{words[0]} is a file that is not run by itself; write the command that takes it, or, for a configuration, "
+            f"graphmem analyze {words[0]}"
+        )
     if found is None:
         raise UsageError(
             f"{words[0]} is neither a file nor a command on PATH; write graphmem run train.py, graphmem run -m "
