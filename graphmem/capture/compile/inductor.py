@@ -232,8 +232,8 @@ def _patch_buffers(patches: Patches) -> None:
 
 
 def _under_modes(original: Callable[..., object], *args: object) -> object:
-    """The guard of a tensor compares the keys that it is dispatched by, which have modes among them. They are on when it
-    is asked, and off while code is compiled: made then, that of a real host tensor would fail at every call."""
+    """The guard of a tensor compares the keys that it is dispatched by, with those of modes. They are on when it is
+    asked, and off while code is compiled: made then, that of a real host tensor would fail at every call."""
     include = private("torch._C._IncludeDispatchKeyGuard", _LOST)
     keys = private("torch._C.DispatchKey", _LOST)
     with include(keys.Python), include(keys.PythonTLSSnapshot):
