@@ -191,9 +191,9 @@ class Code(Enum):
         "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; "
         "assumed not to be"
     )
-    SCRIPT_AS_PYTHON = _at_most(
+    SCRIPT_AS_PYTHON = _unbounded(
         "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
-        "element-wise operators, which then keep less"
+        "element-wise operators, and its own derivatives keep other tensors, less or more"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
