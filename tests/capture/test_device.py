@@ -32,6 +32,20 @@ def told(function: Callable[[], Any]) -> Any:
     return answers[0]
 
 
+def test_tensors_inside_transforms_are_on_the_card() -> None:
+    """``torch.func`` wraps them, and what is made on the device of one is made on the card."""
+    places = []
+
+    def loss(weight: Any) -> Any:
+        places.append((str(weight.device), weight.is_cuda, weight.is_meta))
+        rows = torch.arange(3, device=weight.device)
+        return (weight[rows] * torch.ones(3, device=weight.device)).sum()
+
+    told(lambda: torch.func.vmap(torch.func.grad(loss))(torch.randn(2, 5, device="cuda")))
+    told(lambda: torch.func.grad(loss)(torch.ones(5)))
+    assert places == [("cuda:0", True, False), ("cpu", False, False)]
+
+
 def refused(function: Callable[[], Any]) -> str:
     with pytest.raises(CaptureError) as raised:
         record(function)

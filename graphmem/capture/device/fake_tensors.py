@@ -36,7 +36,7 @@ from graphmem.capture.torch_internals import (
 )
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.known_values import KnownValues
-from graphmem.capture.values.tensors import NOWHERE, tensors_in
+from graphmem.capture.values.tensors import NOWHERE, innermost, tensors_in
 from graphmem.torch_names import private
 
 _META = torch.device("meta")
@@ -81,6 +81,8 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     }
     patches.table(FakeTensor, attributes)
     patches.share(FakeTensor, "device", _shown_device(patches.threads))
+    for name in ("device", "is_cuda", "is_meta", "is_cpu"):
+        patches.share(torch.Tensor, name, _of_the_inner(getattr(torch.Tensor, name), name))
     lost = "parameters of a class of their own, as bitsandbytes', are not followed"
     patches.wrap("torch.Tensor._make_subclass", lost, around(_make_subclass))
     lost = "host tensors of classes of their own, as fastai's, are refused by operators"
@@ -123,6 +125,17 @@ def _shown_device(threads: Threads) -> property:
         return shown if called_by_operator() else _META
 
     return property(device, FakeTensor.device.fset)
+
+
+def _of_the_inner(original: Any, name: str) -> property:
+    """``x.device`` and its like. A tensor that a transform of ``torch.func`` has wrapped is where the one inside is,
+    which is ``meta`` to C++. Any other tensor that is not fake is a real one."""
+
+    def shown(self: torch.Tensor) -> object:
+        inner = innermost(self)
+        return getattr(inner, name) if isinstance(inner, FakeTensor) else original.__get__(self)
+
+    return property(shown)
 
 
 def _new_of_class(original: _Make, cls: type, *args: object, **kwargs: object) -> torch.Tensor:

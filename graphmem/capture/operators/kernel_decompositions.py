@@ -37,7 +37,7 @@ def _trilinear(_: Selection, call: Arguments) -> Tensor:
     for place, missing in enumerate(expanded):
         for dim in sorted(missing):
             operands[place] = operands[place].unsqueeze(dim)
-    sizes = [max(tensor.shape[dim] for tensor in operands) for dim in range(dims)]
+    sizes = torch.broadcast_shapes(*(tensor.shape for tensor in operands))
     shape = [1 if dim in call.sumdim else sizes[dim] for dim in range(dims)]
     output = torch.zeros(shape, dtype=call.i1.dtype, device=call.i1.device)
     first = [dim for dim in call.sumdim if dim in call.expand3]

@@ -416,8 +416,8 @@ class KnownValues:
         return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
     def _computed(self, call: HostCall) -> Any:
-        """The call's result on the host, where it writes into what is kept here; None where an argument is not known or
-        it fails."""
+        """The call's result on the host, where it writes into what is kept here, () for nothing; None where an argument
+        is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
         tensors = call.tensors
         if self._later and any(isinstance(tensor, FakeTensor) and self._current(tensor) is None for tensor in tensors):
@@ -432,7 +432,8 @@ class KnownValues:
             real = real.drawing_from(self._draws)
         try:
             with unset_fake_temporarily(), torch.no_grad():
-                return None if real is None else real.run()
+                out: Any = None if real is None else real.run()
+                return () if real is not None and out is None else out
         except FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
 
