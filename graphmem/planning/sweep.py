@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import PicklingError
@@ -188,27 +188,41 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequ
     return [sorted(group, key=cards.__getitem__) for group in groups]
 
 
-#: Groups that differ in one size, and that size; "" where they are too few for a template.
-_Family = tuple[list[list[int]], str]
+#: Groups that differ in one size, card by card, and that size; "" where they are too few for a template.
+_Family = tuple[list[list[list[int]]], str]
 #: From so many sizes on a template takes fewer captures than they do.
 _WORTH_A_TEMPLATE = 4
 
 
 def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]]) -> list[_Family]:
-    """Groups of which one template may serve all but a few: those that differ in the batch, or in the length."""
-    size = next((size for size in SIZES if size in chosen[0]), "")
-    families: list[tuple[CaptureKey | None, list[list[int]]]] = []
+    """Groups of which one template may serve all but a few: those that differ in the batch, or in the length, and in
+    the card."""
+    size = next((size for size in SIZES if chosen and size in chosen[0]), "")
+    families: list[tuple[CaptureKey | None, list[tuple[CaptureKey | None, list[list[int]]]]]] = []
     for group in groups:
-        key, settings = None, chosen[group[0]]
+        on_card, family, settings = None, None, chosen[group[0]]
         if type(settings.get(size)) is int:  # no default, and nothing that is refused
             with contextlib.suppress(GraphmemError):
-                key = capture_key(request.changed(**{**settings, size: chosen[0][size]}).question)
-        family = next((members for other, members in families if key is not None and other == key), None)
-        if family is None:
-            families.append((key, [group]))
-        else:
-            family.append(group)
-    return [(members, size if len(members) >= _WORTH_A_TEMPLATE else "") for _, members in families]
+                on_card = capture_key(request.changed(**{**settings, size: chosen[0][size]}).question)
+                first = {name: chosen[0][name] for name in (size, "device") if name in settings}
+                family = capture_key(request.changed(**{**settings, **first}).question)
+        _member(_member(families, family), on_card).append(group)
+    return [
+        (
+            [groups for _, groups in cards],
+            size if len(max(cards, key=lambda card: len(card[1]))[1]) >= _WORTH_A_TEMPLATE else "",
+        )
+        for _, cards in families
+    ]
+
+
+def _member(named: list[tuple[CaptureKey | None, list[Any]]], key: CaptureKey | None) -> list[Any]:
+    """The list of this key, which is compared, not hashed; a new one for a key that is not there, or None."""
+    found = next((members for other, members in named if key is not None and other == key), None)
+    if found is None:
+        found = []
+        named.append((key, found))
+    return found
 
 
 def _answer_family(
@@ -220,20 +234,31 @@ def _answer_family(
 ) -> Iterator[_Numbered]:
     """A capture for each group, or a template for most of them, and a replay for each combination, which has a number.
 
-    The smallest size, the next and the largest are captured: their template is proven where it gives all three.
+    The smallest size, the next and the largest are captured: their template is proven where it gives all three. On
+    another card one of them is enough, where the template gives it.
     """
-    groups, size = family
+    cards, size = family
     cache = captures or RunCache()
     if not size:
-        for group in groups:
+        for group in itertools.chain.from_iterable(cards):
             yield from _answer_group(request, chosen, group, report, cache)
         return
+    like: SizedRuns | None = None
+    for groups in cards:
+        like = yield from _answer_sizes(request, chosen, groups, size, report, cache, like)
+
+
+def _answer_sizes(
+    request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]], size: str,
+    report: Callable[[int], Progress], cache: RunCache, like: SizedRuns | None,
+) -> Generator[_Numbered, None, SizedRuns | None]:  # fmt: skip
+    """The groups of one card, which differ in the ``size``; the runs whose template may serve the next card."""
     others = {name: value for name, value in chosen[groups[0][0]].items() if name != size}
 
     def question(value: int) -> Question:
         return request.changed(**others, **{size: value}).question
 
-    with SizedRuns(size, question, cache) as sized:
+    with SizedRuns(size, question, cache, like) as sized:
         groups = sorted(groups, key=lambda group: chosen[group[0]][size])
         served = [group for group in groups if sized.serves(chosen[group[0]][size])]
         first = [*served[:2], *served[-1:]] if len(served) >= _WORTH_A_TEMPLATE else []
@@ -241,11 +266,12 @@ def _answer_family(
         for group in [*first, *(group for group in groups if group not in first)]:
             value = chosen[group[0]][size]
             with contextlib.suppress(GraphmemError):  # the answers of the group will say why
-                if group in first:
+                if group in first and not sized.is_proven:
                     sized.capture(value, report(group[0]))
                 elif sized.is_proven:
                     sized.by_template(value)
             yield from _answer_group(request, chosen, group, report, cache)
+        return sized if sized.is_proven and like is None else like
 
 
 def _answer_group(
@@ -267,7 +293,7 @@ def _one_by_one(
     request: Request, chosen: Sequence[Mapping[str, Any]], families: Sequence[_Family], report: Callable[[str], None]
 ) -> Iterator[_Numbered]:
     captures = RunCache()  # of one group at a time; an ONNX file is read for all of them
-    order = [number for groups, _ in families for group in groups for number in group]
+    order = [number for family in families for number in _numbers(family)]
     place = {number: at for at, number in enumerate(order, 1)}
 
     def progress_of(number: int) -> Progress:
@@ -291,13 +317,12 @@ def _side_by_side(
     back. Raises :class:`GraphmemError` where there are no workers, or the model cannot be sent."""
     quiet = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
     function = functools.partial(_family_of_worker, quiet, chosen, brief, os.getcwd())
-    count, done, started = sum(len(group) for groups, _ in families for group in groups), 0, time.monotonic()
+    count, done, started = sum(len(_numbers(family)) for family in families), 0, time.monotonic()
     report(f"0 of {count} done")
     try:
         for number, found in results(function, families, *workers):
             if isinstance(found, GraphmemError):
-                numbers = itertools.chain.from_iterable(families[number][0])
-                rows = [(one, Row.failed(chosen[one], found)) for one in numbers]
+                rows = [(one, Row.failed(chosen[one], found)) for one in _numbers(families[number])]
             else:
                 rows = found
             done += len(rows)
@@ -308,6 +333,11 @@ def _side_by_side(
         raise UsageError(
             "the model cannot be sent to another process; name it (module.py:factory), or use one job"
         ) from None
+
+
+def _numbers(family: _Family) -> list[int]:
+    """The combinations of a family."""
+    return [number for groups in family[0] for group in groups for number in group]
 
 
 def _family_of_worker(

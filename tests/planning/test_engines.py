@@ -147,7 +147,7 @@ def _counted(asked: list[int]) -> Callable[..., Any]:
     from graphmem.planning.sweep import _one_by_one
 
     def counted(request: Any, chosen: Any, families: Any, report: Any) -> Any:
-        asked.append(sum(len(group) for groups, _ in families for group in groups))
+        asked.append(sum(len(group) for cards, _ in families for groups in cards for group in groups))
         return _one_by_one(request, chosen, families, report)
 
     return counted
