@@ -28,7 +28,7 @@ class Analysis(Request):
     ranks: str | Sequence[int] | None = option(None, RANKS, heading=STEP)
 
 
-@click.command("analyze", cls=GroupedCommand, short_help="How much memory a model needs, and whether it fits.")
+@click.command("analyze", cls=GroupedCommand)
 @click.argument("model")
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
 @takes("request", Analysis)

@@ -154,7 +154,6 @@ class Asked(Target):
 @click.command(
     "run",
     cls=_Runs,
-    short_help="A whole program as it is: what it would need on a card.",
     context_settings={"allow_interspersed_args": False},
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ITS ARGUMENTS]...")
