@@ -24,13 +24,13 @@ from graphmem.errors import UsageError
 Version = tuple[int, int]
 
 #: The versions of PyTorch that can be predicted: the rules were checked against recordings of the newest.
-OLDEST: Version = (2, 4)
+OLDEST: Version = (1, 5)
 NEWEST: Version = (2, 15)
 #: The oldest that may be installed: what is replaced in PyTorch's Python code is named otherwise before.
 OLDEST_INSTALLED: Version = (2, 6)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
 RECORDED: tuple[Version, ...] = (
-    (2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
+    (2, 1), (2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
 )  # fmt: skip
 #: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
 COUNTED_CUDNN: Version = (2, 13)

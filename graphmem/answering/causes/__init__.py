@@ -264,11 +264,12 @@ def _of_values(decided: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Ou
 
 
 def neighbours(version: Version) -> tuple[Version, ...]:
-    """The recorded versions before and after one that was not recorded; none for those that were, or are newer than
-    all."""
+    """The recorded versions before and after one that was not recorded, the one after where it is older than all; none
+    for those that were, or are newer than all."""
     if version in RECORDED or version > NEWEST:
         return ()
-    return max(one for one in RECORDED if one < version), min(one for one in RECORDED if one > version)
+    before, after = [one for one in RECORDED if one < version], [one for one in RECORDED if one > version]
+    return (*before[-1:], after[0])
 
 
 def cause_of_version(version: Version, peak: Peak, beside: Callable[[Version], Peak | None]) -> Cause | None:

@@ -351,8 +351,11 @@ LAYERS: tuple[Layer, ...] = (
             "torch.amp.grad_scaler.GradScaler.*",
             "torch.utils.checkpoint._get_device_module",
             "torch.nn.parallel.data_parallel.DataParallel.*",
+            "torch.optim.optimizer.Optimizer.zero_grad",
+            "torch.nn.modules.module.Module.zero_grad",
         ),
         "patch_training_tools",
+        lambda context: (context.recorder.card.torch_version,),
         lost="optimizers may update parameters one by one, and a gradient scaler asks values",
     ),
     Layer(

@@ -63,6 +63,8 @@ class AttentionCall:
 def choose_sdp_backend(call: AttentionCall, enabled: frozenset[str] = BACKENDS) -> str:
     """The backend: ``flash``, ``efficient``, ``cudnn`` or ``math``. Raises RuntimeError as PyTorch does where none that
     is ``enabled`` can."""
+    if not versions.ATTENTION_IN_ONE_KERNEL.holds(call.card.torch_version):
+        return "math"
     for backend in _priority_order(call):
         if backend in enabled and can_use(backend, call):
             return backend
