@@ -31,6 +31,9 @@ _BEYOND = frozenset(
 )  # fmt: skip
 #: What the machine says of itself.
 _OF_THE_MACHINE = ("/proc/", "/sys/", "/dev/")
+#: The libraries that Linux's loader knows, by which ``ctypes.util`` finds one: in it, or where nothing is there, by
+#: compilers, which look into the same folders.
+_LIBRARIES = "/etc/ld.so.cache"
 #: Files up to this many bytes are compared by what they hold, larger ones, and those of installed packages, by their
 #: size and times.
 _READ_BYTES = 2**22
@@ -147,7 +150,14 @@ class Watch:
             self._files.add(text)
 
     def _is_allowed(self, event: str, arguments: tuple[Any, ...]) -> bool:
-        return event == "subprocess.Popen" and bool(self._allowed) and tuple(arguments[1]) == self._allowed
+        """Whether it is the process that may be started, or one that looks for a library (``find_library``)."""
+        if event == "subprocess.Popen" and self._allowed and tuple(arguments[1]) == self._allowed:
+            return True
+        looking, frame = getattr(sys.modules.get("ctypes.util"), "__file__", ""), sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename != looking:
+            frame = frame.f_back  # type: ignore[assignment]
+        self._files.update(() if frame is None else (_LIBRARIES,))
+        return frame is not None
 
     def _noting_stat(self, original: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:

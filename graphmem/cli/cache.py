@@ -16,7 +16,7 @@ from graphmem.units import format_bytes
 SCHEMA = "graphmem.cache/1"
 
 
-@click.command("cache", short_help="The captures that are kept on the disk.")
+@click.command("cache")
 @click.argument("action", required=False, type=click.Choice(["clear", "path"]))
 @form_options
 def cache_command(action: str | None, form: Format, output: str | None) -> None:

@@ -32,7 +32,7 @@ class Growth:
     )
 
 
-@click.command("compare", short_help="Two reports side by side, or a growth budget in CI.")
+@click.command("compare")
 @click.argument("before")
 @click.argument("after")
 @form_options

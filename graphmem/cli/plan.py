@@ -95,7 +95,7 @@ class Configuration:
     )
 
 
-@click.command("plan", cls=GroupedCommand, short_help="Which layout over several cards fits.")
+@click.command("plan", cls=GroupedCommand)
 @click.argument("model")
 @takes("asked", Asked)
 @form_options

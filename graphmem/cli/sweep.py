@@ -89,7 +89,7 @@ class _SweepCommand(GroupedCommand):
             raise
 
 
-@click.command("sweep", cls=_SweepCommand, short_help="Every combination of some settings.")
+@click.command("sweep", cls=_SweepCommand)
 @click.argument("model")
 @takes("request", Request)
 @takes("settings", Settings, "Settings")

@@ -140,8 +140,11 @@ def test_what_cannot_be_written_down_is_not_kept(folder: Path, also: str, why: s
     assert why in _computed(also)
 
 
-def test_a_process_that_answers_by_known_files_is_allowed(folder: Path) -> None:
-    assert "read" in _computed("subprocess.run([sys.executable, '-c', 'pass'])")
+@pytest.mark.parametrize(
+    "also", ["subprocess.run([sys.executable, '-c', 'pass'])", "import ctypes.util; ctypes.util.find_library('none')"]
+)
+def test_a_process_that_answers_by_known_files_is_allowed(folder: Path, also: str) -> None:
+    assert "read" in _computed(also)
 
 
 # --- entries ----------------------------------------------------------------------------------------------------------
