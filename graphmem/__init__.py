@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from graphmem.planning.advise import advise
     from graphmem.planning.compare import Comparison, compare
     from graphmem.planning.fit import fit
+    from graphmem.planning.layouts.pack import Job, Packing, pack
     from graphmem.planning.layouts.plan import Plan, plan
     from graphmem.planning.recordings import replay
     from graphmem.planning.sweep import sweep
@@ -29,6 +30,8 @@ __all__ = [
     "Estimate",
     "GraphmemError",
     "Inference",
+    "Job",
+    "Packing",
     "Plan",
     "ServingReport",
     "Training",
@@ -37,6 +40,7 @@ __all__ = [
     "compare",
     "fit",
     "operator_graph",
+    "pack",
     "plan",
     "replay",
     "replay_trace",
@@ -51,6 +55,7 @@ _PLACES = {
     "ServingReport": "serving.answer", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
     "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.layouts.plan", "replay_trace": "analyze",
     "serve": "serving.answer", "sweep": "planning.sweep",
+    **dict.fromkeys(("Job", "Packing", "pack"), "planning.layouts.pack"),
 }  # fmt: skip
 
 

@@ -111,6 +111,9 @@ class Code(Enum):
     NOTHING_PADDED = _at_most("a padding mask of unknown values was taken to pad nothing")
     GENERATION_GOES_ON = _at_most("generation goes on to its largest length: no token was taken to end its sequence")
     LBFGS_GOES_ON = _at_most("steps of L-BFGS went on: every evaluation lowered the loss and entered the history")
+    FLEX_TRACED = _at_most(
+        "flex_attention without compilation: numbers of a few bytes that tracing its functions makes were counted"
+    )
     GRADIENT_OF_PROD = _at_most(
         "the gradient of prod was taken to go the way of inputs with zeros; without any, a card takes less"
     )
@@ -188,9 +191,9 @@ class Code(Enum):
         "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; "
         "assumed not to be"
     )
-    SCRIPT_AS_PYTHON = _at_most(
+    SCRIPT_AS_PYTHON = _unbounded(
         "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
-        "element-wise operators, which then keep less"
+        "element-wise operators, and its own derivatives keep other tensors, less or more"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
@@ -236,6 +239,12 @@ class Code(Enum):
     CONFIGURATION_KNOWN = _harmless("the configuration of {place} is that of {known} in the table of public models")
     TOKENIZER_ABSENT = _value(
         "the tokenizer is not on this disk; one of {size} tokens stands for it, each of four characters", any_size=True
+    )
+    TOKENIZER_ASKED = _harmless(
+        "the tokenizer {place} is not on this disk; one of {size} tokens stands for it (--vocab)"
+    )
+    DATA_SET_ASKED = _harmless(
+        "the data set {place} is not on this disk; {rows} rows of {tokens} tokens stand for it (--dataset)"
     )
     WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
     NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)

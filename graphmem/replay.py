@@ -8,6 +8,7 @@ figures are bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -16,7 +17,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.allocators.base import Allocator, ConfigurableAllocator, LimitedAllocator, PoolAllocator, SegmentView
+from graphmem.allocators.base import (
+    GIVE,
+    PASS,
+    STOP,
+    TAKE,
+    Allocator,
+    ConfigurableAllocator,
+    ForwardingAllocator,
+    LimitedAllocator,
+    PoolAllocator,
+    SegmentView,
+)
 from graphmem.base.records import dataclass
 from graphmem.errors import DeviceOutOfMemory, TraceError
 from graphmem.trace import MAX_STORAGE_BYTES, Calls, EventKind, Place, Trace
@@ -76,11 +88,12 @@ class Player:
         streams: list[int],
         pools: list[int],
         calls: Mapping[int, Calls],
+        handles: dict[int, Any] | None = None,
     ) -> None:
         self._allocator = allocator
         self._calls = calls
         self._sizes, self._streams, self._pools = sizes, streams, pools
-        self._handles: dict[int, Any] = {}
+        self._handles = {} if handles is None else handles  # of storages that live
         #: Of the request that was refused last.
         self.error: DeviceOutOfMemory
 
@@ -195,28 +208,30 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
         for number, pool in enumerate(trace.pools, 1):
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
     kinds = _device_kinds(trace, places, pools if private is not None else [])
+    played = None
+    if isinstance(allocator, ForwardingAllocator):
+        at_once = np.array([_AT_ONCE.get(kind, STOP) for kind in kinds], dtype=np.int64)
+        played = allocator.fast_forward(at_once, trace.subjects, sizes, own_streams)
+    before = 0 if played is None else len(played.allocated)
     events = zip(kinds, trace.subjects.tolist(), trace.event_streams.tolist(), strict=True)
     shapes = [Calls(plans.bytes, plans.storages) for plans in trace.plans]
     calls = {index: shape for shape in shapes for index in shape.storages}
-    player = Player(allocator, sizes, own_streams, pools if private is not None else [], calls)
+    handles = {} if played is None else played.handles
+    player = Player(allocator, sizes, own_streams, pools if private is not None else [], calls, handles)
+    next(itertools.islice(events, before, before), None)
     while (subject := player.play(events, allocated.append, reserved.append, trace.fractions, trace.settings)) >= 0:
         refused.add(subject)
         if out_of_memory is None:
-            out_of_memory = OutOfMemory(len(allocated), player.error)
+            out_of_memory = OutOfMemory(before + len(allocated), player.error)
         if stop_at_oom:
             break
         allocated.append(allocator.allocated_bytes)
         reserved.append(allocator.reserved_bytes)
 
-    done = len(allocated)
-    rest = len(trace) - done
-    allocated += [allocator.allocated_bytes] * rest
-    reserved += [allocator.reserved_bytes] * rest
+    done = before + len(allocated)
+    allocated_array = _levels(played and played.allocated, allocated, len(trace), allocator.allocated_bytes)
+    reserved_array = _levels(played and played.reserved, reserved, len(trace), allocator.reserved_bytes)
     requested, host, pinned, managed = _live_bytes(trace, sizes, places, refused, done)
-    if max(max(allocated, default=0), max(reserved, default=0)) > MAX_STORAGE_BYTES:
-        raise TraceError("the allocator holds more than 2^63 - 1 bytes, more than any memory")
-    allocated_array = np.array(allocated, dtype=np.int64)
-    reserved_array = np.array(reserved, dtype=np.int64)
     return Replay(
         requested_bytes=requested,
         allocated_bytes=allocated_array,
@@ -235,11 +250,24 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     )
 
 
+def _levels(played: npt.NDArray[np.int64] | None, noted: list[int], events: int, last: int) -> npt.NDArray[np.int64]:
+    """A level after every event: as played at once, as noted one by one, and the ``last`` one from there on."""
+    if max(noted, default=0) > MAX_STORAGE_BYTES:
+        raise TraceError("the allocator holds more than 2^63 - 1 bytes, more than any memory")
+    levels = np.full(events, last, dtype=np.int64)
+    start = 0 if played is None else len(played)
+    levels[:start] = 0 if played is None else played
+    levels[start : start + len(noted)] = noted
+    return levels
+
+
 # Plain integers: comparing with members of an IntEnum in the loop above costs more than allocating.
 _ALLOC, _FREE = int(EventKind.ALLOC), int(EventKind.FREE)
 _WITH_STORAGE = (_ALLOC, _FREE, int(EventKind.RECORD_STREAM), int(EventKind.REFUSED))
 #: Kinds of events of this module alone: a request of a private pool, and what happens outside the device.
 _ALLOC_IN_POOL, _ELSEWHERE = -1, 1 << 20
+#: Kinds of events that an allocator may play at once; another ends them.
+_AT_ONCE = {_ALLOC: TAKE, _FREE: GIVE, int(EventKind.SYNCHRONIZE): PASS, _ELSEWHERE: PASS}
 
 
 def events_on_device(

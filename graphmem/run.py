@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from graphmem.base.textbook import Sharded
-    from graphmem.cudnn.library import Cudnn
+    from graphmem.cudnn.library import Cudnn, CudnnAnswers
     from graphmem.runtimes.base import Taken
     from graphmem.training.program import Ending, EpochRead, ItemRun
 
@@ -53,6 +53,7 @@ class Run:
     refusals: tuple[Diagnostic, ...] = ()  # who was refused memory and went on
     card_answers: Mapping[str, Hashable] = field(default_factory=dict)  # facts of the card that the step's code asked
     limit: Hashable = None  # what decided when memory ran out, where the run could be refused some
+    captured_at: float | None = None  # seconds since 1970, of one that was on the disk
     # What was run:
     is_own_step: bool = False  # the program, or the factory, ran all iterations itself
     ending: Ending | None = None  # of a whole program
@@ -60,7 +61,7 @@ class Run:
     epochs: tuple[EpochRead, ...] = ()  # whose batches were read beyond those that its steps took
     sandbox: Mapping[str, Any] = field(default_factory=dict)  # what a whole program would have done to files
     installed_version: tuple[int, int] = (0, 0)  # of the PyTorch that ran it
-    cudnn: Cudnn | None = None  # that was asked for plans of convolutions
+    cudnn: Cudnn | CudnnAnswers | None = None  # that was asked for plans of convolutions
     graph: fx.Graph | None = None  # the operators, if they were asked for
     weights: tuple[str, ...] = ()  # dtypes of the model's parameters, those of the most bytes first
     optimizer: str = ""

@@ -208,7 +208,7 @@ class Trace:
     private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of calls
     that can do with less than their storages have. ``settings`` are whole texts of PyTorch's allocator settings.
     ``predicted_plans``: of how many shapes of convolutions and recurrent networks cuDNN's plan was predicted, not
-    asked.
+    asked. ``garbage_bytes``: the most that died on the card when Python looked for cycles of garbage once.
     """
 
     source: str
@@ -225,6 +225,7 @@ class Trace:
     plans: tuple[Plans, ...] = ()
     settings: tuple[str, ...] = ()
     predicted_plans: int = 0
+    garbage_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -275,6 +276,7 @@ class TraceBuilder:
     calls: dict[int, Calls] = field(default_factory=dict)
     _shapes: dict[Any, Calls] = field(default_factory=dict)
     predicted_plans: int = 0
+    garbage_bytes: int = 0
 
     def phase(self, iteration: int, name: str) -> int:
         """Index of the phase, added if it is new."""
@@ -389,6 +391,7 @@ class TraceBuilder:
             plans=tuple(Plans(tuple(calls.storages), calls.bytes) for calls in self._shapes.values()),
             settings=tuple(self.settings),
             predicted_plans=self.predicted_plans,
+            garbage_bytes=self.garbage_bytes,
         )
         validate(trace)
         return trace
@@ -397,7 +400,17 @@ class TraceBuilder:
 def same(one: Trace, other: Trace) -> bool:
     """Whether two traces have the same events and storages, with the same operators."""
     columns = ("kinds", "subjects", "event_operators", "event_streams")
-    tables = ("storages", "operators", "phases", "pools", "fractions", "plans", "settings", "predicted_plans")
+    tables = (
+        "storages",
+        "operators",
+        "phases",
+        "pools",
+        "fractions",
+        "plans",
+        "settings",
+        "predicted_plans",
+        "garbage_bytes",
+    )
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns) and all(
         getattr(one, name) == getattr(other, name) for name in tables
     )
@@ -416,8 +429,9 @@ def validate(trace: Trace) -> None:
     for fraction in trace.fractions:
         if not 0.0 <= fraction <= 1.0:
             raise TraceError(f"a memory fraction is {fraction}; accepted: 0 to 1")
-    if not 0 <= trace.predicted_plans <= MAX_STORAGE_BYTES:
-        raise TraceError(f"predicted_plans is {trace.predicted_plans}; accepted: 0 to {MAX_STORAGE_BYTES}")
+    for name in ("predicted_plans", "garbage_bytes"):
+        if not 0 <= (number := getattr(trace, name)) <= MAX_STORAGE_BYTES:
+            raise TraceError(f"{name} is {number}; accepted: 0 to {MAX_STORAGE_BYTES}")
     _check_plans(trace)
     if not _events_hold(trace):
         _name_first_broken(trace)
@@ -567,8 +581,9 @@ def to_json(trace: Trace) -> str:
     if trace.settings:
         document["schema"] = SCHEMA_WITH_SETTINGS
         document["settings"] = list(trace.settings)
-    if trace.predicted_plans:
-        document["predicted_plans"] = trace.predicted_plans
+    for name in ("predicted_plans", "garbage_bytes"):
+        if number := getattr(trace, name):
+            document[name] = number
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -619,6 +634,7 @@ def _decode(document: dict[str, Any]) -> Trace:
         ),
         settings=tuple(_text(value) for value in document.get("settings", ())),
         predicted_plans=_whole(document.get("predicted_plans", 0)),
+        garbage_bytes=_whole(document.get("garbage_bytes", 0)),
     )
 
 

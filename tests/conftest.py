@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Cards that the developer measured change no expectation.
 os.environ["GRAPHMEM_DEVICES"] = os.devnull + ".json"
 
+# Nothing is kept between tests, nor in the developer's own folder.
+os.environ["GRAPHMEM_CACHE"] = "off"
+
 GOLDEN = places.GOLDEN
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from graphmem.base.records import dataclass
+
+#: Events that may be played at once: a request, a free, nothing that moves memory; and what ends them.
+TAKE, GIVE, PASS, STOP = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,29 @@ class Allocator(Protocol):
         return
 
     def segments(self) -> tuple[SegmentView, ...]: ...
+
+
+class Played(NamedTuple):
+    """Events that an allocator played at once: its levels after each of them, and the handles of storages that live."""
+
+    allocated: npt.NDArray[np.int64]
+    reserved: npt.NDArray[np.int64]
+    handles: dict[int, Any]
+
+
+@runtime_checkable
+class ForwardingAllocator(Allocator, Protocol):
+    """An allocator that may play many events at once, while it is new."""
+
+    def fast_forward(
+        self,
+        kinds: npt.NDArray[np.int64],
+        subjects: npt.NDArray[np.int64],
+        sizes: Sequence[int],
+        streams: Sequence[int],
+    ) -> Played | None:
+        """Play events as far as that goes; None where nothing is played. ``kinds`` (:data:`TAKE` to :data:`STOP`) and
+        ``subjects`` (the index of a storage) are of each event, ``sizes`` (bytes) and ``streams`` of each storage."""
 
 
 @runtime_checkable

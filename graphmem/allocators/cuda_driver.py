@@ -91,7 +91,7 @@ class CudaDriver:
         self.synchronize_completes_events = synchronize_completes_events
         self.used_bytes = 0
         self.peak_used_bytes = 0
-        self._addresses: AddressPolicy = addresses if addresses is not None else LowestHole()
+        self.addresses: AddressPolicy = addresses if addresses is not None else LowestHole()
         self._sizes: dict[int, int] = {}
         self._next_virtual = virtual_base
 
@@ -108,7 +108,7 @@ class CudaDriver:
         if not self._take(pages):
             return None
         try:
-            address = self._addresses.take(pages)
+            address = self.addresses.take(pages)
         except OverflowError:  # more than addresses can tell apart, as only a damaged trace asks for
             self.used_bytes, self.peak_used_bytes = self.used_bytes - pages, before
             return None
@@ -119,7 +119,7 @@ class CudaDriver:
         """``cudaFree``."""
         pages = self._sizes.pop(address)
         self.used_bytes -= pages
-        self._addresses.give(address, pages)
+        self.addresses.give(address, pages)
 
     def reserve_address(self, size: int) -> int:
         """``cuMemAddressReserve``: a virtual range of ``size`` bytes, never reused."""

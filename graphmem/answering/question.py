@@ -19,6 +19,7 @@ from graphmem.graph.asked import Asked, Range
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
+from graphmem.sources.manifests import is_manifest, read_manifest
 from graphmem.sources.zoo import ZOO, usual_step
 from graphmem.training import Inference, Training
 
@@ -97,6 +98,8 @@ class Question:
         everything else."""
         if isinstance(self.model, str) and self.model.startswith(ZOO) and self.training in (None, True, False):
             return usual_step(self.model.removeprefix(ZOO), training=self.training is not False)
+        if is_manifest(self.model) and self.training in (None, True):
+            return read_manifest(str(self.model)).step()
         if isinstance(self.training, bool):
             return Training() if self.training else Inference()
         if self.training is None:

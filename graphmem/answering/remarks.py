@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -76,6 +77,8 @@ def details(question: Question, run: Run, replay: Replay) -> dict[str, Any]:
             found["sandbox"] = run.sandbox
     if run.loop:
         found["loop"] = {"loop": run.loop, "output_bytes": run.output_bytes}
+    if run.captured_at is not None:
+        found["captured"] = {"from": "disk", "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.captured_at))}
     if run.cudnn is not None:
         found["cudnn"] = run.cudnn.details()
     return found

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graphmem import sources
+from graphmem.answering import capture_cache
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
@@ -90,13 +92,44 @@ class RunCache:
             say("loading")
             if self.last is not None and not _answers_alike(self.last, question):
                 self.forget()
-            key, known, loaded = capture_key(question), self._of_other_loop(question), self._models.made
-            if known is None or loaded is None:
-                loaded = self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
-            runtime_for(question, loaded).parse(question.alloc_conf, question.setting)
-            say("tracing")
-            model = loaded
-            return known or self._runs.get(key, lambda: record(question, model, say, calls))
+            key, disk = capture_key(question), capture_cache.opened()
+            place = None if disk is None else disk.place(question, key)
+            known = self._known(question, key, say, place if calls is None else None)
+            if known is not None and self._models.made is None:  # as it was not run here
+                return known
+            with contextlib.nullcontext() if disk is None else disk.watched():
+                loaded = self._models.made
+                if known is None or loaded is None:
+                    model_key = key.loading if question.is_onnx else key
+                    loaded = self._models.get(model_key, lambda: load(question, self._files))
+                runtime_for(question, loaded).parse(question.alloc_conf, question.setting)
+                say("tracing")
+                model, is_new = loaded, known is None and not self._runs.is_for(key)
+                run = known or self._runs.get(key, lambda: record(question, model, say, calls))
+            if disk is not None and place is not None and is_new:
+                disk.keep(place, question.model, run)
+            return run
+
+    def _known(self, question: Question, key: CaptureKey, say: Progress, place: Path | None) -> Run | None:
+        """The run that is there already: of the other loop, or on the disk at this place."""
+        known = self._of_other_loop(question)
+        if known is None and self._models.made is None and self._runs.is_for(key):
+            known = self.last
+        disk = capture_cache.opened()
+        if known is None and disk is not None and place is not None and not self._runs.is_for(key):
+            run = disk.recalled(place)
+            if run is not None and _answers_alike(run, question) and not could_go_on(question, run):
+                self.forget()
+                self._runs.keep(key, run)
+                say("captured before")
+                known = run
+        if known is None or self._models.made is not None:
+            return known
+        runtime = question.runtime_by_default(known.runtime)
+        if not (runtime.graphs is Graphs.CAPTURED if question.is_onnx else runtime.captures):
+            return None  # it is refused in the words of the model
+        runtime.parse(question.alloc_conf, question.setting)
+        return known
 
     def _of_other_loop(self, question: Question) -> Run | None:
         """The run of the question's loop that was recorded with the last run, of the other loop; None without."""
@@ -308,8 +341,8 @@ def _run_once(
     subject = Subject(
         loaded.build, question.sizes, step, loaded.name, question.iterations, question.build_on, loaded.program
     )
-    garbage.look_as_usual()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(garbage.looking_after(garbage.USUAL))
         is_program = loaded.program is not None
         sandboxed = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None)) if is_program else {}
         run = capture_subject(

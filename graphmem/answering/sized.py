@@ -7,14 +7,16 @@ capture more than were needed to make it agrees with it, event by event and byte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, RunCache, asked_cudnn
+from graphmem.base import garbage
 from graphmem.devices import as_cuda
 from graphmem.run import Run
+from graphmem.trace import Trace
 from graphmem.training import Training
 
 if TYPE_CHECKING:
@@ -32,27 +34,37 @@ _FURTHEST = 9 / 8
 #: Lengths of sequences that a template serves are multiples of it: attention pads its log-sum-exp to 32 rows
 #: (``_scaled_dot_product_efficient_attention``, torch/_meta_registrations.py), and masks to multiples of 8.
 _BLOCK = 32
+#: So many traces are written at a time: more take more memory, and hardly less time.
+_TOGETHER = 16
 
 
 class SizedRuns:
     """The runs of a question at several sizes, each put into ``cache``; ``question(size)`` asks for the size ``name``.
 
-    ``is_proven``: whether a template is. ``refused``: why there is none; "" as long as there may be one.
+    ``is_proven``: whether a template is. ``refused``: why there is none; "" as long as there may be one. ``like``: the
+    runs of the same question on another card, whose template serves where it gives a capture on this one.
     """
 
-    def __init__(self, name: str, question: Callable[[int], Question], cache: RunCache) -> None:
-        self.name, self._question, self._cache = name, question, cache
+    def __init__(
+        self, name: str, question: Callable[[int], Question], cache: RunCache, like: SizedRuns | None = None
+    ) -> None:
+        self.name, self._question, self._cache, self._like = name, question, cache, like
         self.block = _BLOCK if name == "seq_len" else 1
         self._runs: dict[int, Run] = {}  # that were captured, by size
         self._samples: dict[int, Sample] = {}
         self._template: Template | None = None
         self._written: Run | None = None  # the last one by template
+        self._expected: tuple[int, ...] = ()  # sizes that will be asked
+        self._traces: dict[int, Trace] = {}  # of expected sizes, by template
         self._opened = contextlib.ExitStack()
         self._cudnn: Cudnn | None = None  # asked at all sizes
+        self._output_bytes: dict[int, int] = {}  # at the sizes that the template was learned at
+        self._learned = ""
         self.is_proven = False
         self.refused = ""
 
     def __enter__(self) -> SizedRuns:
+        self._opened.enter_context(garbage.looking_after(garbage.MANY))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +78,7 @@ class SizedRuns:
     @property
     def captured(self) -> list[int]:
         """The sizes that were captured for the template, in order."""
-        return sorted(self._samples)
+        return sorted(self._output_bytes)
 
     def capture(self, size: int, say: Progress) -> Run:
         """The run of a capture, from which the template learns; it is in the cache for estimates of this size. Raises
@@ -85,6 +97,10 @@ class SizedRuns:
         if log.builder is None:  # it was in the cache, or planned
             return run
         self._runs[size], self._samples[size] = run, Sample(size, run.trace, log)
+        if len(self._samples) == 1 and self._like is not None and self._is_as_on_other_card(size, question):
+            return run
+        self._output_bytes = {one: made.output_bytes for one, made in self._runs.items()}
+        self._learned = f"at {self.name} {', '.join(f'{one:,}' for one in self.captured)}"
         self._learn(question)
         return run
 
@@ -99,38 +115,78 @@ class SizedRuns:
         if first.planned is not None or first.is_own_step:
             self.refused = "the program runs its steps itself"
             return
-        if any(getattr(first, one.name) != getattr(other, one.name)
-               for other in others for one in fields(Run) if one.name not in _OF_A_SIZE):  # fmt: skip
+        if not all(_are_alike(first, other) for other in others):
             self.refused = "what is known of the runs differs from size to size"
             return
+        self._traces = {}
         try:
             self._template = Template.learn(list(self._samples.values()))
             self.is_proven = self._template.is_proven and self._template.agrees(self._card(question))
         except (NoTemplate, ValueError) as why:
             self.refused, self.is_proven = str(why), False
 
+    def _is_as_on_other_card(self, size: int, question: Question) -> bool:
+        """Whether the template of another card, asked about this one, gives the first capture made here; it is this
+        one's then."""
+        from graphmem.capture.templates.layout import NoTemplate
+
+        like = self._like
+        if like is None or like._template is None or not like.is_proven or size not in like._runs:
+            return False
+        if not _are_alike(replace(self._runs[size], limit=like._runs[size].limit), like._runs[size]):
+            return False
+        try:
+            self._template = like._template.on_other_card(self._samples[size], self._card(question))
+        except (NoTemplate, ValueError):
+            return False
+        self._output_bytes, self.is_proven = like._output_bytes, True
+        self._learned = f"{like._learned} on another card, which gave the one at {size:,} on this one"
+        return True
+
+    def expect(self, sizes: Iterable[int]) -> None:
+        """Say which sizes will be asked of the template, in this order: many together take less time."""
+        self._expected = tuple(sizes)
+
     def by_template(self, size: int) -> Run | None:
         """The run by the template, proven or not; it is in the cache for estimates of this size. None where there is no
         template, or it does not serve this size."""
         from graphmem.capture.templates.layout import NoTemplate
 
-        if self._template is None or self.refused or not self.serves(size):
-            return None
-        if self.is_proven and size > _FURTHEST * self.captured[-1]:
+        if self._template is None or self.refused or not self._reaches(size):
             return None
         question = self._question(size)
         try:
-            [trace] = self._template.traces([size], self._card(question))
-            output_bytes = self._output_bytes(size)
+            trace = self._trace_at(size, question)
+            output_bytes = self._output_bytes_at(size)
         except (NoTemplate, ValueError):
             return None
-        last = self._runs[self.captured[-1]]
-        sizes = ", ".join(f"{one:,}" for one in self.captured)
-        notes = (*last.notes, f"by template of the captures at {self.name} {sizes}")
+        last = self._runs[max(self._runs)]
+        notes = (*last.notes, f"by template of the captures {self._learned}")
         run = replace(last, trace=trace, cudnn=self._cudnn, output_bytes=output_bytes, notes=notes)
         self._cache.keep(question, run)
         self._written = run
         return run
+
+    def _reaches(self, size: int) -> bool:
+        return self.serves(size) and not (self.is_proven and size > _FURTHEST * self.captured[-1])
+
+    def _trace_at(self, size: int, question: Question) -> Trace:
+        """The trace by the template, which writes some of those that will be asked next too. Raises
+        :class:`NoTemplate`, and ValueError for a curve that has no whole number here."""
+        from graphmem.capture.templates.layout import NoTemplate
+
+        assert self._template is not None
+        made = self._traces.pop(size, None)
+        if made is not None:
+            return made
+        place = self._expected.index(size) if size in self._expected else len(self._expected)
+        together = [one for one in self._expected[place : place + _TOGETHER] if self._reaches(one)] or [size]
+        card = self._card(question)
+        try:
+            self._traces = dict(zip(together, self._template.traces(together, card), strict=True))
+        except (NoTemplate, ValueError):  # for one of them
+            self._traces = dict(zip([size], self._template.traces([size], card), strict=True))
+        return self._traces.pop(size)
 
     def _card(self, question: Question) -> Card:
         from graphmem.capture.kernels.parts.script import Card
@@ -140,10 +196,17 @@ class SizedRuns:
         setting = question.setting
         return Card(as_cuda(setting.device), setting.torch_version, cudnn=self._cudnn)
 
-    def _output_bytes(self, size: int) -> int:
+    def _output_bytes_at(self, size: int) -> int:
         from graphmem.capture.templates.curves import curve_through
 
-        return curve_through(self.captured, [self._runs[one].output_bytes for one in self.captured]).at(size)
+        return curve_through(list(self._output_bytes), list(self._output_bytes.values())).at(size)
+
+
+def _are_alike(one: Run, other: Run) -> bool:
+    """Whether all is the same that is known of two runs, but for what a size changes."""
+    return all(
+        getattr(one, known.name) == getattr(other, known.name) for known in fields(Run) if known.name not in _OF_A_SIZE
+    )
 
 
 def _is_captured(question: Question) -> bool:

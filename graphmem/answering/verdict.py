@@ -29,7 +29,8 @@ _SMALLEST = 1e-9
 def loads_of(run: Run, setting: Setting) -> Loads:
     """The libraries and communicators that a process loads for a run, under this environment. A recording's own
     environment is not known: it was another machine's."""
-    uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in run.trace.operators)
+    names = {operator.name for operator in run.trace.operators}
+    uses_cudnn = any(map(_ASKS_CUDNN.search, names))
     eager = run.recorded is None and os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
     loads = Loads(uses_cudnn, run.communicators, eager, setting.device.cuda_version)
     if not run.communicators:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 
-#: Python's own, as it starts.
-_USUAL = gc.get_threshold()
-#: New objects from which on it looks, in a short command: its imports make hundreds of thousands and no garbage, and
-#: looking after every 700 takes a tenth of its time.
-_MANY = 100_000
-
-
-def look_rarely() -> None:
-    """For a command of its own process."""
-    gc.set_threshold(_MANY)
+#: New objects after which Python looks, as it starts: so it does while a program runs whose tensors die with the cycles
+#: that hold them.
+USUAL = gc.get_threshold()[0]
+#: Where hundreds of thousands of objects are made and hardly any is garbage, as by imports and by templates: looking
+#: after every 700 takes a tenth to a third of the time.
+MANY = 100_000
 
 
-def look_as_usual() -> None:
-    """While a program runs whose tensors die with the cycles that hold them."""
-    gc.set_threshold(*_USUAL)
+def look_after(objects: int) -> None:
+    """Look for garbage after so many new objects."""
+    gc.set_threshold(objects, *gc.get_threshold()[1:])
+
+
+@contextlib.contextmanager
+def looking_after(objects: int) -> Iterator[None]:
+    """Look for garbage after so many new objects, and in the end as before."""
+    before = gc.get_threshold()[0]
+    look_after(objects)
+    try:
+        yield
+    finally:
+        look_after(before)

@@ -28,6 +28,11 @@ def watched_imports(executed: Mapping[str, Execute], applies: Callable[[], objec
         sys.meta_path.remove(finder)
 
 
+def is_watched(name: str) -> bool:
+    """True for a module that a function of ours would execute if it were imported now."""
+    return any(isinstance(finder, _Finder) and finder.watches(name) for finder in sys.meta_path)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the modules that the other finders find, and has them loaded by :class:`_Loader`."""
 
@@ -35,10 +40,14 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._executed, self._applies = executed, applies
         self._asked: set[str] = set()
 
+    def watches(self, name: str) -> bool:
+        """True for a module that is executed by a function, unless it is being found for that."""
+        return name in self._executed and name not in self._asked and bool(self._applies())
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        execute = self._executed.get(name)
-        if execute is None or name in self._asked or not self._applies():
+        if not self.watches(name):
             return None
+        execute = self._executed[name]
         self._asked.add(name)
         try:
             spec = importlib.util.find_spec(name)

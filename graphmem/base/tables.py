@@ -1,4 +1,4 @@
-"""Tables in TOML that lie beside the modules that read them."""
+"""Tables in TOML, those that lie beside the modules that read them among them."""
 
 from __future__ import annotations
 
@@ -14,4 +14,9 @@ else:
 
 def read_table(package: str, name: str) -> dict[str, Any]:
     """The table of a file of a package."""
-    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+    return parse_table(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def parse_table(text: str) -> dict[str, Any]:
+    """The table of a text. Raises :class:`ValueError`."""
+    return tomllib.loads(text)

@@ -8,6 +8,7 @@ register there as a table.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import re
@@ -23,13 +24,13 @@ from graphmem.errors import UsageError
 Version = tuple[int, int]
 
 #: The versions of PyTorch that can be predicted: the rules were checked against recordings of the newest.
-OLDEST: Version = (2, 4)
+OLDEST: Version = (1, 5)
 NEWEST: Version = (2, 15)
 #: The oldest that may be installed: what is replaced in PyTorch's Python code is named otherwise before.
 OLDEST_INSTALLED: Version = (2, 6)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
 RECORDED: tuple[Version, ...] = (
-    (2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
+    (2, 1), (2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
 )  # fmt: skip
 #: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
 COUNTED_CUDNN: Version = (2, 13)
@@ -75,12 +76,10 @@ def installed_version() -> tuple[int, int] | None:
 
     Raises :class:`UsageError` if it is too old to run a step on fake tensors as graphmem does.
     """
-    try:
-        text = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    text = installed_text()
+    if not text:
         return None
-    match = re.match(r"(\d+)\.(\d+)", text)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    version = installed() or (0, 0)
     if version < OLDEST_INSTALLED:
         raise UsageError(
             f"torch {text} is installed, and graphmem runs with {words(OLDEST_INSTALLED)} to {words(NEWEST)}; upgrade "
@@ -96,6 +95,7 @@ def installed() -> Version | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+@functools.cache
 def installed_text() -> str:
     """The installed torch's whole version, such as ``2.13.0+cpu``; empty where there is none. Nothing is imported."""
     try:

@@ -52,6 +52,14 @@ function_modes: Any = private(
     "torch.set_default_device and `with torch.device(...)` are not followed where tensors are made of data",
     list,
 )
+# --- transforms of torch.func ---
+
+_LOST_INSIDE = "tensors inside torch.func show no device, and gradients of gradients there may come in another order"
+is_transformed_tensor: Any = private("torch._C._functorch.is_functorch_wrapped_tensor", _LOST_INSIDE, lambda _: False)
+inside_transform: Any = private("torch._C._functorch.get_unwrapped", _LOST_INSIDE, None)
+
+# --- modes of functions ---
+
 push_function_mode: Any = private(
     "torch.overrides._push_mode", "modes of functions that the caller has on are not set aside", lambda _: None
 )

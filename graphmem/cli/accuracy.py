@@ -99,7 +99,7 @@ class Report:
     )
 
 
-@click.command("accuracy", short_help="Compare measurements with predictions; write the report.")
+@click.command("accuracy")
 @click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @takes("asked", Report)
 def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:

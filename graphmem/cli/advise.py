@@ -10,7 +10,7 @@ from graphmem.cli.output import check_output, publish, working
 from graphmem.reports import Format
 
 
-@click.command("advise", cls=GroupedCommand, short_help="What would save memory, each suggestion analysed.")
+@click.command("advise", cls=GroupedCommand)
 @click.argument("model")
 @takes("request", Request)
 @form_options

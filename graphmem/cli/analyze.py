@@ -28,7 +28,7 @@ class Analysis(Request):
     ranks: str | Sequence[int] | None = option(None, RANKS, heading=STEP)
 
 
-@click.command("analyze", cls=GroupedCommand, short_help="How much memory a model needs, and whether it fits.")
+@click.command("analyze", cls=GroupedCommand)
 @click.argument("model")
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
 @takes("request", Analysis)
@@ -48,6 +48,8 @@ def analyze_command(model: str, more: tuple[str, ...], request: Analysis, output
       timm:resnet50          a timm model
       torchvision:resnet50   a torchvision model
       keras:model.py:build   a function returning a Keras 3 model
+      sft.yaml               a file of LLaMA-Factory, axolotl, TRL, torchtune,
+                             torchtitan (TOML) or NeMo AutoModel
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 does not fit (with --fail-on-oom).
     """

@@ -14,7 +14,7 @@ from graphmem.units import format_bytes
 SCHEMA = "graphmem.calibration/1"
 
 
-@click.command("calibrate", short_help="Measure this machine's card once, for later estimates.")
+@click.command("calibrate")
 @form_options
 def calibrate_command(form: Format, output: str | None) -> None:
     """Measure what a process holds on this machine's card outside the allocator, and keep it.

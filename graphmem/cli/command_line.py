@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from graphmem.errors import UsageError
 from graphmem.following.words import PythonLine
 from graphmem.sources.hints import refuse_keras
@@ -88,11 +90,26 @@ def program_or_command(
         return (sys.executable, *line.flags, *(["-m"] if line.kind == "module" else []), line.target, *line.arguments)
     if line.kind == "file":
         _refuse_other_files(Path(line.target))
+    _tell_of_options(line)
     if launch.config is not None:
         return _by_accelerate(line, launch.config)
     return Program(
         line.target, tuple(line.arguments), line.kind == "module", launch.environment, is_code=line.kind == "code"
     )
+
+
+#: Options of this command that hardly any program has: behind the program's name they are the program's.
+_OURS = frozenset({"--gpu", "--gpu-memory", "--budget", "--fail-on-oom", "--alloc-conf", "--torch-version", "--margin"})
+
+
+def _tell_of_options(line: PythonLine) -> None:
+    given = [one for one in line.arguments if one.partition("=")[0] in _OURS]
+    if given:
+        click.echo(
+            f"graphmem: {given[0]} stands behind {line.target} and goes to it; for graphmem write it before: "
+            f"graphmem run {given[0]} ... {line.target}",
+            err=True,
+        )
 
 
 def _by_accelerate(line: PythonLine, config: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import click
@@ -15,21 +16,28 @@ from graphmem.reports import Format
 from graphmem.units import format_bytes, parse_size
 
 
+def _read_growth(text: str) -> int | float:
+    """Bytes, or a share of the first report's."""
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?%", text.strip()):
+        return float(text.strip().rstrip("%")) / 100
+    return parse_size(text)
+
+
 @dataclass(frozen=True)
 class Growth:
     """The growth that the second report may have."""
 
-    max_growth: int | None = option(
-        None, "Exit with 3 when device memory grows by more, e.g. 200MiB.", metavar="SIZE", read=parse_size
+    max_growth: int | float | None = option(
+        None, "Exit with 3 when device memory grows by more, e.g. 200MiB or 5%.", metavar="SIZE", read=_read_growth
     )
 
 
-@click.command("compare", short_help="Two reports side by side, or a growth budget in CI.")
+@click.command("compare")
 @click.argument("before")
 @click.argument("after")
 @form_options
 @takes("", Growth)
-def compare_command(before: str, after: str, max_growth: int | None, form: Format, output: str | None) -> None:
+def compare_command(before: str, after: str, max_growth: int | float | None, form: Format, output: str | None) -> None:
     """Compare two reports, BEFORE and AFTER, written by 'graphmem analyze --format json'.
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 grown by more than --max-growth.
@@ -37,8 +45,8 @@ def compare_command(before: str, after: str, max_growth: int | None, form: Forma
     check_output(output)
     compared = compare(before, after)
     publish(compared, form, output)
-    grown = compared.growth_bytes
-    if max_growth is not None and grown > max_growth:
-        allowed = format_bytes(max_growth)
-        click.echo(f"graphmem: device memory grew by {format_bytes(grown)}, more than --max-growth {allowed}", err=True)
+    allowed = None if max_growth is None else compared.growth_over(max_growth)
+    if allowed is not None:
+        grown = format_bytes(compared.growth_bytes)
+        click.echo(f"graphmem: device memory grew by {grown}, more than --max-growth {format_bytes(allowed)}", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)

@@ -98,7 +98,7 @@ class Lookup:
     names: bool = option(False, "Also import PyTorch and look up every private name that is used.")
 
 
-@click.command("doctor", short_help="Which of the libraries are installed, known and missing.")
+@click.command("doctor")
 @takes("", Lookup)
 @form_options
 def doctor_command(names: bool, form: Format, output: str | None) -> None:

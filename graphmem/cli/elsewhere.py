@@ -16,7 +16,9 @@ _NOTHING = "no size depends on it: leave it out"
 
 #: option of other tools -> what to write here
 ELSEWHERE = {
-    **dict.fromkeys(("--bs", "--per-device-train-batch-size", "--micro-batch-size", "--max-batch-size"), _BATCH),
+    **dict.fromkeys(
+        ("--bs", "--per-device-train-batch-size", "--micro-batch-size", "--micro-batch", "--max-batch-size"), _BATCH
+    ),
     **dict.fromkeys(("--precision", "--mixed-precision", "--fp16", "--bf16", "--half", "--torch-dtype"), _PRECISION),
     **dict.fromkeys(("--quantization", "--quantize", "--load-in-4bit", "--load-in-8bit", "--qlora"), _QUANTIZED),
     **dict.fromkeys(("--lora", "--use-lora", "--use-peft", "--peft", "--lora-r", "--lora-rank"), _LORA),

@@ -9,7 +9,7 @@ from graphmem.cli.output import check_output, publish
 from graphmem.reports import Format
 
 
-@click.command("explain", short_help="What is known of an operator of PyTorch.")
+@click.command("explain")
 @click.argument("names", nargs=-1, required=True, metavar="OPERATOR...")
 @form_options
 def explain_command(names: tuple[str, ...], form: Format, output: str | None) -> None:

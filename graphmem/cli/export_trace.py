@@ -25,7 +25,7 @@ class Exported:
     output: str | None = option(None, option_of(Written, "output"))
 
 
-@click.command("export-trace", cls=GroupedCommand, short_help="The allocations and frees of a step as JSON.")
+@click.command("export-trace", cls=GroupedCommand)
 @click.argument("model")
 @takes("request", Request)
 @takes("", Exported)

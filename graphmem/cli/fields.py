@@ -22,7 +22,17 @@ OTHER = "Options"
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options under headings, in the order in which it has them."""
+    """A command whose help shows its options under headings, in the order in which it has them. It answers from
+    captures on the disk, unless it is told not to."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        if self.name in _KEEP_NOTHING:
+            return
+        help = "Capture anew, and keep nothing on the disk (see 'graphmem cache')."
+        self.params.append(
+            click.Option(["--no-cache"], is_flag=True, expose_value=False, callback=_keep_nothing, help=help)
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with elsewhere.explained():
@@ -40,6 +50,18 @@ class GroupedCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+
+#: Where a click context keeps whether captures stay off the disk.
+NO_CACHE = "graphmem.no_cache"
+
+
+#: Commands of which nothing is kept.
+_KEEP_NOTHING = ("run", "replay")
+
+
+def _keep_nothing(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    context.meta[NO_CACHE] = is_asked
 
 
 class FieldOption(click.Option):

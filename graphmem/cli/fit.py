@@ -40,7 +40,7 @@ class Search:
     at_most: int = option(AT_MOST, "Try nothing larger.", Whole())
 
 
-@click.command("fit", cls=GroupedCommand, short_help="The largest batch or sequence length that fits a card.")
+@click.command("fit", cls=GroupedCommand)
 @click.argument("model")
 @takes("request", Request)
 @takes("search", Search, "Search")

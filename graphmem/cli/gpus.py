@@ -18,7 +18,7 @@ from graphmem.units import format_bytes
 SCHEMA = "graphmem.gpus/1"
 
 
-@click.command("gpus", short_help="The known cards, each figure with its source.")
+@click.command("gpus")
 @click.argument("name", required=False)
 @form_options
 def gpus_command(name: str | None, form: Format, output: str | None) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from graphmem.base import versions
 from graphmem.cli.endings import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.plugins import Kind
@@ -37,13 +36,35 @@ _DEBUGGED = f"set {_DEBUG}=1 for the traceback"
 _BUG = f"this is a bug in graphmem, please report it; {_DEBUGGED}"
 
 
-#: The commands in the order of the help, each in a module of its own, which is imported when it is called; those of a
+#: What each command is for, in the help of all of them, which imports none.
+_SHORT = {
+    "analyze": "How much memory a model needs, and whether it fits.",
+    "run": "A whole program as it is: what it would need on a card.",
+    "fit": "The largest batch or sequence length that fits a card.",
+    "advise": "What would save memory, each suggestion analysed.",
+    "sweep": "Every combination of some settings.",
+    "plan": "Which layout over several cards fits.",
+    "pack": "Which jobs share which card.",
+    "serve": "How many requests an inference engine holds at once.",
+    "compare": "Two reports side by side, or a growth budget in CI.",
+    "replay": "A recorded run on another card or allocator setting.",
+    "export-trace": "The allocations and frees of a step as JSON.",
+    "gpus": "The known cards, each figure with its source.",
+    "doctor": "Which of the libraries are installed, known and missing.",
+    "cache": "The captures that are kept on the disk.",
+    "explain": "What is known of an operator of PyTorch.",
+    "zoo": "The models that come with graphmem.",
+    "measure": "Run models on this machine's card and record peaks.",
+    "verify": "Predict, run on this machine's card, and compare.",
+    "calibrate": "Measure this machine's card once, for later estimates.",
+    "accuracy": "Compare measurements with predictions; write the report.",
+}
+#: The commands, each in a module of its own, which is imported when it is called; those of a
 #: room that can be taken away are there with it.
 COMMANDS: Kind[click.Command] = Kind(
     "command", "graphmem.commands", package="graphmem.cli", attribute="{}_command",
-    order=("analyze", "run", "fit", "advise", "sweep", "plan", "serve", "compare", "replay", "export-trace", "gpus",
-           "doctor", "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
-    needs={"plan": "graphmem.planning.layouts", "serve": "graphmem.serving",
+    order=tuple(_SHORT),
+    needs={"plan": "graphmem.planning.layouts", "pack": "graphmem.planning.layouts", "serve": "graphmem.serving",
            **dict.fromkeys(("measure", "verify", "calibrate", "accuracy"), "graphmem.accuracy")},
 )  # fmt: skip
 
@@ -54,7 +75,9 @@ class _ByName(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in COMMANDS.own() and name not in COMMANDS.names():
             raise KeyError(name)
-        return COMMANDS.named(name)
+        command = COMMANDS.named(name)
+        command.short_help = _SHORT.get(name, command.short_help)
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS.names())
@@ -69,6 +92,13 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = tuple(args)  # before they are taken apart: an error may name the command that is answered
         return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command is for; those of other packages say it themselves."""
+        names = self.list_commands(ctx)
+        rows = [(name, _SHORT.get(name) or self.commands[name].get_short_help_str()) for name in names]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -111,6 +141,7 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
 def _unexpected(error: BaseException) -> str:
     """An error of nobody's making: an unknown PyTorch is named where it may be the cause, in place of a bug."""
     from graphmem import plugins, torch_names
+    from graphmem.base import versions
 
     text, installed = f"{type(error).__name__}: {error}", versions.installed()
     package = plugins.package_at_fault(error)

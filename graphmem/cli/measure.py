@@ -53,7 +53,7 @@ class Measurement:
         check_values(self)
 
 
-@click.command("measure", short_help="Run models on this machine's card and record peaks.")
+@click.command("measure")
 @click.argument("models", nargs=-1)
 @takes("run", Measured)
 @takes("asked", Measurement)

@@ -20,6 +20,7 @@ from graphmem.errors import UsageError
 from graphmem.graph.asked import Range
 from graphmem.reports import FORMATS, Format, format_named, format_of_file
 from graphmem.runtimes import built_in, runtime_named
+from graphmem.sources.manifests import is_manifest, read_manifest
 from graphmem.training import Inference, Training, weights_named
 from graphmem.units import format_bytes, parse_size
 
@@ -161,6 +162,9 @@ def step_of(model: str, given: Given) -> Training | Inference:
         from graphmem.sources.zoo import usual_step
 
         return replace(usual_step(model.removeprefix("zoo:"), training=training is not False), **values)  # type: ignore[arg-type]
+    if is_manifest(model) and training is not False:
+        step = read_manifest(model).step(cast("int | None", given.get("world_size")))
+        return replace(step, **{key: value for key, value in values_of(Training, given).items() if key != "world_size"})  # type: ignore[arg-type]
     if training is None:
         is_inference = "weights" in values or "generate" in values or Path(model).suffix.lower() == ".onnx"
         training = bool(chosen) or not is_inference

@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from graphmem.base.files import write_whole
+from graphmem.cli.endings import OWN_PROCESS
+from graphmem.cli.fields import NO_CACHE
 from graphmem.cli.options import Output
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
@@ -116,11 +118,22 @@ def width(output: str | None) -> int | None:
 def working(*, shows_warnings: bool = False) -> Iterator[Callable[[str], None]]:
     """While it lasts, what the model's own code prints goes to stderr, and a progress line with the iteration, the
     operators and the time shows there on a terminal after a second. Warnings of libraries are about their use by
-    graphmem and not shown, unless a program runs as it is. Yields a function for the words of the progress line."""
+    graphmem and not shown, unless a program runs as it is. Captures are kept on the disk, and recalled from there.
+    Yields a function for the words of the progress line."""
+    _use_cache(click.get_current_context(silent=True))
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), _status() as say:
         if not shows_warnings:
             warnings.filterwarnings("ignore", module=rf"({'|'.join(_LIBRARIES)})(\.|$)")
         yield say
+
+
+def _use_cache(context: click.Context | None) -> None:
+    """Keep captures on the disk where this process is our own and nobody said otherwise."""
+    if context is None or context.obj is not OWN_PROCESS or context.meta.get(NO_CACHE):
+        return
+    from graphmem.answering import capture_cache
+
+    capture_cache.use(capture_cache.default_folder())
 
 
 @contextlib.contextmanager

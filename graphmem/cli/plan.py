@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,9 @@ class Step:
     optimizer: str = option("adamw", option_of(Training, "optimizer"))
     optimizer_args: tuple[tuple[str, OptionValue], ...] = option((), option_of(Training, "optimizer_args"))
     dtype: str = option("fp32", option_of(Training, "dtype"))
-    amp: str = option("bf16", "Precision of computation: bf16, fp16, off.", metavar="TYPE")
+    amp: str = option(
+        "bf16", "Precision of computation: bf16, fp16, off. Default: bf16; fp16 on cards without it.", metavar="TYPE"
+    )
     clip_grad_norm: float | None = option(None, option_of(Training, "clip_grad_norm"))
     loop: str = option("hold", option_of(Training, "loop"))
 
@@ -93,7 +95,7 @@ class Configuration:
     )
 
 
-@click.command("plan", cls=GroupedCommand, short_help="Which layout over several cards fits.")
+@click.command("plan", cls=GroupedCommand)
 @click.argument("model")
 @takes("asked", Asked)
 @form_options
@@ -117,12 +119,21 @@ def plan_command(model: str, asked: Asked, form: Format, output: str | None, wri
     with working() as progress:
         from graphmem.planning.layouts.plan import plan
 
-        found = plan(model, **vars(asked), say=progress)
+        found = plan(model, **{**vars(asked), "training": _on_these_cards(asked)}, say=progress)
     publish(found, form, output)
     if write is not None and found.files:
         _write(write, found.files)
     if not found.fitting:
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _on_these_cards(asked: Asked) -> Training:
+    """The step, in the half type of the cards where none was asked for."""
+    from graphmem.planning.layouts.cluster import cluster_of, half_of
+
+    if click.get_current_context().get_parameter_source("amp") is not click.core.ParameterSource.DEFAULT:
+        return asked.training
+    return replace(asked.training, amp=half_of(cluster_of(asked.gpus, asked.nodes).card))
 
 
 def _write(folder: Path, files: Sequence[File]) -> None:

@@ -20,7 +20,7 @@ class Recorded:
     snapshot_device: int | None = option(None, "Which GPU of the snapshot.", Whole(0))
 
 
-@click.command("replay", cls=GroupedCommand, short_help="A recorded run on another card or allocator setting.")
+@click.command("replay", cls=GroupedCommand)
 @click.argument("snapshot")
 @takes("target", Target)
 @takes("", Recorded)

@@ -22,12 +22,13 @@ from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Output, Target
 from graphmem.cli.output import check_output, show, working
 from graphmem.cudnn.library import AUTO
+from graphmem.devices import Device
 from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
-from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, Program
+from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, DataSet, Program, parse_data_set
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
@@ -80,6 +81,16 @@ class Followed:
         f"as {EPOCH_BATCHES} batches or {EPOCH_NUMBERS >> 20} million numbers (auto), none (first), all, or the next N "
         "(sample N).",
         metavar="auto|first|all|'sample N'",
+    )
+    vocab: int | None = option(
+        None, "Tokens of a tokenizer that the program names and that is not on this disk.", Whole(8, 1 << 24)
+    )
+    dataset: DataSet | None = option(
+        None,
+        "Rows of a data set that the program names and that is not on this disk, and the tokens in each. Columns: "
+        "text, or messages, prompt+completion, ....",
+        metavar="rows=N,tokens=N[,columns=NAME]",
+        read=parse_data_set,
     )
     data_dependent: float | None = option(None, option_of(Training, "data_dependent"))
     assume: tuple[tuple[str, Assumed], ...] = option((), option_of(Training, "assume"))
@@ -143,7 +154,6 @@ class Asked(Target):
 @click.command(
     "run",
     cls=_Runs,
-    short_help="A whole program as it is: what it would need on a card.",
     context_settings={"allow_interspersed_args": False},
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ITS ARGUMENTS]...")
@@ -181,7 +191,7 @@ def run_command(
     launch = launch_of(*started, launcher.config)
     line = program_or_command(words, followed.module, followed.code, launch)
     if isinstance(line, Program):
-        line = replace(line, epoch=followed.epoch)
+        line = replace(line, epoch=followed.epoch, vocab=followed.vocab, dataset=followed.dataset)
     analyzed = {
         "training": _step(followed, launcher, launch.processes, isinstance(line, Program)),
         "iterations": followed.iterations,
@@ -195,7 +205,7 @@ def run_command(
         _run_for_parent(line, analyzed, allowed)
     with _flying(allowed), working(shows_warnings=True) as progress, _silenced(followed.quiet):
         environment = _told_environment(launcher.cards, allowed)
-        with environment, _following(launcher) as family:
+        with environment, _following(launcher, asked.device) as family:
             estimate = _estimate(line, family, {**analyzed, "progress": progress})
     show(estimate, output)
     ending = estimate.details["program"]
@@ -280,9 +290,9 @@ def _flying(allowed: Allowed) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _following(launcher: Launcher) -> Iterator[Following]:
+def _following(launcher: Launcher, card: Device | None) -> Iterator[Following]:
     options = click.get_current_context().meta[_OWN_WORDS]
-    with following(options, launcher.rank or 0, sandbox.worker()) as family, launchers.replaced_agent():
+    with following(options, launcher.rank or 0, sandbox.worker(), card) as family, launchers.replaced_agent():
         yield family
 
 

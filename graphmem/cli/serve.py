@@ -98,7 +98,6 @@ class Asked:
 @click.command(
     "serve",
     cls=GroupedCommand,
-    short_help="How many requests an inference engine holds at once.",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("model")

@@ -12,7 +12,7 @@ from graphmem.cli import endings
 def main() -> None:
     """Entry point of the ``graphmem`` program and of ``python -m graphmem``."""
     endings.handle(endings.end)
-    garbage.look_rarely()
+    garbage.look_after(garbage.MANY)
     from graphmem.cli.main import main as run
 
     run()

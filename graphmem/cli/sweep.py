@@ -28,7 +28,16 @@ class Settings:
         metavar="NAME=V1,V2,...",
         repeated=True,
     )
-    jobs: int = option(1, "Processes, each with captures of its own (needs joblib: graphmem[parallel]).", Whole())
+    jobs: int = option(1, "Workers of this machine, each with captures of its own (graphmem[parallel]).", Whole())
+    engine: str = option("", "Who works: processes, dask or ray (graphmem[dask], graphmem[ray]). Default: processes.")
+    scheduler: str | None = option(
+        None, "Address of a Dask scheduler (tcp://host:8786), or of a Ray cluster (auto).", metavar="ADDRESS"
+    )
+    store: str | None = option(
+        None,
+        "Write rows to FILE as they come (JSON lines, figures alone); the same command goes on from them.",
+        metavar="FILE",
+    )
 
 
 def _count(text: str) -> int:
@@ -63,6 +72,16 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
+def reader_of(name: str) -> tuple[str, Callable[[str], object]]:
+    """The name in the library of an option that can be varied, and how its text is read. Raises :class:`UsageError`."""
+    if name.startswith("dim:"):
+        return name, _count
+    found = _READERS.get(name.replace("_", "-"))
+    if found is None:
+        raise UsageError(f"no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+    return found
+
+
 class _SweepCommand(GroupedCommand):
     """A command that points to ``--vary`` where an option of one value is given a list."""
 
@@ -80,7 +99,7 @@ class _SweepCommand(GroupedCommand):
             raise
 
 
-@click.command("sweep", cls=_SweepCommand, short_help="Every combination of some settings.")
+@click.command("sweep", cls=_SweepCommand)
 @click.argument("model")
 @takes("request", Request)
 @takes("settings", Settings, "Settings")
@@ -110,9 +129,10 @@ def sweep_command(model: str, request: Request, settings: Settings, form: Format
     with working() as progress:
         from graphmem.planning.sweep import sweep
 
-        rows = sweep(model, vary=vary, jobs=settings.jobs, say=progress, **vars(request))
+        where = {name: value for name, value in vars(settings).items() if name != "vary"}
+        rows = sweep(model, vary=vary, say=progress, **where, **vars(request))
     publish(rows, form, output)
-    if any(row.estimate is None for row in rows):
+    if any(row.figures["error"] for row in rows):
         click.get_current_context().exit(1)
 
 
@@ -124,10 +144,11 @@ def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[object]]]:
         name, separator, values = text.partition("=")
         if not separator or not values:
             raise UsageError(f"cannot read --vary {text!r}; write NAME=V1,V2, for example batch=1,2,4")
-        name = name.replace("_", "-") if not name.startswith("dim:") else name
-        known, read = (name, _count) if name.startswith("dim:") else _READERS.get(name, ("", str))
-        if not known:
-            raise UsageError(f"--vary knows no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+        try:
+            known, read = reader_of(name)
+        except UsageError as error:
+            raise UsageError(f"--vary knows {error}") from None
+        name = name if name.startswith("dim:") else name.replace("_", "-")
         if known in vary:
             raise UsageError(f"--vary {name} is given twice; write all its values in one")
         divider = ";" if name == "alloc-conf" else ","

@@ -31,7 +31,7 @@ class Verified:
     number: int = option(5, "Differences to show.", Whole(0), flags="-n --number")
 
 
-@click.command("verify", short_help="Predict, run on this machine's card, and compare.")
+@click.command("verify")
 @click.argument("model")
 @takes("run", Measured)
 @takes("", Verified)

@@ -45,7 +45,7 @@ class Example:
     seq_len: int | None = option(None, "Sequence length of the example.", Whole())
 
 
-@click.group("zoo", invoke_without_command=True, short_help="The models that come with graphmem.")
+@click.group("zoo", invoke_without_command=True)
 @takes("", Listed)
 @form_options
 @click.pass_context

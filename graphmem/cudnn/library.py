@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.records import dataclass
 from graphmem.cudnn.card import check_supported, clocks_are_assumed, description
 from graphmem.cudnn.plans import INSTANT, MODE_B, Convolution
 from graphmem.cudnn.recurrent import Network
@@ -48,6 +49,27 @@ class CudnnUnavailable(GraphmemError):
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+@dataclass(frozen=True)
+class CudnnAnswers:
+    """What a :class:`Cudnn` has told, once it is closed."""
+
+    remarks: list[str]
+    without_plan: list[Diagnostic]
+    findings: dict[str, Any]
+
+    def notes(self) -> list[str]:
+        """As of :class:`Cudnn`."""
+        return self.remarks
+
+    def refused(self) -> list[Diagnostic]:
+        """As of :class:`Cudnn`."""
+        return self.without_plan
+
+    def details(self) -> dict[str, Any]:
+        """As of :class:`Cudnn`."""
+        return self.findings
 
 
 def find_library(named: str | Path) -> str | None:

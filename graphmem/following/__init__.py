@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.base.environment import changed
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import CaptureError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.following import children, handed
@@ -98,16 +99,19 @@ class Following:
 
 
 @contextlib.contextmanager
-def following(options: Sequence[str], rank: int, worker: Sequence[object] | None) -> Iterator[Following]:
+def following(
+    options: Sequence[str], rank: int, worker: Sequence[object] | None, card: Device | None = None
+) -> Iterator[Following]:
     """Until the end, Python processes that this one starts are followed.
 
-    ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``worker``:
-    arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have to enter the sandbox themselves.
+    ``options``: of ``graphmem run``, for each that is analysed; ``rank``: the one of several that is; ``card``: the one
+    that launchers find; ``worker``: arguments of :func:`graphmem.sandbox.processes.begin_worker` where processes have
+    to enter the sandbox themselves.
     """
     folder = tempfile.mkdtemp(prefix="graphmem-follow-")
     told = {
         "folder": folder, "options": list(options), "rank": rank, "worker": worker,
-        "packages": _borrowed(),
+        "packages": _borrowed(), "card": _properties(card or device_named(DEFAULT_DEVICE)),
     }  # fmt: skip
     values = {
         VARIABLE: json.dumps(told),
@@ -138,6 +142,15 @@ def beside(reports: Sequence[Reported], ending: Mapping[str, Any]) -> Estimate:
     return replace(estimate, details={**estimate.details, "followed": followed, "program": dict(ending)})
 
 
+def _properties(card: Device) -> dict[str, object]:
+    """What ``torch.cuda.get_device_properties`` says of a card."""
+    major, minor = card.capability
+    return {
+        "name": card.name, "major": major, "minor": minor, "total_memory": card.capacity_bytes,
+        "multi_processor_count": card.sm_count,
+    }  # fmt: skip
+
+
 def _borrowed() -> dict[str, str]:
     """Package -> the folder that it lies in."""
     from importlib.util import find_spec
@@ -163,6 +176,11 @@ def _started(words: Sequence[str]) -> list[str]:
     if path.suffix == ".sh" and path.is_file():
         return ["bash", *words]
     found = shutil.which(words[0])
+    if found is None and path.is_file():
+        raise UsageError(
+            f"{words[0]} is a file that is not run by itself; write the command that takes it, or for a configuration "
+            f"graphmem analyze {words[0]}"
+        )
     if found is None:
         raise UsageError(
             f"{words[0]} is neither a file nor a command on PATH; write graphmem run train.py, graphmem run -m "

@@ -94,9 +94,9 @@ class _Child:
 
             begin_worker(*self._told["worker"])
         from graphmem.base.imports import watched_imports
-        from graphmem.following.launchers import LAUNCHING, import_launching
+        from graphmem.following.launchers import IMPORTS
 
-        self._watching = watched_imports({"torch": self._torch, LAUNCHING: import_launching})
+        self._watching = watched_imports({"torch": self._torch, **IMPORTS})
         self._watching.__enter__()  # until the process ends
 
     def _torch(self, torch: ModuleType, run: Callable[[], None]) -> None:
@@ -114,6 +114,8 @@ class _Child:
 
     def _touched(self) -> NoReturn:
         """PyTorch starts its work on the card."""
+        if self._line.is_launcher:
+            refuse(f"{self._line.name} uses the card itself; write graphmem run before the program that it starts")
         if self._can_begin_again:
             self._capture()
         name = "of multiprocessing" if self._line.kind != "file" else self._line.name

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from graphmem.base.imports import watched_imports
@@ -23,10 +23,26 @@ def import_launching(module: Any, run: Callable[[], None]) -> None:
     module.launch_agent = _launch_one
 
 
+def import_counting(module: Any, run: Callable[[], None]) -> None:
+    """Ray (2.60) finds the cards that are told; without any it would wait for them for ever."""
+    run()
+
+    def number() -> int:
+        from graphmem.training.processes import visible_cards
+
+        return visible_cards(os.environ)
+
+    module.NvidiaGPUAcceleratorManager.get_current_node_num_accelerators = staticmethod(number)
+
+
+#: What is replaced in modules that start processes, when they are imported.
+IMPORTS = {LAUNCHING: import_launching, "ray._private.accelerators.nvidia_gpu": import_counting}
+
+
 @contextlib.contextmanager
 def replaced_agent() -> Iterator[None]:
     """Until the end, programs of this process that start others by ``torchrun``'s agent start one."""
-    with watched_imports({LAUNCHING: import_launching}):
+    with watched_imports(IMPORTS):
         yield
 
 
@@ -61,8 +77,26 @@ def show_cards(torch: Any, count: int, touched: Callable[[], Any]) -> None:
     def is_there(*_: object) -> bool:
         return True
 
+    def first(*_: object) -> int:
+        return 0
+
+    def properties(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(**told()["card"])
+
+    class Communicator:
+        """NCCL's process group, which finds cards by itself."""
+
+        Options = staticmethod(start)
+        __init__ = start
+
+    distributed = getattr(torch.distributed, "distributed_c10d", None)
+    if distributed is not None:
+        distributed.ProcessGroupNCCL = Communicator
     cuda: ModuleType = torch.cuda
-    replaced = {"device_count": number, "is_available": is_there, "_lazy_init": start}
+    replaced = {
+        "device_count": number, "is_available": is_there, "current_device": first, "get_device_properties": properties,
+        "_lazy_init": start,
+    }  # fmt: skip
     for name, value in replaced.items():
         setattr(cuda, name, value)
     accelerator = getattr(torch, "accelerator", None)

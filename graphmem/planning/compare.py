@@ -30,6 +30,11 @@ class Comparison(Answer):
         """By how much device memory grew; negative where it shrank."""
         return int(self.values["peak"]["device"]["change"])
 
+    def growth_over(self, allowed: int | float) -> int | None:
+        """The bytes of growth that are allowed, if it is more: as bytes, or as a share of what was needed before."""
+        most = allowed if isinstance(allowed, int) else int(allowed * self.values["peak"]["device"]["before"])
+        return most if self.growth_bytes > most else None
+
     def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem compare``."""
         return _document(self.values)

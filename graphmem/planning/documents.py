@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from graphmem.answering.remarks import no_card_named
@@ -107,28 +107,37 @@ def _spare(fit: Fit, is_above: bool) -> tuple[str, str]:
 # --- every combination ------------------------------------------------------------------------------------------------
 
 
-def of_sweep(rows: Rows, settings: Sequence[dict[str, str]]) -> Document:
-    """A row for every combination, of these ``settings`` in words; those that could not be analysed have their reason
-    below."""
-    names = list(settings[0])
+#: Rows of a table that a person reads; of more, a screen shows the first, and a file all.
+_MOST_ROWS = 1_000
+
+
+def of_sweep(rows: Rows) -> Document:
+    """A row for every combination; those that could not be analysed have their reason below."""
+    names = list(rows[0].words)
     shown: list[tuple[Value, ...]] = []
     whole: list[tuple[Value, ...]] = []
-    for row, words in zip(rows, settings, strict=True):
-        estimate = row.estimate
-        fit = estimate.fit if estimate else None
-        sizes = [None] * len(LEVELS) if estimate is None else [getattr(estimate, level) for level in LEVELS]
-        verdict = ", ".join(filter(None, (fit.verdict, fit.chance))) if fit else None
-        whole.append((*words.values(), *sizes, fit.capacity_bytes if fit else None, verdict, row.error))
-        shown.append((*words.values(), *(sizes[1:] if estimate else "---"), _on_card(fit) if estimate else "error"))
+    errors: list[str] = []
+    for row in rows:
+        words, figures = row.words, row.figures
+        whole.append(
+            (*words.values(), *(figures[name] for name in (*LEVELS, "capacity", "fits")), figures["error"] or "")
+        )
+        if len(shown) < _MOST_ROWS:
+            levels = "---" if figures["error"] else [figures[level] for level in LEVELS[1:]]
+            shown.append((*words.values(), *levels, "error" if figures["error"] else figures["on_card"]))
+        if figures["error"] and len(errors) < _MOST_ROWS:
+            errors.append(f"{' '.join(words.values())}: {figures['error']}")
     settled = [Column(name, "figure") for name in names]
-    levels = [Column(level, "bytes") for level in LEVELS]
-    errors = [
-        f"{' '.join(words.values())}: {row.error}" for row, words in zip(rows, settings, strict=True) if row.error
-    ]
+    of_levels = [Column(level, "bytes") for level in LEVELS]
     notes = _assumed_card(next((row.estimate for row in rows if row.estimate), None))
-    sections = [section("", Table([*settled, *levels[1:], Column(wraps=False)], shown)), *_sentences(*errors, *notes)]
-    columns = [*settled, *levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
-    return Document("sweep", f"Combinations of {', '.join(names)}", sections, rows.to_dict, Table(columns, whole))
+    if len(rows) > len(shown):
+        notes.append(f"{len(rows) - len(shown):,} more rows: --format csv or json has them all")
+    table = Table([*settled, *of_levels[1:], Column(wraps=False)], shown)
+    columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
+    title = f"Combinations of {', '.join(names)}"
+    return Document(
+        "sweep", title, [section("", table), *_sentences(*errors, *notes)], rows.to_dict, Table(columns, whole)
+    )
 
 
 # --- what saves memory ------------------------------------------------------------------------------------------------

@@ -6,41 +6,81 @@ Combinations that one capture serves are asked together: the step is captured on
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from pickle import PicklingError
 from typing import Any
 
+import graphmem
 from graphmem.answering.question import CaptureKey, Question, capture_key, check_counts
 from graphmem.answering.runs import Progress, RunCache, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
-from graphmem.errors import GraphmemError, SourceError, UsageError
-from graphmem.estimate import Estimate
-from graphmem.planning.documents import of_sweep
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.estimate import LEVELS, Estimate
+from graphmem.planning.documents import of_sweep, verdict_words
+from graphmem.planning.engines import ENGINES, Engine, results
 from graphmem.planning.request import Request, option_of
+from graphmem.planning.stores import Store, key_of
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination: its settings, and its estimate or the reason why there is none."""
+    """One combination: its settings, and its estimate or the reason why there is none. ``kept``: the figures that a
+    store has of it, in place of an estimate."""
 
     settings: Mapping[str, Any]
     estimate: Estimate | None
     error: str = ""
+    kept: Mapping[str, Any] | None = None
+    raised: GraphmemError | None = field(default=None, repr=False, compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain values, memory in bytes."""
-        settings = {name: getattr(value, "name", value) for name, value in self.settings.items()}
-        return {
-            "settings": settings,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
+    @staticmethod
+    def failed(settings: Mapping[str, Any], why: GraphmemError) -> Row:
+        """The row of a combination that could not be analysed."""
+        return Row(settings, None, str(why), raised=why)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The settings as people write them."""
+        return words_of(self.settings)
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """What a table shows: bytes of each level and of the card, the verdict, and where it has none the reason."""
+        if self.kept is not None:
+            return self.kept
+        estimate, fit = self.estimate, self.estimate.fit if self.estimate else None
+        figures: dict[str, Any] = {level: getattr(estimate, level) if estimate else None for level in LEVELS}
+        return figures | {
+            "capacity": fit.capacity_bytes if fit else None,
+            "fits": ", ".join(filter(None, (fit.verdict, fit.chance))) if fit else None,
+            "on_card": f"{verdict_words(fit, 'DOES NOT FIT')} {fit.gpu}" if fit else "",
             "error": self.error or None,
         }
+
+    @property
+    def brief(self) -> Row:
+        """The row without its estimate."""
+        return replace(self, estimate=None, kept=self.figures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values, memory in bytes. A row of a store has its ``figures`` in place of an estimate."""
+        settings = {name: getattr(value, "name", value) for name, value in self.settings.items()}
+        found = {
+            "settings": settings,
+            "estimate": self.estimate.to_dict() if self.estimate else None,
+            "error": self.figures["error"],
+        }
+        return found if self.kept is None else found | {"figures": dict(self.kept)}
 
 
 class Rows(Answer, list[Row]):
@@ -48,7 +88,7 @@ class Rows(Answer, list[Row]):
 
     def document(self, *, details: bool = False) -> Document:
         """The table of ``graphmem sweep``."""
-        return of_sweep(self, [words_of(row.settings) for row in self])
+        return of_sweep(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.sweep/1``; memory in bytes)."""
@@ -62,83 +102,127 @@ def sweep(
     *,
     vary: Mapping[str, Sequence[object]],
     jobs: int = 1,
+    engine: str = "",
+    scheduler: str | None = None,
+    store: str | Path | None = None,
     say: Callable[[str], None] | None = None,
     **options: object,
 ) -> Rows:
     """Analyse every combination of ``vary``: name of a setting (see :meth:`Request.changed`) -> its values.
 
     The last setting changes fastest. A combination that cannot be analysed is a row with its error. Of four batches or
-    lengths and more, a template may write all but three, and their estimates' assumptions say so. ``jobs`` processes
-    work side by side, each on settings of one capture or template; more than one need joblib, and a model that can be
-    pickled. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be
-    analysed.
+    lengths and more, a template may write all but three, and their estimates' assumptions say so. ``jobs`` workers
+    work side by side, each on settings of one capture or template, which needs a model that can be sent to them.
+    ``engine`` (``processes``, ``dask``, ``ray``) says where, ``scheduler`` at which address. ``store`` names a file
+    that rows are written to as they come, their figures alone, and from which a sweep that ended goes on. ``options``
+    are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be analysed.
     """
     check_counts(1, jobs=jobs)
     for name, values in vary.items():
         if isinstance(values, (str, bytes)) or not values:
             raise UsageError(f"vary[{name!r}] is a list of at least one value, not {values!r}")
+    workers = _engine(jobs, engine, scheduler)
     request = Request(model, example_inputs, options)
     report = say or request.progress
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
-    families = _families(request, chosen, _groups(request, chosen))
-    answers: dict[int, _Answer] = {}
-    if jobs == 1:
-        work = _one_by_one(request, chosen, families, report)
-    else:
-        work = _side_by_side(request, chosen, families, jobs, report)
-    for numbers, found in work:
-        answers.update(zip(numbers, found, strict=True))
-    return _rows(chosen, [answers[number] for number in range(len(chosen))])
+    rows: dict[int, Row] = {}
+    with contextlib.ExitStack() as stack:
+        kept = None if store is None else stack.enter_context(Store(Path(store), _question(request)))
+        for number, settings in enumerate(chosen if kept else ()):
+            found = kept.rows.get(key_of(words_of(settings))) if kept else None
+            if found is not None:
+                rows[number] = Row(settings, None, kept=found["figures"])
+        left = [number for number in range(len(chosen)) if number not in rows]
+        families = _families(request, chosen, _groups(request, chosen, left))
+        if workers is None:
+            work = _one_by_one(request, chosen, families, report)
+        else:
+            work = _side_by_side(request, chosen, families, (workers, jobs, scheduler), report, brief=kept is not None)
+        for number, row in work:
+            if kept is not None:
+                row = row.brief
+                kept.add({"settings": row.words, "figures": row.figures})
+            rows[number] = row
+    return _in_order(rows)
 
 
-#: What became of one combination.
-_Answer = Estimate | GraphmemError
-#: What became of a group: the numbers of its combinations, and an answer for each.
-_Answers = tuple[list[int], list[_Answer]]
+def _engine(jobs: int, name: str, address: str | None) -> Engine | None:
+    """The engine that is meant; None: all is done here. Raises :class:`UsageError`."""
+    if jobs == 1 and not name and address is None:
+        return None
+    engine = ENGINES.named(name or "processes")
+    if address is not None and not engine.takes_address:
+        raise UsageError(f"--scheduler is of an engine with workers elsewhere (--engine dask, ray), not {engine.name}")
+    return engine
 
 
-def _groups(request: Request, chosen: Sequence[Mapping[str, object]]) -> list[list[int]]:
-    """The combinations by their numbers, those of one capture together, card by card: a step may ask which it is on.
-    One that is refused is alone."""
+def _question(request: Request) -> dict[str, Any]:
+    """What a store is for: the model, by the content of its file, and the options, under this version."""
+    options = {name: str(value) for name, value in request.options.items() if value is not None and name != "progress"}
+    file = Path(str(request.model).partition(":")[0])
+    content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return {"model": str(request.model), "content": content, "options": options, "graphmem": graphmem.__version__}
+
+
+#: A combination by its number, and what became of it.
+_Numbered = tuple[int, Row]
+
+
+def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequence[int]) -> list[list[int]]:
+    """The combinations that are left, by their numbers, those of one capture together, card by card: a step may ask
+    which it is on. One that is refused is alone."""
     keys: list[CaptureKey | None] = []
     groups: list[list[int]] = []
-    cards: list[tuple[str, int]] = []
-    for number, settings in enumerate(chosen):
-        key, card = None, ("", 0)
+    cards: dict[int, tuple[str, int]] = {}
+    for number in left:
+        key, cards[number] = None, ("", 0)
         with contextlib.suppress(GraphmemError):  # its own analysis will say why
-            question = request.changed(**settings).question
-            card = question.setting.device.name, question.setting.device.capacity_bytes
+            question = request.changed(**chosen[number]).question
+            cards[number] = question.setting.device.name, question.setting.device.capacity_bytes
             key = capture_key(question)
-        cards.append(card)
         if key is not None and key in keys:
             groups[keys.index(key)].append(number)
         else:
             keys.append(key)
             groups.append([number])
-    return [sorted(group, key=lambda number: cards[number]) for group in groups]
+    return [sorted(group, key=cards.__getitem__) for group in groups]
 
 
-#: Groups that differ in one size, and that size; "" where they are too few for a template.
-_Family = tuple[list[list[int]], str]
+#: Groups that differ in one size, card by card, and that size; "" where they are too few for a template.
+_Family = tuple[list[list[list[int]]], str]
 #: From so many sizes on a template takes fewer captures than they do.
 _WORTH_A_TEMPLATE = 4
 
 
 def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]]) -> list[_Family]:
-    """Groups of which one template may serve all but a few: those that differ in the batch, or in the length."""
-    size = next((size for size in SIZES if size in chosen[0]), "")
-    families: list[tuple[CaptureKey | None, list[list[int]]]] = []
+    """Groups of which one template may serve all but a few: those that differ in the batch, or in the length, and in
+    the card."""
+    size = next((size for size in SIZES if chosen and size in chosen[0]), "")
+    families: list[tuple[CaptureKey | None, list[tuple[CaptureKey | None, list[list[int]]]]]] = []
     for group in groups:
-        key, settings = None, chosen[group[0]]
+        on_card, family, settings = None, None, chosen[group[0]]
         if type(settings.get(size)) is int:  # no default, and nothing that is refused
             with contextlib.suppress(GraphmemError):
-                key = capture_key(request.changed(**{**settings, size: chosen[0][size]}).question)
-        family = next((members for other, members in families if key is not None and other == key), None)
-        if family is None:
-            families.append((key, [group]))
-        else:
-            family.append(group)
-    return [(members, size if len(members) >= _WORTH_A_TEMPLATE else "") for _, members in families]
+                on_card = capture_key(request.changed(**{**settings, size: chosen[0][size]}).question)
+                first = {name: chosen[0][name] for name in (size, "device") if name in settings}
+                family = capture_key(request.changed(**{**settings, **first}).question)
+        _member(_member(families, family), on_card).append(group)
+    return [
+        (
+            [groups for _, groups in cards],
+            size if len(max(cards, key=lambda card: len(card[1]))[1]) >= _WORTH_A_TEMPLATE else "",
+        )
+        for _, cards in families
+    ]
+
+
+def _member(named: list[tuple[CaptureKey | None, list[Any]]], key: CaptureKey | None) -> list[Any]:
+    """The list of this key, which is compared, not hashed; a new one for a key that is not there, or None."""
+    found = next((members for other, members in named if key is not None and other == key), None)
+    if found is None:
+        found = []
+        named.append((key, found))
+    return found
 
 
 def _answer_family(
@@ -147,34 +231,47 @@ def _answer_family(
     family: _Family,
     report: Callable[[int], Progress] = lambda _: silent,
     captures: RunCache | None = None,
-) -> list[_Answers]:
+) -> Iterator[_Numbered]:
     """A capture for each group, or a template for most of them, and a replay for each combination, which has a number.
 
-    The smallest size, the next and the largest are captured: their template is proven where it gives all three.
+    The smallest size, the next and the largest are captured: their template is proven where it gives all three. On
+    another card one of them is enough, where the template gives it.
     """
-    groups, size = family
+    cards, size = family
     cache = captures or RunCache()
     if not size:
-        return [(group, _answer_group(request, chosen, group, report, cache)) for group in groups]
+        for group in itertools.chain.from_iterable(cards):
+            yield from _answer_group(request, chosen, group, report, cache)
+        return
+    like: SizedRuns | None = None
+    for groups in cards:
+        like = yield from _answer_sizes(request, chosen, groups, size, report, cache, like)
+
+
+def _answer_sizes(
+    request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]], size: str,
+    report: Callable[[int], Progress], cache: RunCache, like: SizedRuns | None,
+) -> Generator[_Numbered, None, SizedRuns | None]:  # fmt: skip
+    """The groups of one card, which differ in the ``size``; the runs whose template may serve the next card."""
     others = {name: value for name, value in chosen[groups[0][0]].items() if name != size}
-    answers: list[_Answers] = []
 
     def question(value: int) -> Question:
         return request.changed(**others, **{size: value}).question
 
-    with SizedRuns(size, question, cache) as sized:
+    with SizedRuns(size, question, cache, like) as sized:
         groups = sorted(groups, key=lambda group: chosen[group[0]][size])
         served = [group for group in groups if sized.serves(chosen[group[0]][size])]
         first = [*served[:2], *served[-1:]] if len(served) >= _WORTH_A_TEMPLATE else []
+        sized.expect(chosen[group[0]][size] for group in served if group not in first)
         for group in [*first, *(group for group in groups if group not in first)]:
             value = chosen[group[0]][size]
             with contextlib.suppress(GraphmemError):  # the answers of the group will say why
-                if group in first:
+                if group in first and not sized.is_proven:
                     sized.capture(value, report(group[0]))
                 elif sized.is_proven:
                     sized.by_template(value)
-            answers.append((group, _answer_group(request, chosen, group, report, cache)))
-    return answers
+            yield from _answer_group(request, chosen, group, report, cache)
+        return sized if sized.is_proven and like is None else like
 
 
 def _answer_group(
@@ -183,26 +280,25 @@ def _answer_group(
     group: Sequence[int],
     report: Callable[[int], Progress],
     captures: RunCache,
-) -> list[_Answer]:
+) -> Iterator[_Numbered]:
     """One capture, or one that is there already, and a replay for each combination."""
-    answers: list[_Answer] = []
     for number in group:
         try:
-            answers.append(request.changed(**chosen[number]).run(captures, report(number)))
+            yield number, Row(chosen[number], request.changed(**chosen[number]).run(captures, report(number)))
         except GraphmemError as error:
-            answers.append(error)
-    return answers
+            yield number, Row.failed(chosen[number], error)
 
 
 def _one_by_one(
     request: Request, chosen: Sequence[Mapping[str, Any]], families: Sequence[_Family], report: Callable[[str], None]
-) -> Iterator[_Answers]:
+) -> Iterator[_Numbered]:
     captures = RunCache()  # of one group at a time; an ONNX file is read for all of them
-    order = [number for groups, _ in families for group in groups for number in group]
+    order = [number for family in families for number in _numbers(family)]
+    place = {number: at for at, number in enumerate(order, 1)}
 
     def progress_of(number: int) -> Progress:
         words = ", ".join(map(" ".join, words_of(chosen[number]).items()))
-        return labelled(report, f"{order.index(number) + 1} of {len(order)}, {words}")
+        return labelled(report, f"{place[number]} of {len(order)}, {words}")
 
     for family in families:
         yield from _answer_family(request, chosen, family, progress_of, captures)
@@ -212,31 +308,45 @@ def _side_by_side(
     request: Request,
     chosen: Sequence[Mapping[str, Any]],
     families: Sequence[_Family],
-    jobs: int,
+    workers: tuple[Engine, int, str | None],
     report: Callable[[str], None],
-) -> Iterator[_Answers]:
-    """Every family in one of ``jobs`` processes. Raises :class:`GraphmemError` where joblib is missing, the model
-    cannot be sent, or a process dies."""
+    *,
+    brief: bool,
+) -> Iterator[_Numbered]:
+    """Every family by one of the ``workers``: an engine, how many, and their address. ``brief``: figures alone come
+    back. Raises :class:`GraphmemError` where there are no workers, or the model cannot be sent."""
+    quiet = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
+    function = functools.partial(_family_of_worker, quiet, chosen, brief, os.getcwd())
+    count, done, started = sum(len(_numbers(family)) for family in families), 0, time.monotonic()
+    report(f"0 of {count} done")
     try:
-        from joblib import Parallel, delayed
-    except ImportError:
-        raise UsageError("more than one job needs joblib; install it with: pip install 'graphmem[parallel]'") from None
-    silent = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
-    tasks = [delayed(_answer_family)(silent, chosen, family) for family in families]
-    try:
-        found = Parallel(n_jobs=min(jobs, len(families)), return_as="generator")(tasks)
-        report(f"0 of {len(chosen)} done")
-        done = 0
-        for numbers, answers in itertools.chain.from_iterable(found):
-            done += len(numbers)
-            report(f"{done} of {len(chosen)} done")
-            yield numbers, answers
+        for number, found in results(function, families, *workers):
+            if isinstance(found, GraphmemError):
+                rows = [(one, Row.failed(chosen[one], found)) for one in _numbers(families[number])]
+            else:
+                rows = found
+            done += len(rows)
+            rate = done / max(time.monotonic() - started, 1e-3)
+            report(f"{done} of {count} done, {rate:.3g} a second, {(count - done) / rate:.0f} s left")
+            yield from rows
     except PicklingError:
         raise UsageError(
             "the model cannot be sent to another process; name it (module.py:factory), or use one job"
         ) from None
-    except BrokenProcessPool:
-        raise SourceError("a process of the sweep was killed, perhaps for lack of memory; use fewer jobs") from None
+
+
+def _numbers(family: _Family) -> list[int]:
+    """The combinations of a family."""
+    return [number for groups in family[0] for group in groups for number in group]
+
+
+def _family_of_worker(
+    request: Request, chosen: Sequence[Mapping[str, Any]], brief: bool, folder: str, family: _Family
+) -> list[_Numbered]:
+    """The rows of a family, in a worker, which may have begun in another folder."""
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    return [(number, row.brief if brief else row) for number, row in _answer_family(request, chosen, family)]
 
 
 def words_of(settings: Mapping[str, object]) -> dict[str, str]:
@@ -250,12 +360,9 @@ def _value(value: object) -> str:
     return "default" if value == "" else str(getattr(value, "name", value))
 
 
-def _rows(chosen: Sequence[Mapping[str, Any]], answers: Sequence[_Answer]) -> Rows:
+def _in_order(rows: Mapping[int, Row]) -> Rows:
     """The rows in the order of the combinations. Raises the first error where there is nothing else."""
-    errors = [answer for answer in answers if isinstance(answer, GraphmemError)]
-    if errors and len(errors) == len(answers):
-        raise errors[0]
-    return Rows(
-        Row(settings, None, str(answer)) if isinstance(answer, GraphmemError) else Row(settings, answer)
-        for settings, answer in zip(chosen, answers, strict=True)
-    )
+    ordered = Rows(rows[number] for number in sorted(rows))
+    if ordered[0].raised is not None and all(row.raised for row in ordered):
+        raise ordered[0].raised
+    return ordered

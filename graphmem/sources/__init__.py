@@ -12,6 +12,7 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
 from graphmem.sources.hints import hint_for_file, hint_for_name
+from graphmem.sources.manifests import is_manifest
 from graphmem.training.program import Program
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
 
 _FORMS = (
     "accepted: model.onnx, model.pt2, module.py:factory, package.module:factory, hf:<config.json or model type>, "
-    "timm:<name>, torchvision:<name>, keras:module.py:factory, zoo:<name>"
+    "timm:<name>, torchvision:<name>, keras:module.py:factory, zoo:<name>, or the YAML or TOML of a fine-tuning tool"
 )
 
 
@@ -94,6 +95,10 @@ def _load_torch(text: str, trust: bool) -> TorchModel:
         if not name:
             raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")
         return _loader(kind)(name)
+    if is_manifest(text):
+        from graphmem.sources.manifests import load_manifest
+
+        return load_manifest(text)
     if _suffix(text) == ".pt2":
         from graphmem.sources.exported_program import load_exported_program
 

@@ -13,10 +13,16 @@ _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".npz")
 _KERAS = (".keras", ".h5", ".hdf5")
 
 
+_DIRECTORY = "it is a directory; name a file in it"
+
+
 def hint_for_file(path: Path) -> str:
     """The form to write for a file or folder that exists; empty where only the list of forms helps."""
     if path.is_dir():
-        return f"write hf:{path}" if (path / "config.json").is_file() else "it is a directory; name a file in it"
+        if (path / "config.json").is_file():
+            return f"write hf:{path}"
+        weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
+        return "it holds weights; put the model's config.json beside them" if weights else _DIRECTORY
     suffix = path.suffix.lower()
     if suffix == ".py":
         return (

@@ -185,8 +185,11 @@ class Training:
     clip_grad_norm: float | None = option(
         None, "Clip the gradients to this norm.", above_zero, flags="--clip-grad-norm --max-grad-norm", metavar="NORM"
     )
-    zero_grad: str = option(
-        "set_to_none", f"How gradients are cleared: {' or '.join(ZERO_GRAD)}.", OneOf(ZERO_GRAD), metavar="HOW"
+    zero_grad: str | None = option(
+        None,
+        f"How gradients are cleared: {' or '.join(ZERO_GRAD)}. Default: as PyTorch does (zeros before 2.0).",
+        OneOf(ZERO_GRAD),
+        metavar="HOW",
     )
     ddp: DataParallel | None = option(None, part(DataParallel))
     world_size: int | None = option(None, "Processes, one card each; the analysis is of one.", check_world_size)
@@ -469,7 +472,7 @@ class Training:
             (self.tp_plan, "by a plan of its own"),
             (self.pp, self.pp.describe() if self.pp else ""),
             (self.cp, f"context parallel over {self.cp}"),
-            (self.zero_grad != "set_to_none", "gradients zeroed in place"),
+            (self.zero_grad == "zeros", "gradients zeroed in place"),
             (self.zero_grad_at != "after_step", f"gradients cleared {self.zero_grad_at.replace('_', ' the ')} pass"),
             (self.scales_loss != (self.amp == "fp16"), scaler),
             (self.lr_scheduler, self.lr_scheduler or ""),

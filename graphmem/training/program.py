@@ -20,12 +20,31 @@ EPOCH_BATCHES, EPOCH_NUMBERS = 1000, 1 << 28
 
 
 @public_value(frozen=True, slots=True)
+class DataSet:
+    """A data set of ``rows``, each of ``tokens`` in all its ``columns`` together."""
+
+    rows: int
+    tokens: int
+    columns: tuple[str, ...] = ("text",)
+
+
+def parse_data_set(text: str) -> DataSet:
+    """``rows=1000,tokens=512``, with ``columns=prompt+completion`` if need be. Raises :class:`UsageError`."""
+    match = re.fullmatch(r"rows=([1-9][0-9]{0,6}),tokens=([1-9][0-9]{0,6})(?:,columns=(\w+(?:\+\w+)*))?", text)
+    if match is None:
+        raise UsageError(f"--dataset {text!r} cannot be read; write rows=1000,tokens=512, with ,columns=messages or "
+                         "other names of columns joined by + where the program reads others than text")  # fmt: skip
+    return DataSet(int(match[1]), int(match[2]), tuple((match[3] or "text").split("+")))
+
+
+@public_value(frozen=True, slots=True)
 class Program:
     """``python target arguments``, ``python -m target arguments``, or ``python -c target arguments``; a notebook
     (``.ipynb``) is the program of its cells.
 
     ``job`` is the one of a program that runs itself for many settings (Hydra's multirun). ``environment``: variables
-    that the launcher adds; ``epoch``: which batches of an epoch are looked at, one of :data:`EPOCHS` or ``sample N``.
+    that the launcher adds; ``epoch``: which batches of an epoch are looked at, one of :data:`EPOCHS` or ``sample N``;
+    ``vocab`` and ``dataset``: the sizes of tokenizers and data sets that are named and not there.
 
     Raises :class:`UsageError` for a target that cannot be one.
     """
@@ -37,6 +56,8 @@ class Program:
     is_code: bool = False
     job: int = 0
     epoch: str = "auto"
+    vocab: int | None = None
+    dataset: DataSet | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(f"{'|'.join(EPOCHS)}|sample [1-9][0-9]{{0,8}}", self.epoch):

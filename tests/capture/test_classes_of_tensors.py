@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,26 @@ class Weight(torch.nn.Parameter):
     """A class of parameters."""
 
 
+class Labelled(Image):
+    """As MONAI's: it copies all attributes from tensor to tensor, and makes tensors in a way of its own."""
+
+    def __new__(cls, data: Any, *_: Any) -> Any:
+        return torch.as_tensor(data).as_subclass(cls)
+
+    def __init__(self, data: Any, label: str = "") -> None:
+        super().__init__()
+        self.label = label
+        if isinstance(data, Labelled):
+            self.__dict__ = copy.deepcopy(data.__dict__)
+
+    def new_empty(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("an operator asked the class")
+
+    def near(self, other: torch.Tensor) -> torch.Tensor:
+        self.__dict__.update(other.__dict__)
+        return self
+
+
 def in_capture(function: Callable[[], Any]) -> Any:
     answers: list[Any] = []
     record(lambda: answers.append(function()))
@@ -49,6 +70,44 @@ def test_results_are_of_the_class(kind: Any, device: str, made: Callable[[], Any
         return [isinstance(result, kind) for result in results]
 
     assert all(in_capture(asked))
+
+
+def test_attributes_are_copied_and_devices_are_not() -> None:
+    def asked() -> Any:
+        host = Labelled(torch.ones(2, 3), "x")
+        card = torch.zeros(2, 3, device="cuda").as_subclass(Labelled).near(host)
+        again = Labelled(host)
+        again.__dict__ = card.__dict__.copy()
+        shown = [dict(one.__dict__) for one in (host, card, again)]
+        assert Labelled(card).label == "x"
+        return [str(one.device) for one in (host, card, again, card + 1, Labelled(card))], shown
+
+    devices, shown = in_capture(asked)
+    assert devices == ["cpu", "cuda:0", "cpu", "cuda:0", "cuda:0"]
+    assert shown == [{"label": "x"}] * 3
+
+
+def test_a_class_goes_with_the_one_above_it() -> None:
+    """``__torch_function__`` of PyTorch hands a call on if the class is below that of every argument."""
+
+    def asked() -> Any:
+        first, other = (torch.ones(2, device="cuda").as_subclass(kind) for kind in (Labelled, Image))
+        return [type(one).__name__ for one in (first - other, other - first)]
+
+    assert in_capture(asked) == ["Labelled", "Labelled"]
+
+
+def test_operators_see_no_class() -> None:
+    """PyTorch's kernels for shapes are Python, and would call the methods of the class; C++ does not."""
+
+    def asked() -> Any:
+        images = torch.ones(2, 3, 8, 8, device="cuda").as_subclass(Labelled)
+        weight = torch.nn.Parameter(torch.ones(4, 3, 3, 3, device="cuda"))
+        out = torch.nn.functional.conv2d(images, weight)
+        out.sum().backward()
+        return type(out).__name__, tuple(weight.grad.shape)
+
+    assert in_capture(asked) == ("Labelled", (4, 3, 3, 3))
 
 
 def test_a_class_is_put_off_again() -> None:

@@ -364,3 +364,17 @@ def test_distributions_can_be_compiled() -> None:
         return torch.distributions.Normal(x, x.exp()).log_prob(x)
 
     assert births(record(lambda: log_probability(torch.ones(8, 64, device="cuda"))))
+
+
+def test_functions_of_host_numbers_are_compiled_once() -> None:
+    """A host tensor that is real, as optimizers' steps are, is the same to the guards of every call."""
+    counts = []
+
+    def step() -> None:
+        compiled = torch.compile(lambda x, count: x * count, dynamic=False)
+        for count in (1.0, 2.0, 3.0):
+            compiled(torch.ones(8, 64, device="cuda"), torch.tensor(count))
+            counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    record(step)
+    assert len(set(counts)) == 1

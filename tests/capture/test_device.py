@@ -32,6 +32,20 @@ def told(function: Callable[[], Any]) -> Any:
     return answers[0]
 
 
+def test_tensors_inside_transforms_are_on_the_card() -> None:
+    """``torch.func`` wraps them, and what is made on the device of one is made on the card."""
+    places = []
+
+    def loss(weight: Any) -> Any:
+        places.append((str(weight.device), weight.is_cuda, weight.is_meta))
+        rows = torch.arange(3, device=weight.device)
+        return (weight[rows] * torch.ones(3, device=weight.device)).sum()
+
+    told(lambda: torch.func.vmap(torch.func.grad(loss))(torch.randn(2, 5, device="cuda")))
+    told(lambda: torch.func.grad(loss)(torch.ones(5)))
+    assert places == [("cuda:0", True, False), ("cpu", False, False)]
+
+
 def refused(function: Callable[[], Any]) -> str:
     with pytest.raises(CaptureError) as raised:
         record(function)
@@ -463,6 +477,19 @@ def test_classes_that_pytorch_itself_scripts_are_found_in_their_module(monkeypat
     assert len(births(events)) == 1
 
 
+def test_pytorch_scripts_itself_after_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for ``torch.compiler.is_compiling`` since then is no TorchScript; the original is (mmengine)."""
+    name = "torch.distributed.optim.functional_adam"
+    importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+
+    def step() -> None:
+        torch.compile(lambda x: x + 1)(torch.ones(8, device="cuda"))
+        importlib.import_module(name)
+
+    record(step)
+
+
 def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:
     library = torch.library.Library("graphmem_kernels", "DEF")
     try:
@@ -520,3 +547,19 @@ def test_what_is_built_on_meta_is_not_on_the_device() -> None:
     assert allocated == [(False, False), (False, False)]
     assert taken.count(256 * 256 * 4) == 2  # the weight and its gradient
     assert 4000 not in taken
+
+
+def test_lists_with_elements_of_the_card_are_read_back() -> None:
+    """``torch.tensor`` reads them one by one into a host tensor, as torchtune's scaled rotary frequencies are."""
+    made: list[torch.Tensor] = []
+
+    def step() -> None:
+        values = torch.arange(8.0, device="cuda")
+        made.append(torch.tensor([value * 2 for value in values], dtype=torch.float64, device=values.device))
+        made.append(torch.tensor([[1, values[0]], [values[1], 2]], device="cuda"))
+        made.append(torch.tensor([values[0], 3]))
+        found.extend((one.shape, one.dtype, one.is_cuda) for one in made)
+
+    found: list[tuple[object, ...]] = []
+    analyze(step, iterations=1)
+    assert found[:3] == [((8,), torch.float64, True), ((2, 2), torch.float32, True), ((2,), torch.float32, False)]

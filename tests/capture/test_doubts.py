@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import graphmem  # noqa: E402
 from graphmem.answering import causes  # noqa: E402
 from graphmem.diagnostics import MEANINGS, Code  # noqa: E402
 from graphmem.estimate import LEVELS, Estimate  # noqa: E402
+from graphmem.training.program import Program  # noqa: E402
 
 
 class Doubling(torch.autograd.Function):
@@ -140,3 +143,41 @@ def test_a_copy_of_what_is_not_contiguous_is_a_doubt() -> None:
     sliced = _analysed(lambda: unpool(2), torch_version="2.13")
     assert _names(sliced) == ["operators not checked"]
     assert [one.code for one in sliced.diagnostics if one.kind == "unknown"] == [Code.LAYOUT_NOT_CHECKED]
+
+
+_CYCLES = """
+import gc
+import torch
+
+class Node:
+    def __init__(self):
+        self.own, self.data = self, torch.zeros(256, 1024, device="cuda")
+
+{settings}
+for _ in range({times}):
+    Node()
+    [[] for _ in range(1000)]
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "settings", "body", "is_told"),
+    [(30, "gc.set_threshold(700, 10, 10)", "", True), (2, "gc.disable()", "gc.collect()", False)],
+    ids=["found at some time", "asked for"],
+)
+def test_cycles_of_garbage_are_a_doubt_of_their_size(
+    times: int, settings: str, body: str, is_told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "cycles.py").write_text(_CYCLES.format(times=times, settings=settings, body=body))
+    try:
+        estimate = graphmem.analyze(
+            Program(str(tmp_path / "cycles.py")), device="A100-40GB", cudnn="never", alloc_conf="", top=0
+        )
+    finally:
+        gc.enable()
+    found = [cause for cause in estimate.doubts.about("allocated") if cause.name == "cycles of garbage"]
+    assert len(found) == is_told
+    for cause in found:
+        spread = cause.spreads["allocated"]
+        assert spread.points[-1][1] == -spread.points[0][1] >= 1 << 20

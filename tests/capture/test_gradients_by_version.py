@@ -11,8 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.allocators.ideal import IdealAllocator  # noqa: E402
 from graphmem.capture.operators import gradients_by_version  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.replay import replay  # noqa: E402
 from tests.support.captures import H100, births  # noqa: E402
 
 _aten = torch.ops.aten
@@ -69,3 +71,49 @@ def test_they_are_followed_under_torch_func(version: tuple[int, int]) -> None:
         if one.bytes == 64 * 64
     ]
     assert len(masks) == {(2, 9): 2, (2, 13): 3, (2, 15): 3}[version]
+
+
+_PAST_ARGUMENTS = {_aten._softmax.default: (-1, False), _aten._log_softmax.default: (0, False),
+                   _aten.mean.dim: ([0, -1], False)}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", gradients_by_version.PAST, ids=lambda row: str(row[0]))
+def test_formulas_of_the_past_compute_what_those_of_today_do(row: Any) -> None:
+    op, keeps_result, _, _, gradient = row
+    inputs = (_values()[0].requires_grad_(), *_PAST_ARGUMENTS.get(op, ()))
+    ours, today = gradients_by_version._keeping(op, keeps_result, gradient)(*inputs), op(*inputs)
+    grad = torch.rand_like(today)
+    one, other = (torch.autograd.grad(out, inputs[0], grad) for out in (ours, today))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("function", "peaks"),
+    [
+        (lambda x: torch.softmax(x * 2, -1) + 1, {(1, 10): 4, (1, 11): 3, (2, 4): 3}),
+        (lambda x: (x * 2).mean(0, keepdim=True).expand_as(x) + x, {(1, 12): 2, (1, 13): 3, (2, 1): 3, (2, 2): 2}),
+    ],
+    ids=["softmax", "mean"],
+)
+def test_what_a_formula_keeps_goes_by_the_version(function: Any, peaks: dict[tuple[int, int], int]) -> None:
+    """Peaks of forward passes, in tensors of a megabyte."""
+
+    def step(_: Any) -> None:
+        function(torch.zeros(512, 512, device="cuda", requires_grad=True))
+
+    for version, tensors in peaks.items():
+        trace = capture(step, source="test", device=H100, torch_version=version).trace
+        assert replay(trace, IdealAllocator()).peak_allocated_bytes // (1 << 20) == tensors
+
+
+@pytest.mark.parametrize(("version", "dropped"), [((1, 13), False), ((2, 0), True)])
+def test_zero_grad_keeps_gradients_before_2_0(version: tuple[int, int], dropped: bool) -> None:
+    def step(_: Any) -> None:
+        layer = torch.nn.Linear(8, 8, device="cuda")
+        layer(torch.zeros(1, 8, device="cuda")).sum().backward()
+        torch.optim.SGD(layer.parameters()).zero_grad()
+        seen.append(layer.weight.grad is None)
+
+    seen: list[bool] = []
+    capture(step, source="test", device=H100, torch_version=version)
+    assert seen == [dropped]

@@ -169,6 +169,34 @@ def test_one_hot_masks_in_floats_select_what_they_mark() -> None:
     assert shapes == [32, 32, 32]
 
 
+def test_masks_in_floats_are_known_on_the_card() -> None:
+    """A one-hot mask of the host selects as many elements as it marks; other floats of its size are not followed."""
+    shapes = []
+
+    def step() -> None:
+        mask = torch.zeros(32, 500).scatter_(1, torch.randint(500, (32, 1)), 1).cuda()
+        scores = torch.randn(32, 500, device="cuda")
+        shapes.append(len(scores[mask == 1]))
+        mask.mul_(2)
+        shapes.append(len(scores[mask == 1]))
+
+    record(step)
+    assert shapes == [32, 0]
+
+
+def test_numbers_changed_in_lists_are_known() -> None:
+    numbers = []
+
+    def step() -> None:
+        one = torch.tensor(0.25).cuda()
+        torch._foreach_mul_([one], [0.5])
+        torch._foreach_add_([one], 1)
+        numbers.append(one.item())
+
+    record(step)
+    assert numbers == [1.125]
+
+
 @pytest.mark.parametrize("batch", [2, 64])
 def test_the_sum_of_one_number_is_known_of_any_size(batch: int) -> None:
     """As transformers asks whether a mask selects everything, made of floats: ``mask.sum() == mask.numel()``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -714,3 +715,40 @@ def test_a_loop_over_batches_that_skips_those_too_large_ends(
 ) -> None:
     run(tmp_path, _MANY_BATCHES)
     assert said(capsys) == "3"
+
+
+def test_a_loader_that_a_library_opens_anew_at_its_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless iterator over a loader (litgpt's ``CycleIterator``) finds no batch when it goes round."""
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "cycling.py").write_text(
+        "def train(loader, step, steps):\n    iterator = iter(loader)\n    while steps:\n        try:\n"
+        "            batch = next(iterator)\n        except StopIteration:\n            iterator = iter(loader)\n"
+        "            batch = next(iterator)\n        step()\n        steps -= 1\n"
+    )
+    monkeypatch.syspath_prepend(str(library))
+    monkeypatch.delitem(sys.modules, "cycling", raising=False)
+    source = (
+        "import cycling\ncycling.train(DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2), train_step, 100)"
+    )
+    assert ending(run(tmp_path, source)) == ("left", 3, 0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_workers_compute_on_the_host_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Loaders of one's own in processes (batchgenerators)."""
+    source = """
+import multiprocessing
+def work(queue):
+    row = torch.arange(4.0)
+    queue.put((float(row.sum()), (row * int(torch.ones(3).sum())).tolist()))
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+worker = context.Process(target=work, args=(queue,))
+worker.start()
+total, row = queue.get()
+worker.join()
+print(total, row, torch.zeros(int(row[3]), device="cuda").numel())
+"""
+    run(tmp_path, source)
+    assert said(capsys) == "6.0 [0.0, 3.0, 6.0, 9.0] 9"

@@ -259,6 +259,18 @@ def test_rows_of_a_sweep_are_those_of_captures(captured: list[int | None]) -> No
         assert row.estimate.breakdown == one.breakdown
 
 
+def test_another_card_needs_one_capture(captured: list[int | None]) -> None:
+    """cuBLAS's workspaces, split reductions and plans are those of each card."""
+    batches, cards = [2, 3, 8, 20, 32], ["H100", "L4", "T4"]
+    rows = graphmem.sweep(convolutions, vary={"device": cards, "batch": batches})
+    assert captured == [2, 3, 32, 2, 2]
+    found: list[Any] = [row.estimate for row in rows]
+    assert any("on another card, which gave the one at 2" in note for note in found[6].assumptions)
+    for row, estimate in zip(rows, found, strict=True):
+        alone = graphmem.analyze(convolutions, **row.settings)
+        assert (estimate.peak, estimate.breakdown) == (alone.peak, alone.breakdown)
+
+
 def test_values_that_are_no_sizes_are_rows_of_their_own() -> None:
     rows = graphmem.sweep(convolutions, vary={"batch": [None, 2, "many", 0, 3, 5, 8]}, device="T4")
     assert [row.error != "" for row in rows] == [False, False, True, True, False, False, False]

@@ -49,6 +49,13 @@ FEW_QUICK = {
     "2.12": ("mlp_64",),
     "2.14": ("gpt_tiny_8_adamw_fp32",),
 }
+#: FlashAttention 1, up to 2.1, kept where sequences begin, and summed in fp32 where keys are many: bytes of both peaks.
+FIRST_FLASH = {
+    "2.1/steps/gpt2_4_adamw_amp_3": (-12_288, 0),
+    "2.1/steps/gpt2_drop_4_adamw_bf16": (-1_847_296, 16_777_216),
+    "2.1/steps/gpt_tiny_8_adamw_bf16": (-4_096, 0),
+    "2.1/steps/vit_s_16_adamw_amp": (-122_880, 0),
+}
 #: Of equal free blocks 2.12 takes the one that was made first: of tensors that go in one moment the order decides,
 #: which is not known. Bytes of the allocated peak; the reserved one is equal.
 ORDER_OF_FREES = {"2.12/steps/gpt2_8_adamw_amp_ckpt=1": -655_360}
@@ -69,14 +76,17 @@ def test_a_step_of_another_pytorch_is_predicted_to_the_byte(path: Path) -> None:
         pytest.importorskip("transformers")
     compared = runs.compare(name, FOLDER / path.parent)
     assert path.parts[0] == versions.words(compared.recorded.torch_version)
-    known = ORDER_OF_FREES.get(str(path).removesuffix(runs.SUFFIX), 0)
-    assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (known, 0)
+    known = str(path).removesuffix(runs.SUFFIX)
+    expected = FIRST_FLASH.get(known, (ORDER_OF_FREES.get(known, 0), 0))
+    assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == expected
+    if known in FIRST_FLASH:
+        return
     assert compared.match.share == 1 or (compared.match.share > 0.99 and str(path).startswith(LINED_UP_OTHERWISE))
 
 
 def test_an_installed_pytorch_that_is_too_old_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """And may be predicted with a newer one."""
-    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.5.1+cu124")
+    monkeypatch.setattr(versions, "installed_text", lambda: "2.5.1+cu124")
     with pytest.raises(UsageError, match=r"^torch 2.5.1\+cu124 is installed, and graphmem runs with 2.6 to 2.15; "):
         versions.version_named(None)
     assert versions.version_named("2.5") == (2, 5)
@@ -443,9 +453,9 @@ def test_text_that_is_no_version_is_refused(text: str) -> None:
         versions.version_named(text)
 
 
-@pytest.mark.parametrize("text", ["1.13", "2.3.1", "3.0"])
+@pytest.mark.parametrize("text", ["0.4", "1.4.0", "3.0"])
 def test_a_version_out_of_range_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"accepted: 2\.4 to 2\.15"):
+    with pytest.raises(UsageError, match=r"accepted: 1\.5 to 2\.15"):
         versions.version_named(text)
 
 
@@ -484,6 +494,6 @@ def test_variables_about_workspaces_are_asked_anew(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_installed_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _: "2.3.1")
+    monkeypatch.setattr(versions, "installed_text", lambda: "2.3.1")
     with pytest.raises(UsageError, match=r"torch 2\.3\.1 is installed"):
         versions.installed_version()

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 from graphmem.cli.command_line import Launch, launch_of, program_or_command
 from graphmem.cli.main import cli
 from graphmem.errors import UsageError
+from graphmem.training.program import Program
 
 PROGRAM = """
 import os, torch
@@ -86,6 +87,15 @@ def test_what_accelerate_starts() -> None:
         program_or_command((), None, "pass", launch)
     with pytest.raises(UsageError, match="--config starts a Python program, not bash"):
         program_or_command(("bash", "train.sh"), None, None, launch)
+
+
+def test_an_option_of_ours_behind_the_program_is_told(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = program_or_command((program, "--gpu=T4", "--lr", "1"), None, None, Launch())
+    assert isinstance(line, Program)
+    assert line.arguments == ("--gpu=T4", "--lr", "1")
+    assert "--gpu=T4 stands behind" in capsys.readouterr().err
+    program_or_command((program, "--lr", "1"), None, None, Launch())
+    assert not capsys.readouterr().err
 
 
 def test_options_that_do_not_go_together() -> None:

@@ -134,6 +134,8 @@ def test_two_reports_are_compared(model: str, tmp_path: Path) -> None:
     assert "Peak memory" in run("compare", before, after).stdout
     assert run("compare", before, after, "--max-growth", "1B").exit_code == 3
     assert run("compare", after, before, "--max-growth", "1B").exit_code == 0
+    assert run("compare", before, after, "--max-growth", "1%").exit_code == 3
+    assert run("compare", before, after, "--max-growth", "999999%").exit_code == 0
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_a_value_that_decides_has_no_bound() -> None:
 def test_the_recorded_versions_are_those_of_the_goldens() -> None:
     assert versions.RECORDED == places.RECORDED
     assert max(versions.RECORDED) == versions.NEWEST
-    assert min(versions.RECORDED) == versions.OLDEST
+    assert min(versions.RECORDED) > versions.OLDEST
 
 
 @given(st.integers(4, 15))
@@ -356,6 +356,10 @@ def test_only_versions_between_recorded_ones_have_neighbours(minor: int) -> None
     assert bool(between) == (version not in versions.RECORDED)
     if between:
         assert between[0] < version < between[1]
+
+
+def test_before_the_oldest_recorded_version_there_is_the_next_one_alone() -> None:
+    assert causes.neighbours((1, 8)) == (min(versions.RECORDED),)
 
 
 def test_an_unrecorded_version_lies_between_its_neighbours() -> None:

@@ -16,7 +16,7 @@ from tests.support import onnx_samples
 #: Rooms, and the commands that go with them.
 ROOMS = {
     "serving": ("serve",),
-    "planning/layouts": ("plan",),
+    "planning/layouts": ("plan", "pack"),
     "accuracy": ("measure", "verify", "calibrate", "accuracy"),
 }
 #: Tests of the rest, of which these take seconds.

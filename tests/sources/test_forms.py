@@ -40,6 +40,9 @@ def test_a_file_of_another_kind_is_answered_with_what_to_write(tmp_path: Path, n
 def test_a_folder_is_told_from_a_model_folder(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="name a file in it"):
         load(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"it holds weights; put the model's config\.json beside them"):
+        load(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SourceError, match="write hf:"):
         load(str(tmp_path))

@@ -10,10 +10,11 @@ segments and every setting that changes device memory. Not modelled: ``backend:c
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import floor
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
-from graphmem.allocators.base import SegmentView
+from graphmem.allocators.base import Played, SegmentView
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching.blocks import (
     ADDRESS_BITS,
@@ -35,6 +36,7 @@ from graphmem.allocators.pytorch_caching.blocks import (
 )
 from graphmem.allocators.pytorch_caching.events import EventQueues
 from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, try_allocate_expandable_block
+from graphmem.allocators.pytorch_caching.fast_forward import Numbers, fast_forward
 from graphmem.allocators.pytorch_caching.private_pools import PoolInterface
 from graphmem.allocators.pytorch_caching.release import (
     garbage_collect_cached_blocks,
@@ -98,8 +100,8 @@ class PyTorchCachingAllocator(PoolInterface):
         self._expandable_segments: list[ExpandableSegment] = []
         self._follow(conf)
         self.counts_blocks = versions.OLDEST_BLOCK_FIRST.holds(torch_version)
-        self._keeps_segment_order = versions.OLDEST_SEGMENT_FIRST.holds(torch_version)
-        if self._keeps_segment_order:
+        self.numbers_segments = versions.OLDEST_SEGMENT_FIRST.holds(torch_version)
+        if self.numbers_segments:
             self.counts_blocks = False
         self._next_serial = 0
         self._heads: dict[int, Block] = {}  # first block of every cudaMalloc'ed segment
@@ -253,6 +255,32 @@ class PyTorchCachingAllocator(PoolInterface):
         """The segments as ``torch.cuda.memory_snapshot`` lists them: in address order, tiled by their blocks."""
         return segment_views(self._heads.values(), self._expandable_segments)
 
+    # ------------------------------------------------------------------ many events at once
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing was allocated yet, and settings ask for no more than splitting and merging."""
+        special = (self.stats, self._divisions, self._allowed, self._rejects_above, *self.private_pools.pools())
+        return (
+            type(self) is PyTorchCachingAllocator
+            and all(one is None for one in special)
+            and not (self._heads or self._limits_reuse or self.counts_blocks)
+        )
+
+    def fast_forward(
+        self, kinds: Numbers, subjects: Numbers, sizes: Sequence[int], streams: Sequence[int]
+    ) -> Played | None:
+        """Play events as far as the plain path goes; None where nothing is played."""
+        return fast_forward(self, kinds, subjects, sizes, streams)
+
+    def take_segment(self, first: Block, size: int) -> None:
+        """Obtain from the driver the segment of ``size`` bytes whose blocks, from the ``first`` on, are there."""
+        address = self.driver.malloc(size)
+        order = self.order_of_new_segment(first.address)
+        assert (address, order) == (first.address, first.order)
+        self._heads[first.address] = first
+        self.count_reserved(first.free_set, size)
+
     # ------------------------------------------------------------------ allocating
 
     def get_free_block(self, free_set: FreeSet, rounded: int) -> Block | None:
@@ -379,7 +407,7 @@ class PyTorchCachingAllocator(PoolInterface):
 
     def order_of_new_segment(self, address: int) -> int:
         """The ``order`` of the first block of a segment that is created now; in 2.12 of every new block."""
-        if not (self._keeps_segment_order or self.counts_blocks):
+        if not (self.numbers_segments or self.counts_blocks):
             return address
         self._next_serial += 1
         return (self._next_serial << ADDRESS_BITS) | address

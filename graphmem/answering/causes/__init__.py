@@ -32,6 +32,7 @@ from graphmem.base.figures import (
     seen,
     unknown,
 )
+from graphmem.base.numbers import round_up
 from graphmem.base.records import dataclass
 from graphmem.base.versions import NEWEST, RECORDED, Version, cudnn_words, wheel_cudnn, words
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
@@ -39,7 +40,10 @@ from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, REMEDIE
 from graphmem.estimate import Peak
 from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
+from graphmem.units import MIB
 
+#: Small blocks lie in segments of so many bytes (``c10/core/AllocatorConfig.h``), larger ones mostly in multiples.
+_SEGMENT = 2 * MIB
 #: Sources of the causes that diagnostics share, where they are not the diagnostics themselves.
 _SOURCES = {
     OPERATORS: "{kinds} kinds, of which nobody recorded what they take",
@@ -71,7 +75,11 @@ def causes_of_trace(
     values. ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted
     for; ``tried``: the outcomes, with other values, of the lines that read assumed values."""
     sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
-    of_codes = (*_of_shortened(diagnostics, peak), *_of_diagnostics(diagnostics, peak, tried or {}))
+    of_codes = (
+        *_of_shortened(diagnostics, peak),
+        *_of_garbage(trace),
+        *_of_diagnostics(diagnostics, peak, tried or {}),
+    )
     return [*_of_plans(trace, peak, device), *filter(None, sized), *of_codes]
 
 
@@ -185,6 +193,16 @@ def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cau
         yield _as_measured("steps left out", source, peak, [row[1:] for row in rows])
 
 
+def _of_garbage(trace: Trace) -> Iterator[Cause]:
+    """What one look for cycles gave back may have died before the peak, or as much more may live at it."""
+    if size := trace.garbage_bytes:
+        segments = round_up(size, _SEGMENT)
+        blocks, reserved = bounded(-size, size), bounded(-segments, segments)
+        spreads = {"requested": blocks, "allocated": blocks, "reserved": reserved, "device": reserved}
+        source = "tensors in cycles die when Python looks for them: one look earlier or later than here"
+        yield Cause("cycles of garbage", BOUNDS, source, spreads, remedy="gc.collect() in the program settles it")
+
+
 def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
     """A cause for all diagnostics whose meaning names the same one, in the order of :data:`MEANINGS`."""
     for name in dict.fromkeys(meaning.cause for meaning in MEANINGS.values() if meaning.effect in _OPEN):
@@ -246,11 +264,12 @@ def _of_values(decided: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Ou
 
 
 def neighbours(version: Version) -> tuple[Version, ...]:
-    """The recorded versions before and after one that was not recorded; none for those that were, or are newer than
-    all."""
+    """The recorded versions before and after one that was not recorded, the one after where it is older than all; none
+    for those that were, or are newer than all."""
     if version in RECORDED or version > NEWEST:
         return ()
-    return max(one for one in RECORDED if one < version), min(one for one in RECORDED if one > version)
+    before, after = [one for one in RECORDED if one < version], [one for one in RECORDED if one > version]
+    return (*before[-1:], after[0])
 
 
 def cause_of_version(version: Version, peak: Peak, beside: Callable[[Version], Peak | None]) -> Cause | None:

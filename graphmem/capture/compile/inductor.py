@@ -224,8 +224,20 @@ def _patch_buffers(patches: Patches) -> None:
         "assert_alignment": constant(None),
         "copy_if_misaligned": _aligned,
     }  # the younger ones are not there before 2.11
-    patches.where_found([private("torch._C._dynamo.guards", _LOST)], functions)
+    guards = private("torch._C._dynamo.guards", _LOST)
+    patches.where_found([guards], functions)
+    patches.around(getattr(guards, "GuardManager", None), {"add_tensor_match_guard": _under_modes})
+    patches.around(private("torch._dynamo.guards.GuardManagerWrapper", _LOST, None), {"check": _under_modes})
     patches.set(private("torch._inductor.utils", _LOST), "copy_misaligned_inputs", _align_inputs)
+
+
+def _under_modes(original: Callable[..., object], *args: object) -> object:
+    """The guard of a tensor compares the keys that it is dispatched by, with those of modes. They are on when it is
+    asked, and off while code is compiled: made then, that of a real host tensor would fail at every call."""
+    include = private("torch._C._IncludeDispatchKeyGuard", _LOST)
+    keys = private("torch._C.DispatchKey", _LOST)
+    with include(keys.Python), include(keys.PythonTLSSnapshot):
+        return original(*args)
 
 
 def _empty_on(device: str) -> Callable[..., torch.Tensor]:

@@ -267,6 +267,7 @@ def _compiling_here(original: Callable[[], bool], threads: Threads) -> Callable[
         return original() if get_ident() in threads else before
 
     is_compiling._torchdynamo_inline = lambda: True  # type: ignore[attr-defined]  # what is traced is being compiled
+    is_compiling.__original_fn = original  # type: ignore[attr-defined]  # TorchScript compiles it
     return is_compiling
 
 

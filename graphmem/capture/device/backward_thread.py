@@ -24,6 +24,8 @@ from graphmem.capture.threads import OwnThread
 from graphmem.capture.torch_internals import (
     dispatch_modes,
     function_modes,
+    inside_transform,
+    is_transformed_tensor,
     next_sequence_number,
     pop_dispatch_mode,
     pop_function_mode,
@@ -32,12 +34,9 @@ from graphmem.capture.torch_internals import (
 )
 from graphmem.capture.values.callers import is_transformed
 from graphmem.capture.values.tensors import tensors_in
-from graphmem.torch_names import private
 
 _KINDS = ("cuda", "cpu")
 _LOST = "the order in which gradients of gradients are computed may be another one"
-_unwrapped: Any = private("torch._C._functorch.get_unwrapped", _LOST, None)
-_is_wrapped: Any = private("torch._C._functorch.is_functorch_wrapped_tensor", _LOST, lambda _: False)
 
 #: So many nodes are made at once, at most, for nothing but to count them (1.5 microseconds each). In a process that has
 #: made more before the capture, the nodes of backward passes have lower numbers than on a card.
@@ -141,8 +140,8 @@ def _nodes(tensor: torch.Tensor) -> Iterator[Any]:
     forward mode, which C++ alone can ask for here."""
     if tensor.grad_fn is not None:
         yield tensor.grad_fn
-    if _is_wrapped(tensor):
-        yield from _nodes(_unwrapped(tensor))
+    if is_transformed_tensor(tensor):
+        yield from _nodes(inside_transform(tensor))
 
 
 def _count(missing: int) -> None:

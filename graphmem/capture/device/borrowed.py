@@ -18,6 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from graphmem.capture.device.assigned_data import HOOKS, register_hooks
 from graphmem.capture.device.fake_tensors import fake_kind
+from graphmem.capture.device.own_attributes import swap_attributes
 from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import FakeTensor, is_traceable_wrapper_subclass, swap_tensor_impl
 
@@ -141,5 +142,5 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
 def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Exchange the identities of two tensors, in Python and in C++."""
     tensor.__class__, other.__class__ = other.__class__, tensor.__class__
-    tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__
+    swap_attributes(tensor, other)
     swap_tensor_impl(tensor, other)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -94,12 +95,37 @@ def _host_then_copy(
     place = device_named(device)
     if place is None:
         place = data.device if isinstance(data, FakeTensor) else _default_device()
-    if place.type != "cuda" and place != NOWHERE:
+    is_read_back = isinstance(data, (list, tuple)) and any(map(_is_on_card, _elements(data)))
+    if is_read_back:
+        data = _read_back(data, kwargs.get("dtype"))
+    if place.type != "cuda" and place != NOWHERE and not is_read_back:
         extra = {"requires_grad": True} if requires_grad else {}
         return original(data, *args, device=place, **extra, **kwargs)
     made = data if isinstance(data, FakeTensor) else original(data, *args, device="cpu", **kwargs)
-    made = made.to(place if place == NOWHERE else cards().own, kwargs.get("dtype") or made.dtype)
+    made = made.to(cards().own if place.type == "cuda" else place, kwargs.get("dtype") or made.dtype)
     return made.requires_grad_() if requires_grad else made
+
+
+def _is_on_card(value: object) -> bool:
+    return isinstance(value, FakeTensor) and value.device.type == "cuda"
+
+
+def _elements(data: Any) -> Iterator[Any]:
+    """The numbers and tensors in nested lists."""
+    for one in data:
+        yield from _elements(one) if isinstance(one, (list, tuple)) else (one,)
+
+
+def _read_back(data: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    """A host tensor of elements that are read back one by one, some of them from the card: their values are unknown
+    (``internal_new_from_data``, torch/csrc/utils/tensor_new.cpp)."""
+    kinds = [one.dtype if isinstance(one, torch.Tensor) else torch.tensor(one).dtype for one in _elements(data)]
+    shape, inside = [], data
+    while isinstance(inside, (list, tuple)):
+        shape.append(len(inside))
+        inside = inside[0]
+    shape += inside.shape if isinstance(inside, torch.Tensor) else ()
+    return torch.empty(shape, dtype=dtype or reduce(torch.promote_types, kinds))
 
 
 def _default_device() -> torch.device:

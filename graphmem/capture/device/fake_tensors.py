@@ -16,12 +16,13 @@ import functools
 import inspect
 import types
 from _thread import get_ident
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeGuard
 
 import torch
 
 from graphmem.capture.device.factories import device_named
+from graphmem.capture.device.own_attributes import OWN_ATTRIBUTES, own_attributes, swap_attributes
 from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
 from graphmem.capture.patches import Patches, around, constant
 from graphmem.capture.threads import Threads
@@ -35,7 +36,7 @@ from graphmem.capture.torch_internals import (
 )
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.known_values import KnownValues
-from graphmem.capture.values.tensors import NOWHERE
+from graphmem.capture.values.tensors import NOWHERE, innermost, tensors_in
 from graphmem.torch_names import private
 
 _META = torch.device("meta")
@@ -80,6 +81,8 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     }
     patches.table(FakeTensor, attributes)
     patches.share(FakeTensor, "device", _shown_device(patches.threads))
+    for name in ("device", "is_cuda", "is_meta", "is_cpu"):
+        patches.share(torch.Tensor, name, _of_the_inner(getattr(torch.Tensor, name), name))
     lost = "parameters of a class of their own, as bitsandbytes', are not followed"
     patches.wrap("torch.Tensor._make_subclass", lost, around(_make_subclass))
     lost = "host tensors of classes of their own, as fastai's, are refused by operators"
@@ -124,6 +127,17 @@ def _shown_device(threads: Threads) -> property:
     return property(device, FakeTensor.device.fset)
 
 
+def _of_the_inner(original: Any, name: str) -> property:
+    """``x.device`` and its like. A tensor that a transform of ``torch.func`` has wrapped is where the one inside is,
+    which is ``meta`` to C++. Any other tensor that is not fake is a real one."""
+
+    def shown(self: torch.Tensor) -> object:
+        inner = innermost(self)
+        return getattr(inner, name) if isinstance(inner, FakeTensor) else original.__get__(self)
+
+    return property(shown)
+
+
 def _new_of_class(original: _Make, cls: type, *args: object, **kwargs: object) -> torch.Tensor:
     """``T(data)`` of a class of tensors: a plain tensor, viewed as that class. PyTorch gives the plain one itself the
     class, which it refuses for a fake tensor: that has one already."""
@@ -154,7 +168,7 @@ def device_tensor(cls: type, fake_mode: FakeTensorMode, elem: torch.Tensor) -> t
     self = make_subclass(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     _guard_memory(self)
     attributes = self.__dict__
-    attributes.update(_attributes())
+    dict.update(attributes, _attributes())
     attributes["fake_mode"] = fake_mode
     return self
 
@@ -220,13 +234,20 @@ def _of_plain(
     return made
 
 
+#: Classes of PyTorch that are fake tensors' own.
+_PYTORCHS = (torch.Tensor, torch.nn.Parameter)
+
+
 @functools.cache
 def fake_kind(kind: type) -> FakeTensor:
-    """The class of fake tensors that are of this class too, to all appearance the class itself."""
+    """The class of fake tensors that are of this class too, to all appearance the class itself. It is below
+    those of the classes above it, for which ``__torch_function__`` asks."""
     if issubclass(FakeTensor, kind) or issubclass(kind, FakeTensor):
         return FakeTensor if kind is torch.Tensor else kind
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return _overridable(type(kind)(kind.__name__, (kind, _of_own_class()), names), kind)
+    names: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    names["__dict__"] = OWN_ATTRIBUTES
+    above = [fake_kind(base) for base in kind.__bases__ if issubclass(base, torch.Tensor) and base not in _PYTORCHS]
+    return _overridable(type(kind)(kind.__name__, (kind, *(above or [_of_own_class()])), names), kind)
 
 
 @functools.cache
@@ -248,7 +269,23 @@ def library_class(kind: type) -> type:
     return shown if shown is not torch.Tensor and fake_kind(shown) is kind else kind
 
 
-def is_of_own_class(parameter: torch.Tensor) -> bool:
+@contextlib.contextmanager
+def without_classes(*given: object) -> Iterator[None]:
+    """While an operator runs, fake tensors of libraries' classes are plain ones. On a card it is C++, which asks no
+    class; PyTorch's kernels for shapes are Python, and call methods that a class may have replaced
+    (``MetaTensor.new_empty``)."""
+    tensors = [one for one in tensors_in(given) if is_of_own_class(one)]
+    kinds = [type(one) for one in tensors]
+    for one in tensors:
+        one.__class__ = FakeTensor
+    try:
+        yield
+    finally:
+        for one, kind in zip(tensors, kinds, strict=True):
+            one.__class__ = kind
+
+
+def is_of_own_class(parameter: object) -> TypeGuard[FakeTensor]:
     """True if a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
 
@@ -355,8 +392,7 @@ def _deep_copy(values: KnownValues) -> _Make:
                     values.learn(copied, known)
                 if self.grad is not None:
                     copied.grad = copy.deepcopy(self.grad, memo)
-                own = {name: value for name, value in vars(self).items() if name not in vars(copied)}
-                vars(copied).update(copy.deepcopy(own, memo))
+                vars(copied).update(copy.deepcopy(own_attributes(self), memo))
         memo[id(self)] = copied
         return copied
 
@@ -378,10 +414,7 @@ def _storage_copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
 
 def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
     """``torch.utils.swap_tensors`` without its refusal of weak references: the fake mode's own tables hold them."""
-    first_attributes, second_attributes = dict(first.__dict__), dict(second.__dict__)
-    for tensor, attributes in ((first, second_attributes), (second, first_attributes)):
-        tensor.__dict__.clear()
-        tensor.__dict__.update(attributes)
+    swap_attributes(first, second)
     for memo in _MEMOS:
         for tensor in (first, second):
             if isinstance(tensor, FakeTensor):

@@ -23,6 +23,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
     tables of its own; the others are given to ``remark``."""
 
     def script(original: Callable[..., object], obj: object, *args: object, **kwargs: object) -> object:
+        obj = getattr(obj, "__original_fn", obj)
         if isinstance(obj, (type, FunctionType)) and obj.__module__.startswith("torch."):
             return original(obj, *args, **{"_rcb": partial(_named_in, obj.__module__), **kwargs})
         remark(Code.SCRIPT_AS_PYTHON.about())

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 
+from graphmem.base import versions
 from graphmem.capture.device.pretend_device import DEVICE, cards, move
 from graphmem.capture.patches import Patches, around
 from graphmem.capture.torch_internals import FakeTensor
@@ -16,9 +17,13 @@ from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 
 
-def patch_training_tools(patches: Patches) -> None:
-    """Let them take fake tensors, until ``patches`` are undone."""
-    _patch_foreach(patches)
+def patch_training_tools(patches: Patches, torch_version: versions.Version) -> None:
+    """Let them take fake tensors and do what they do in this version, until ``patches`` are undone."""
+    if versions.SEVERAL_TENSORS_AT_ONCE.holds(torch_version):
+        _patch_foreach(patches)
+    if not versions.GRADIENTS_SET_TO_NONE.holds(torch_version):
+        for kind in (torch.optim.Optimizer, torch.nn.Module):
+            patches.around(kind, {"zero_grad": _filled_with_zeros})
     lost = "a gradient scaler asks values whether to step"
     patches.replace("torch.amp.grad_scaler.GradScaler._maybe_opt_step", lost, _step_without_overflow)
     patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
@@ -26,6 +31,11 @@ def patch_training_tools(patches: Patches) -> None:
     patches.wrap("torch.utils.checkpoint._get_device_module", lost, around(_module_in_use))
     patches.around(torch.nn.DataParallel, {"__init__": _over_one_card})
     patches.set(torch.nn.DataParallel, "scatter", lambda _, inputs, options, __: ([move(inputs)], [move(options)]))
+
+
+def _filled_with_zeros(original: Callable[..., None], self: object, set_to_none: bool = False) -> None:
+    """``zero_grad`` before it dropped gradients."""
+    original(self, set_to_none=set_to_none)
 
 
 _Groups = dict[tuple[torch.device | None, torch.dtype], object]

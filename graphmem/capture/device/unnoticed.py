@@ -29,6 +29,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
+from graphmem.base.imports import is_watched
 from graphmem.capture.device.factories import LazyBuffer, LazyParameter
 from graphmem.capture.device.fake_tensors import library_class
 from graphmem.capture.threads import current_threads
@@ -141,6 +142,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] in _LEFT | sys.stdlib_module_names or current_threads() is None:
             return None
+        if is_watched(fullname):
+            return None  # it asks once more, and executes what is found here
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
             return None

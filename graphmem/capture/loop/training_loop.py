@@ -239,7 +239,8 @@ class TrainingLoop:
 
     def _zero_grad(self) -> None:
         for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=self.training.zero_grad == "set_to_none")
+            how = self.training.zero_grad
+            optimizer.zero_grad(**({} if how is None else {"set_to_none": how == "set_to_none"}))
 
     def _closure_step(self, micro_batches: Sequence[BatchSize | None]) -> None:
         """A step that evaluates the loss as often as it likes, as in the documentation of ``torch.optim``: the output

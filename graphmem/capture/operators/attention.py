@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.kernels.parts.sdp_choice import AttentionCall, choose_sdp_backend
+from graphmem.capture.kernels.parts.sdp_choice import AttentionCall, can_use, choose_sdp_backend
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.operators_by_version import mask_by_filling
+from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.torch_names import private
@@ -34,6 +36,29 @@ def nested_attention_backend(card: Card, shape: Sequence[int], dtype: torch.dtyp
     """
     left_out = {"cudnn"} if shape[-1] % 8 == 0 else {"cudnn", "flash"}
     return _backend(AttentionCall(shape, shape, shape, dtype, card), left_out)
+
+
+def patch_jagged_attention(patches: Patches, card: Card) -> None:
+    """Nested tensors of jagged layout choose in Python (``torch/nested/_internal/sdpa.py``), and ask of each backend
+    whether it can: by the tests that are neither for dense tensors alone nor for nested ones of strided layout."""
+
+    def asked(backend: str) -> Callable[..., bool]:
+        def can(params: Any, _: bool = False) -> bool:
+            operands = params.query, params.key, params.value
+            query, key, value = (t.shape for t in operands)
+            needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+            call = AttentionCall(
+                query, key, value, params.query.dtype, card, None if params.attn_mask is None else (), False,
+                params.dropout, params.is_causal, params.enable_gqa, needs_grad,
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+            )  # fmt: skip
+            return backend in _enabled_backends() and can_use(backend, call)
+
+        return can
+
+    for name, backend in (("flash", "flash"), ("mem_efficient", "efficient"), ("cudnn", "cudnn")):
+        lost = "attention of nested tensors of jagged layout is refused"
+        patches.replace(f"torch._C._can_use_{name}_attention", lost, asked(backend))
 
 
 def _backend(call: AttentionCall, left_out: set[str] | None = None) -> str:

@@ -53,7 +53,6 @@ class _Backend:
         try:
             patches.set(sys.modules[_OPERATORS], "register_kernel", self._register)
             patches.set(sys.modules["bitsandbytes.cextension"], "lib", _NoLibrary())
-            patches.set(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0)
             patches.set(torch, "compile", lambda function=None, **_: function or (lambda given: given))
             with disable_current_modes():
                 for name in _BACKENDS:
@@ -147,12 +146,13 @@ def _int8_vectorwise_dequant(quantized: torch.Tensor, stats: torch.Tensor) -> to
 
 def _run_again(name: str) -> ModuleType:
     """Run the file of an imported module once more, as a module of its own that ``sys.modules`` does not know, with a
-    cuBLAS context that asks no card."""
+    cuBLAS context and streams that ask no card."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if hasattr(module, "CUBLAS_Context"):
-        vars(module)["CUBLAS_Context"] = _NoContext
+    for name, value in (("CUBLAS_Context", _NoContext), ("_get_raw_stream", lambda *_: 0)):
+        if hasattr(module, name):
+            vars(module)[name] = value
     return module

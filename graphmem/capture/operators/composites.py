@@ -19,11 +19,11 @@ import torch
 from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators import Decomposition, Shapes
-from graphmem.capture.operators.attention import ATTENTION
+from graphmem.capture.operators.attention import ATTENTION, patch_jagged_attention
 from graphmem.capture.operators.convolutions import CONVOLUTIONS
 from graphmem.capture.operators.ctc import CTC, CTC_SHAPES
 from graphmem.capture.operators.gradient_operators import GRADIENT_OPERATORS
-from graphmem.capture.operators.gradients_by_version import FORMULAS, with_gradient
+from graphmem.capture.operators.gradients_by_version import FORMULAS, formulas_of_the_past, with_gradient
 from graphmem.capture.operators.layers_and_losses import BATCH_NORM, GROUP_NORM, LAYERS_AND_LOSSES, RMS_NORM
 from graphmem.capture.operators.meta_kernels import META_KERNELS, ExistingFakes
 from graphmem.capture.operators.operators_by_version import TAKE_ALONG_DIM, patch_indexing
@@ -75,6 +75,7 @@ def cuda_composites(card: Card, values: KnownValues) -> Iterator[dict[OpOverload
         if build.is_other(skipped) and not skipped.holds(card.torch_version):
             patch_indexing(patches)
         patch_views(patches)
+        patch_jagged_attention(patches, card)
         for op, function in table.items():
             kernels.set(op, function, "AutogradCUDA")
         for op in FUSED_ON_CUDA:
@@ -107,6 +108,7 @@ def composites_of(build: Build) -> dict[OpOverload, Decomposition]:
     """Composite operators -> their decompositions in a build."""
     version = build.card.torch_version
     table = {**GRADIENT_OPERATORS, **CELLS, **LAYERS_AND_LOSSES, **CONVOLUTIONS, **CTC, **BATCH_NORM}
+    table |= formulas_of_the_past(version)
     table |= {op: partial(function, build) for op, function in NETWORKS.items()}
     of_card = {**TRANSFORMER_LAYERS, **RMS_NORM, **ATTENTION}
     table |= {op: partial(function, build.card) for op, function in of_card.items()}

@@ -14,6 +14,7 @@ from torch import Tensor
 from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition, Shapes
 from graphmem.capture.torch_internals import FakeTensor, OpOverload
+from graphmem.capture.values.tensors import innermost
 
 _aten = torch.ops.aten
 #: Values of ``at::Reduction``.
@@ -91,7 +92,7 @@ def _by_pytorch(call: Arguments, *lengths: Sequence[int]) -> Tensor:
 def _numbers(call: Arguments) -> tuple[list[int], list[int]]:
     """Lengths as numbers. Those that are on the card are taken to be of the whole input, and of targets as long as the
     padded row, or, one after the other, of one length."""
-    targets, input_lengths, target_lengths = call.targets, call.input_lengths, call.target_lengths
+    targets, input_lengths, target_lengths = map(innermost, (call.targets, call.input_lengths, call.target_lengths))
     count = target_lengths.numel()
     if not isinstance(target_lengths, FakeTensor):
         of_targets = target_lengths.tolist()

@@ -8,6 +8,7 @@ one on, and evaluates arguments from right to left. The versions and their sourc
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,13 @@ Gradients = tuple[Tensor | None, ...]
 Formula = Callable[..., Gradients]
 
 
+def _node_of(op: OpOverload, *methods: Any) -> Any:
+    """A node of the graph with these methods, by the operator's name."""
+    name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
+    members = {method.__name__: staticmethod(method) for method in methods}
+    return types.new_class(name, (_node,), exec_body=lambda namespace: namespace.update(members))
+
+
 def with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
     """The operator below autograd, with this formula as its node of the graph."""
 
@@ -43,10 +51,7 @@ def with_gradient(op: OpOverload, formula: Formula) -> Callable[..., Any]:
     def backward(ctx: FunctionCtx, grad: Tensor) -> Gradients:
         return formula(ctx.needs_input_grad, grad, *ctx.saved_tensors)
 
-    name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
-    methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    members = {key: staticmethod(method) for key, method in methods.items()}  # type: ignore[arg-type, var-annotated]
-    node: Any = types.new_class(name, (_node,), exec_body=lambda namespace: namespace.update(members))
+    node = _node_of(op, forward, setup_context, backward)
 
     def run(*inputs: object) -> Tensor:
         wants = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
@@ -287,3 +292,69 @@ FORMULAS = (
     (versions.ATAN2_OF_ZEROS, _ATAN2_BEFORE, _ATAN2),
     (versions.EQUAL_VALUES_SHARE_GRADIENTS, _ONE_TAKES_ALL, _SHARED),
 )
+
+
+# --- what formulas of the past keep (the nodes of torch/csrc/autograd/generated/Functions.h) --------------------------
+
+#: The gradient of the first argument, of: the gradient, the first argument, the result and the other arguments.
+_Past = Callable[..., Tensor]
+
+
+def _mean(grad: Tensor, self: Tensor, _: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    dims = [one % self.dim() for one in (range(self.dim()) if dim is None or len(dim) == 0 else dim)]
+    if not keepdim:
+        for one in sorted(dims):
+            grad = grad.unsqueeze(one)
+    return grad.expand(self.shape) / math.prod(self.shape[one] for one in dims)
+
+
+#: Operator; whether its result is kept, beside its input; the change that it is so since, None for always; the change
+#: that ended it; the gradient.
+PAST: tuple[tuple[OpOverload, bool, versions.Since | None, versions.Since, _Past], ...] = (
+    (_aten._softmax.default, True, None, versions.SOFTMAX_KEEPS_RESULT_ALONE,
+     lambda grad, self, result, dim, _: _aten._softmax_backward_data(grad, result, dim, self.dtype)),
+    (_aten._log_softmax.default, True, None, versions.SOFTMAX_KEEPS_RESULT_ALONE,
+     lambda grad, self, result, dim, _: _aten._log_softmax_backward_data(grad, result, dim, self.dtype)),
+    (_aten.softplus.default, True, None, versions.SOFTMAX_KEEPS_RESULT_ALONE,
+     lambda grad, self, _, beta=1, threshold=20: _aten.softplus_backward(grad, self, beta, threshold)),
+    (_aten.relu.default, False, None, versions.RELU_KEEPS_RESULT,
+     lambda grad, self, _: _aten.threshold_backward(grad, self, 0)),
+    (_aten.mean.dim, False, versions.MEAN_OVER_DIMENSIONS_KEEPS_INPUT, versions.MEAN_KEEPS_SIZES, _mean),
+    (_aten.mean.default, False, versions.MEAN_KEEPS_INPUT, versions.MEAN_KEEPS_SIZES, _mean),
+)  # fmt: skip
+
+
+def formulas_of_the_past(version: versions.Version) -> dict[OpOverload, Callable[..., Any]]:
+    """Operators whose formula kept other tensors in this version than in any that can be installed."""
+    return {
+        op: _keeping(op, keeps_result, gradient)
+        for op, keeps_result, since, ended, gradient in PAST
+        if (since is None or since.holds(version)) and not ended.holds(version)
+    }
+
+
+def _keeping(op: OpOverload, keeps_result: bool, gradient: _Past) -> Callable[..., Any]:
+    """The operator below autograd, whose node keeps its first argument and, if so, its result."""
+
+    def forward(options: dict[str, Any], *inputs: object) -> Tensor:
+        with _below_autograd():
+            return op(*inputs, **options)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], *([output] if keeps_result else []))
+        ctx.others = inputs[2:]
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors
+        of_self = gradient(grad, kept[0], kept[-1], *ctx.others)
+        return None, of_self, *(None for _ in ctx.others)
+
+    node = _node_of(op, forward, setup_context, backward)
+
+    def run(*inputs: Any, **options: object) -> Tensor:
+        if not (torch.is_grad_enabled() and inputs[0].requires_grad):
+            return forward(options, *inputs)
+        with _single_level():
+            return node.apply(options, *inputs)
+
+    return run

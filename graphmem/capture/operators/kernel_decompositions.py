@@ -37,7 +37,7 @@ def _trilinear(_: Selection, call: Arguments) -> Tensor:
     for place, missing in enumerate(expanded):
         for dim in sorted(missing):
             operands[place] = operands[place].unsqueeze(dim)
-    sizes = [max(tensor.shape[dim] for tensor in operands) for dim in range(dims)]
+    sizes = torch.broadcast_shapes(*(tensor.shape for tensor in operands))
     shape = [1 if dim in call.sumdim else sizes[dim] for dim in range(dims)]
     output = torch.zeros(shape, dtype=call.i1.dtype, device=call.i1.device)
     first = [dim for dim in call.sumdim if dim in call.expand3]
@@ -197,6 +197,46 @@ def _embedding_bag_backward(_: Selection, call: Arguments) -> Perhaps:
     return _aten._sparse_coo_tensor_unsafe.default(indices.reshape(1, -1), values.reshape(-1, shape[1]), shape)
 
 
+# --- quantisation-aware training (ATen/native/quantized/FakeQuantPer*Affine.cpp, cuda/FusedObsFakeQuant.cu, 2.13) -----
+
+
+def _quantized(_: Selection, self: Tensor, *__: object) -> tuple[Tensor, Tensor]:
+    """The tensor in steps, and where it was in range; scale, zero point and range change no size."""
+    out = torch.empty_like(self)
+    return out, torch.empty_like(self, dtype=torch.bool)
+
+
+def _quantized_by_channel(_: Selection, self: Tensor, scale: Tensor, zero_point: Tensor, *__: object) -> Perhaps:
+    """The same, after whole zero points were looked at for their range."""
+    if not zero_point.is_floating_point():
+        extremes = zero_point.min(), zero_point.max()
+        del extremes
+    return _quantized(_, self)
+
+
+@named("aten._fused_moving_avg_obs_fq_helper.default")
+def _observed(_: Selection, call: Arguments) -> Perhaps:
+    """``fused_moving_avg_obs_fake_quant_cuda``: extremes of the whole, or of every channel; the first call gives the
+    observer's buffers a number a channel."""
+    seen = call.self.contiguous()
+    if not call.per_row_fake_quant:
+        extremes = torch.aminmax(seen)
+    else:
+        rows = call.self.transpose(0, call.ch_axis).flatten(1) if call.self.dim() != 2 else call.self
+        buffers = (call.running_min, call.running_max, call.scale, call.zero_point)
+        for buffer in buffers if not call.running_min.numel() else ():
+            buffer.resize_(rows.shape[0])
+        extremes = torch.aminmax(rows, dim=1)
+        del rows
+    del extremes
+    if not call.per_row_fake_quant:
+        return _quantized(_, call.self)
+    if call.fake_quant_on.item():
+        return _quantized_by_channel(_, call.self, call.scale, call.zero_point)
+    mask = torch.ones_like(call.self, dtype=torch.bool)
+    return call.self.clone(), mask
+
+
 # --- products with powers of two (ATen/native/BinaryOps.cpp, 2.13) ----------------------------------------------------
 
 
@@ -274,6 +314,10 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten._index_put_impl_.default: _index_put(_aten._index_put_impl_.default),
     _aten.masked_select.default: _masked_select,
     _aten._embedding_bag_backward.default: _embedding_bag_backward,
+    _aten.fake_quantize_per_tensor_affine_cachemask.default: _quantized,
+    _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantized,
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_by_channel,
+    _aten._fused_moving_avg_obs_fq_helper.default: _observed,
     _aten.masked_scatter_backward.default: _masked_scatter_backward,
     _aten.ldexp.Tensor: _ldexp,
     _aten.mvlgamma.default: _mvlgamma,

@@ -99,6 +99,34 @@ def _fractional_max_pool3d(call: Arguments) -> tuple[Tensor, Tensor]:
     return call.self.new_empty(shape), call.self.new_empty(shape, dtype=torch.int64)
 
 
+@named("aten.linalg_lstsq.default")
+def _least_squares(call: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """CUDA has the driver ``gels`` alone: no ranks and no singular values; residuals of more equations than unknowns
+    (``ATen/native/BatchLinearAlgebra.cpp``)."""
+    matrix, right = call.self, call.b
+    is_vector = right.dim() == matrix.dim() - 1
+    equations, unknowns = matrix.shape[-2:]
+    columns = () if is_vector else right.shape[-1:]
+    batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[: -1 if is_vector else -2])
+    residuals = matrix.new_empty((*batch, *columns) if equations > unknowns else 0, dtype=matrix.real.dtype)
+    ranks = matrix.new_empty(0, dtype=torch.int64)
+    return matrix.new_empty((*batch, unknowns, *columns)), residuals, ranks, residuals.new_empty(0)
+
+
+def _factored(self: Tensor) -> tuple[Tensor, Tensor]:
+    """``geqrf``: a copy by columns, and a number for every reflection."""
+    return _by_columns(self), self.new_empty((*self.shape[:-2], min(self.shape[-2:])))
+
+
+def _by_columns(like: Tensor) -> Tensor:
+    return torch.empty_like(like.mT, memory_format=torch.contiguous_format).mT
+
+
+def _turned(self: Tensor, tau: Tensor, other: Tensor, *_: bool) -> Tensor:
+    """``ormqr``: a copy of the matrix."""
+    return _by_columns(other)
+
+
 #: By operator name: a function of fake tensors that returns fake outputs.
 META_KERNELS: dict[str, Shapes] = {
     "aten::_ctc_loss": _ctc_loss,
@@ -116,10 +144,14 @@ META_KERNELS: dict[str, Shapes] = {
     "aten::binomial": _FIRST,
     "aten::fractional_max_pool3d": _fractional_max_pool3d,
     "aten::fractional_max_pool3d_backward": _SECOND,
+    "aten::geqrf": _factored,
+    "aten::glu_jvp": _like(0),
+    "aten::linalg_lstsq": _least_squares,
     "aten::multi_margin_loss": _margin_loss,
     "aten::multi_margin_loss_backward": _SECOND,
     "aten::multilabel_margin_loss_backward": _SECOND,
     "aten::multilabel_margin_loss_forward": _multilabel_margin_loss,
+    "aten::ormqr": _turned,
 }
 if hasattr(torch.ops.aten, "_grouped_mm"):  # since 2.8
     META_KERNELS["aten::_grouped_mm"] = _grouped_mm

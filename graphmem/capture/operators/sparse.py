@@ -55,6 +55,10 @@ def _clone(_: Selection, self: Tensor, **__: object) -> Tensor:
         indices, values = self._indices(), self._values()
         if indices.is_contiguous() and values.is_contiguous():
             return _made(self, indices, values, self.is_coalesced())
+    return _copied(self)
+
+
+def _copied(self: Tensor) -> Tensor:
     values = self._values().clone(memory_format=torch.contiguous_format)
     return _made(self, self._indices().clone(memory_format=torch.contiguous_format), values, self.is_coalesced())
 
@@ -126,6 +130,11 @@ def _mul(_: Selection, self: Tensor, other: Tensor | float) -> Perhaps:
         return NotImplemented
     indices = self._indices().clone()
     return _made(self, indices, self._values() * other, self.is_coalesced())
+
+
+def _neg(_: Selection, self: Tensor) -> Tensor:
+    """``neg_sparse``: a copy, whose values are turned in place."""
+    return _copied(self)
 
 
 def _mul_(selection: Selection, self: Tensor, other: Tensor | float) -> Perhaps:
@@ -239,6 +248,7 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.add_.Tensor: _add_,
     _aten.mul.Tensor: _mul,
     _aten.mul_.Tensor: _mul_,
+    _aten.neg.default: _neg,
     _aten.sparse_mask.default: _sparse_mask,
     _aten.t.default: _transpose,
     _aten.transpose.int: _transpose,

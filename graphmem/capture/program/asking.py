@@ -4,6 +4,7 @@ the rewritten loops of a program call."""
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from operator import length_hint
@@ -88,6 +89,8 @@ class _LoaderLoop:
             inside.is_fed = True
             loop.end_with(inside)
         if leaving.is_finished(self._loader()):
+            if isinstance(sys.exc_info()[1], StopIteration):  # it was opened anew to go round: no batch is none at all
+                raise Left
             raise StopIteration
         if not loop.goes_on():
             if loop.has_trained and self._loader() is not None:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.utils.hooks import warn_if_has_hooks
 
+from graphmem.capture.device.own_attributes import own_attributes
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.torch_archives import IN_FULL, is_plain_file, write_zeros
 from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
@@ -26,16 +27,6 @@ _LOST = "files of tensors cannot be followed"
 #: Floats are read from a file in storages up to so many bytes: steps and scales, and no weights.
 SMALL = 1 << 16
 _CPU = torch.device("cpu")
-#: Attributes of a fake tensor that are none of the tensor it stands for.
-_FAKE = {"_fake_device", "fake_device", "fake_mode", "constant", "real_tensor", "pytype", "dispatch_keys", "_is_param"}
-_FAKE_PREFIXES = (
-    "_graphmem_",
-    "_nonzero_memo",
-    "_item_memo",
-    "_unique_memo",
-    "_unique_consecutive_memo",
-    "_nested_int_",
-)
 
 
 @dataclass
@@ -264,7 +255,7 @@ def patch_pickling(patches: Patches, books: Books) -> None:
     of_parameter = torch.nn.Parameter.__reduce_ex__
 
     def reduced(self: Any, protocol: object) -> object:
-        is_parameter, state = isinstance(self, torch.nn.Parameter), _own_state(self)
+        is_parameter, state = isinstance(self, torch.nn.Parameter), own_attributes(self)
         if is_parameter:
             data: Any = (self.data, self.requires_grad, OrderedDict())
             if not state:
@@ -304,13 +295,6 @@ def _rebuilding(tensor: torch.Tensor, protocol: object, books: Books) -> tuple[A
         return private("torch._utils._rebuild_tensor_v3", _LOST), (_UntypedInFile(storage), *geometry, dtype, *last)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
     return private("torch._utils._rebuild_tensor_v2", _LOST), (typed, *geometry, *last)
-
-
-def _own_state(tensor: torch.Tensor) -> dict[str, Any]:
-    """The attributes that the program has put on a tensor."""
-    return {
-        name: value for name, value in vars(tensor).items() if name not in _FAKE and not name.startswith(_FAKE_PREFIXES)
-    }
 
 
 def _kind(tensor: torch.Tensor) -> object:

@@ -21,7 +21,7 @@ from graphmem.capture.patches import Patches
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.sources import hub
 
-_HUB, _TOKENIZERS = "transformers.utils.hub", "transformers.models.auto.tokenization_auto"
+_HUB, TOKENIZERS = "transformers.utils.hub", "transformers.models.auto.tokenization_auto"
 _CONFIGURATION = "config.json"
 #: Characters of a token.
 _CHARACTERS = 4
@@ -34,7 +34,7 @@ def hub_names(remark: Callable[[Diagnostic], None]) -> Iterator[dict[str, str]]:
     names that were asked for, with the folders that hold their configurations."""
     with tempfile.TemporaryDirectory(prefix="graphmem-hub-") as place:
         names = _Names(Path(place), remark)
-        with patched_imports({_HUB: names.patch_files, _TOKENIZERS: names.patch_tokenizers}):
+        with patched_imports({_HUB: names.patch_files, TOKENIZERS: names.patch_tokenizers}):
             yield names.folders
 
 
@@ -69,7 +69,7 @@ class _Names:
             if size is None or (found is not None and found.vocab_size > len(_SPECIAL)):
                 return found  # fewer tokens are made of a configuration alone
             self._remark(Code.TOKENIZER_ABSENT.about(place=str(name), size=size))
-            return _stand_in(size, str(name))
+            return stand_in(size, str(name))
 
         patches.set(module.AutoTokenizer, "from_pretrained", staticmethod(loaded))
 
@@ -101,14 +101,15 @@ class _Names:
         return None
 
 
-def _stand_in(size: int, name: str) -> Any:
+def stand_in(size: int, name: str) -> Any:
+    """A tokenizer of ``size`` tokens, each of four characters."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {word: number for number, word in enumerate(_SPECIAL)}
     words |= {f"<{number}>": number for number in range(len(_SPECIAL), size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=_SPECIAL[0]))
-    pieces = Regex(f"(?s).{{1,{_CHARACTERS}}}")
+    pieces = Regex(rf"[\s\S]{{1,{_CHARACTERS}}}")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
     tokenizer.decoder = decoders.Fuse()
     unknown, begin, end, pad = _SPECIAL

@@ -17,6 +17,7 @@ from graphmem.capture.program.jobs import one_job
 from graphmem.capture.program.leaving import Leaving, Left
 from graphmem.capture.program.loops import compiled, rewritten_loops
 from graphmem.capture.program.notebooks import cells, cells_of_kernel
+from graphmem.capture.program.stand_ins import stand_ins
 from graphmem.capture.program.started import started_processes
 from graphmem.errors import SourceError, first_line, said
 from graphmem.training.program import Ending, Program
@@ -36,6 +37,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
         rewritten_loops(Loops(leaving), folder),
         cells_of_kernel(),
         started_processes(leaving.recorder.storages),
+        stand_ins(program.vocab, program.dataset, lambda found: leaving.recorder.assumed.update([found])),
         one_job(program.job) as jobs,
     ):
         sys.path.insert(0, "" if program.is_code else str(folder))

@@ -19,6 +19,8 @@ import torch.multiprocessing
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.threads import Threads
+from graphmem.capture.torch_internals import disable_current_modes
 from graphmem.errors import CaptureError
 
 _FORKED = (
@@ -33,11 +35,12 @@ def started_processes(storages: Storages) -> Iterator[None]:
 
     Raises :class:`CaptureError` at the end where a forked one used the card.
     """
-    forked = _Forked(storages)
     spawning = sys.modules["torch.multiprocessing.spawn"]
     with Patches() as patches:
+        forked = _Forked(storages, patches.threads)
         for owner in (spawning, torch.multiprocessing):
             patches.set(owner, "start_processes", _call_one)
+        patches.around(sys.modules["torch.multiprocessing.reductions"], {"rebuild_tensor": _rebuilt})
         yield
     if forked.used_card:
         raise CaptureError(_FORKED)
@@ -48,6 +51,12 @@ def _call_one(
 ) -> _Ended | None:
     fn(min(int(os.environ.get("LOCAL_RANK") or 0), nprocs - 1), *args)
     return None if join else _Ended()
+
+
+def _rebuilt(original: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
+    """A host tensor that another process has sent is a real one, with its values."""
+    with disable_current_modes():
+        return original(*args)
 
 
 class _Ended:
@@ -67,8 +76,8 @@ class _Ended:
 class _Forked:
     """In forked processes, the memory of a card that refuses every request; here, whether one was made."""
 
-    def __init__(self, storages: Storages) -> None:
-        self._storages, self._shared = storages, mmap.mmap(-1, 1)
+    def __init__(self, storages: Storages, threads: Threads) -> None:
+        self._storages, self._threads, self._shared = storages, threads, mmap.mmap(-1, 1)
         _watched.add(self)
 
     @property
@@ -77,10 +86,14 @@ class _Forked:
         return self._shared[0] != 0
 
     def begin(self) -> None:
-        """This process was forked."""
+        """This process was forked: it computes on the host as without a capture, and finds no card to use."""
         self._storages.memory = self  # type: ignore[assignment]
+        Patches.undo_all(self._threads)
+        self._outside = disable_current_modes()  # held, or it would end here
+        self._outside.__enter__()
+        torch.cuda._lazy_init = self.refusal
 
-    def refusal(self, _: int) -> NoReturn:
+    def refusal(self, *_: object) -> NoReturn:
         """The card is used."""
         self._shared[0] = 1
         sys.stderr.write(f"graphmem: {_FORKED}\n")

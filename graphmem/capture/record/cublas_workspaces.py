@@ -143,6 +143,8 @@ class Workspaces:
     @cached_property
     def size(self) -> int:
         """Bytes of a workspace of cuBLAS."""
+        if not versions.CUBLAS_WORKSPACE_ALLOCATED.holds(self._version):
+            return 0
         return self._default if self.settings.cublas_bytes is None else self.settings.cublas_bytes
 
     @cached_property

@@ -18,6 +18,7 @@ import torch
 
 from graphmem.capture.device.backward_thread import Numbers
 from graphmem.capture.device.fake_results import FakeResults
+from graphmem.capture.device.fake_tensors import without_classes
 from graphmem.capture.operators import collectives, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
 from graphmem.capture.operators.data_dependent_sizes import outputs_of
@@ -90,10 +91,18 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             recorder.storages.settle()
         if recorder.wrappers and not recorder.wrappers.isdisjoint(types):
             return self._by_class(func, types, args, kwargs or {})
+        if len(types) > 1 or (types and types[0] is not FakeTensor):
+            with without_classes(args, kwargs):
+                return self._dispatched(func, args, kwargs or {})
+        return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: OpOverload, args: Sequence[object], kwargs: Named) -> object:
+        """The result of an operator that no class of tensors answers itself."""
+        recorder = self.recorder
         route = self._routes.get(func)
         if route is None:
             route = self._routes[func] = Route(facts_of(func))
-        call = OperatorCall(route.facts, args, kwargs or {}, current_graph_task_id() != -1)
+        call = OperatorCall(route.facts, args, kwargs, current_graph_task_id() != -1)
         for attempt in route.before_noted:
             result = attempt(self, call)
             if result is not NOT_HANDLED:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.diagnostics import Code
 from graphmem.torch_names import private
 
 _LOST = "flex_attention is followed in compiled code alone"
@@ -18,6 +19,7 @@ _OPERATORS: tuple[Any, ...] = (
     private("torch._higher_order_ops.flex_attention", _LOST),
     private("torch._higher_order_ops.flex_attention_backward", _LOST),
 )
+_TRACED = Code.FLEX_TRACED.about()
 _DENSE: Any = private("torch._C.DispatchKey.CompositeExplicitAutograd", _LOST)
 
 
@@ -34,6 +36,7 @@ def _under(dense: Callable[..., object]) -> Callable[..., object]:
     """``dense`` under the recording mode, as part of a decomposition."""
 
     def run(mode: RecordingMode, *args: object, **kwargs: object) -> object:
+        mode.recorder.assumed[_TRACED] += 1
         outer, mode.in_decomposition = mode.in_decomposition, True
         try:
             with mode:

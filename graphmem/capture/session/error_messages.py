@@ -40,8 +40,8 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
     ),
     (
         r"_nested_|arguments from the 'NestedTensor|shape_env must not be None",
-        "this operator of nested tensors is not modelled (attention is not, nor layout=torch.strided); pad to a "
-        "rectangular tensor for the analysis",
+        "this operator of nested tensors is not modelled (nor is layout=torch.strided); pad to a rectangular tensor "
+        "for the analysis",
     ),
     (
         r"Could not run 'aten::empty_strided' with arguments from the 'CUDA'",  # the fake mode tries real tensors

@@ -20,6 +20,7 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.calls import CallLog
 from graphmem.capture.record.cublas_workspaces import Workspaces
+from graphmem.capture.record.garbage import Garbage
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.storages import Refusal
 from graphmem.capture.session.error_messages import explained
@@ -175,7 +176,8 @@ def capture(
         if memory is not None:
             recorder.answer_from(memory)
         settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
-        with readable_errors(recorder), interrupts.let_in():
+        garbage = Garbage(recorder.storages)
+        with readable_errors(recorder), interrupts.let_in(), garbage.noted():
             run(Session(recorder, context.watch, context.leaving))
         if settings.differ:
             shown_card.asked.add("allocator")
@@ -189,6 +191,7 @@ def capture(
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)
+            builder.garbage_bytes = garbage.most_bytes
         if (groups := recorder.process_groups) is not None:
             on_node = processes.on_node if processes is not None else _on_node()
             found |= {"groups": tuple(groups.ranks.values()), "communicators": groups.communicators(on_node)}

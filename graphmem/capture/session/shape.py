@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,9 +58,16 @@ def _shape(model: nn.Module, name: str) -> ModelShape:
         key_value_heads=found_sizes["key_value_heads"] or found_sizes["heads"],
         experts=found_sizes["experts"],
         experts_of_token=found_sizes["experts_of_token"],
-        predicts=found_sizes["vocabulary"] if type(model).__name__.endswith("ForCausalLM") else 0,
+        predicts=found_sizes["vocabulary"] if _predicts_tokens(type(model)) else 0,
         plans=tuple(plans),
     )
+
+
+def _predicts_tokens(kind: type[nn.Module]) -> bool:
+    """Whether this class of transformers has the loss of the next token; ``GPT2LMHeadModel`` has an older name."""
+    asks = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    older = kind.__name__.endswith("LMHeadModel") and asks is not None and "loss_function" in asks.co_names
+    return kind.__name__.endswith("ForCausalLM") or older
 
 
 def _elements(parameters: Iterator[nn.Parameter]) -> int:

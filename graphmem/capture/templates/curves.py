@@ -23,6 +23,11 @@ class Curve:
         """How many samples make it."""
         return len(self.coefficients) + (self.unit > 1)
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether no size changes it."""
+        return len(self.coefficients) == 1
+
     def at(self, size: int) -> int:
         """Its value. Raises ValueError where that is no whole number."""
         x = -(-size // self.unit)

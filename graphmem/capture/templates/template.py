@@ -20,7 +20,7 @@ from graphmem.capture.record.calls import Asker, CallLog, NotedCall, flags_now
 from graphmem.capture.session.session import Session, capture
 from graphmem.capture.templates.curves import Curve, Curves
 from graphmem.capture.templates.layout import Arrangement, NoTemplate, Shapes, laid_out, shape_of, with_sizes
-from graphmem.trace import OF_STORAGES, Category, EventKind, Trace, same
+from graphmem.trace import OF_STORAGES, Category, EventKind, Storage, Trace, same
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,23 @@ class Template:
         traces = self.traces([sample.size for sample in self.samples], card)
         return all(same(trace, sample.trace) for trace, sample in zip(traces, self.samples, strict=True))
 
+    def on_other_card(self, sample: Sample, card: Card) -> Template:
+        """The template for ``card``, on which ``sample`` was captured: workspaces that no size changes have the bytes
+        that they have there, and all else is as the rules say of that card. Raises :class:`NoTemplate` where the
+        template does not give that capture."""
+        known, outline = self.samples[-1], _Outline(sample)
+        _compare(known, _Outline(known), sample, outline)
+        of_bytes = []
+        for curve, index, size in zip(self._bytes, outline.arrangement.coordinates, outline.bytes, strict=True):
+            if curve.at(sample.size) != size and curve.is_constant and _is_workspace(sample.trace.storages[index]):
+                curve = self._curves.through([size] * len(self.samples))
+            of_bytes.append(curve)
+        made = replace(self, _bytes=tuple(of_bytes))
+        [trace] = made.traces([sample.size], card)
+        if not same(trace, sample.trace):
+            raise NoTemplate("kernels choose otherwise on another card")
+        return made
+
     def traces(self, sizes: Sequence[int], card: Card) -> list[Trace]:
         """The traces at these sizes on ``card``, as captures would give them. Raises :class:`NoTemplate`."""
         made: list[Trace] = []
@@ -113,6 +130,10 @@ class Template:
         if shapes not in self._arrangements:
             self._arrangements[shapes] = laid_out(self._base, self.samples[-1].log.calls, of_calls)
         return with_sizes(self._arrangements[shapes], of_calls, of_bytes)
+
+
+def _is_workspace(storage: Storage) -> bool:
+    return storage.category is Category.WORKSPACE
 
 
 class _Outline:
@@ -151,7 +172,7 @@ class _Outline:
         rows, storages = self._rows[slice(*call.rows)], self._trace.storages
         freed = {subject for kind, subject, _, _ in rows if kind == EventKind.FREE}
         born = [subject for kind, subject, _, _ in rows if kind == EventKind.ALLOC]
-        takes = [one for one in born if one in freed and storages[one].category is not Category.WORKSPACE]
+        takes = [one for one in born if one in freed and not _is_workspace(storages[one])]
         inside = set(takes)
         others = [(kind, self._number(subject)) for kind, subject, _, _ in rows
                   if kind in OF_STORAGES and subject not in inside]  # fmt: skip

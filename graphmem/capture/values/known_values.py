@@ -46,6 +46,9 @@ INTEGER_LIMIT, FLOAT_LIMIT = 1 << 22, 1 << 12
 _MARKING = {
     _aten.scatter_.value, _aten.index_put_.default, _aten.index_fill_.int_Scalar, _aten.masked_fill_.Scalar,
 }  # fmt: skip
+_TO_COPY = _aten._to_copy.default
+#: Most floats are no masks, as their first elements show.
+_GLANCE = 256
 #: Parameters with so few elements are configuration (a temperature, a scale), and keep their values.
 _SMALL_PARAMETER = 1
 
@@ -225,6 +228,8 @@ class KnownValues:
         if operator.is_view:
             return
         if not (operator.written or operator.is_random) and isinstance(out, FakeTensor) and not self._fits(out):
+            if func is _TO_COPY:
+                self._copy_mask(args[0], out)
             return  # as most results
         call = HostCall(func, args, kwargs)
         if func in _MARKING:
@@ -347,6 +352,19 @@ class KnownValues:
         if all(not isinstance(tensor, FakeTensor) or self.is_known(tensor) for tensor in rest):
             self.fill(target, number)
 
+    def _copy_mask(self, source: object, out: FakeTensor) -> None:
+        """A mask written in floats goes to the card: nothing but zeros and ones, which are there already."""
+        if not isinstance(source, torch.Tensor) or self._waits(source) or source.numel() > INTEGER_LIMIT:
+            return
+        known = self.of(source)
+        if known is None:
+            return
+        with unset_fake_temporarily():
+            numbers = known.reshape(-1)
+            is_mask = all(bool(((part == 0) | (part == 1)).all()) for part in (numbers[:_GLANCE], numbers))
+        if is_mask:
+            self.learn(out, known)
+
     def _overwrites(self, call: HostCall, targets: Sequence[torch.Tensor]) -> bool:
         """Whether all that a storage holds is written, and none of it read."""
         return len(targets) == 1 and call.operator.overwrites and self._is_whole(targets[0])
@@ -398,8 +416,8 @@ class KnownValues:
         return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
     def _computed(self, call: HostCall) -> Any:
-        """The call's result on the host, where it writes into what is kept here; None where an argument is not known or
-        it fails."""
+        """The call's result on the host, where it writes into what is kept here, () for nothing; None where an argument
+        is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
         tensors = call.tensors
         if self._later and any(isinstance(tensor, FakeTensor) and self._current(tensor) is None for tensor in tensors):
@@ -414,7 +432,8 @@ class KnownValues:
             real = real.drawing_from(self._draws)
         try:
             with unset_fake_temporarily(), torch.no_grad():
-                return None if real is None else real.run()
+                out: Any = None if real is None else real.run()
+                return () if real is not None and out is None else out
         except FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.torch_internals import FakeTensor
+from graphmem.capture.torch_internals import FakeTensor, inside_transform, is_transformed_tensor
 
 #: The precisions of a step.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -31,6 +31,13 @@ def tensors_in(value: object) -> Iterator[Any]:
             yield item
         elif isinstance(item, (list, tuple, dict)):
             yield from tensors_in(item)
+
+
+def innermost(tensor: Any) -> Any:
+    """The tensor that transforms of ``torch.func`` have wrapped; any other itself."""
+    while is_transformed_tensor(tensor):
+        tensor = inside_transform(tensor)
+    return tensor
 
 
 def has_sparse(value: object) -> bool:

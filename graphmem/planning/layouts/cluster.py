@@ -47,6 +47,11 @@ def cluster_of(gpus: str, nodes: int | None = None, card: Device | None = None) 
     return Cluster(named, count, Processes(count, 0, each).on_node)
 
 
+def half_of(card: Device) -> str:
+    """The half type that this card computes in: bf16, where it has it."""
+    return "bf16" if card.limits.bfloat16 else "fp16"
+
+
 def sequences_of(global_batch: str | int, seq_len: int | None) -> int:
     """Rows of the batch of one optimizer step, over all cards: a number of them, or of ``tokens`` (``1M-tokens``).
     Raises :class:`UsageError`."""

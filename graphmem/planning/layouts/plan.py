@@ -18,7 +18,7 @@ from graphmem.estimate import Estimate
 from graphmem.planning.layouts import search
 from graphmem.planning.layouts.advice import GROWING, Tweak, tweaks_of
 from graphmem.planning.layouts.axes import AXES, FRAMEWORKS, Job, Layout, frameworks_here, space
-from graphmem.planning.layouts.cluster import cluster_of, sequences_of
+from graphmem.planning.layouts.cluster import cluster_of, half_of, sequences_of
 from graphmem.planning.layouts.communication import Links, links_of
 from graphmem.planning.layouts.configuration import File, files_of
 from graphmem.planning.layouts.cost import describe
@@ -131,14 +131,15 @@ def plan(
     """Search the layouts of ``model``'s training over ``gpus`` (``16xH100-80GB``) in ``nodes`` machines.
 
     ``global_batch``: of an optimizer step over all cards, in sequences or as ``1M-tokens``. ``training``: the step, by
-    default AdamW with bf16 computation, without anything that shares it out. ``confirm``: how many layouts are captured
-    at most; every figure of :attr:`Plan.fitting` is a capture. ``frameworks``: of ``ddp``, ``fsdp`` and ``deepspeed``;
-    by default those that run here. ``links``: GB/s between the cards. ``advice``: look for what saves memory in the
-    best one. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
+    default AdamW with bf16 computation, fp16 on cards without it, and nothing that shares it out. ``confirm``: how many
+    layouts are captured at most; every figure of :attr:`Plan.fitting` is a capture. ``frameworks``: of ``ddp``,
+    ``fsdp`` and ``deepspeed``; by default those that run here. ``links``: GB/s between the cards. ``advice``: look for
+    what saves memory in the best one. ``options`` are those of :func:`graphmem.analyze`. Raises
+    :class:`GraphmemError`.
     """
     report = say or (lambda _: None)
     cluster = cluster_of(gpus, nodes, options.pop("device", None))
-    step = Training(amp="bf16") if training is None else training
+    step = Training(amp=half_of(cluster.card)) if training is None else training
     _check(step, confirm, frameworks, options)
     sequences = sequences_of(global_batch, seq_len)
     asked = {"device": cluster.card, "seq_len": seq_len, **options}
@@ -233,7 +234,9 @@ def _notes(job: Job, frameworks: Sequence[str] | None) -> list[str]:
     if importlib.util.find_spec("accelerate") is None:
         notes.append("accelerate is not installed here, and context parallelism is left out (pip install accelerate)")
     if not job.shape.predicts:
-        notes.append("the model is no language model of transformers: bounds are of its model states alone")
+        notes.append(
+            "bounds are of its model states alone: those of activations are known of transformers' language models"
+        )
     return notes
 
 

@@ -32,7 +32,7 @@ FITS, TIGHT, TOO_LARGE, REFUSED, IMPLIED, OPEN, NEEDLESS, FAILED = (
 #: fits; and for the last capture that is left, which should find one that fits.
 _CLOSE_TO_CAPACITY, _MAY_STILL_FIT, _SAFELY_BELOW = 1.1, 1.4, 0.85
 #: Kinds of layouts that fit, after which the search may end.
-WANTED = 4
+WANTED = 3
 
 #: Estimates a layout: a capture of its fullest process, with the allocator's options that it takes (those asked for,
 #: else the default ones, else segments that grow where only those fit). Raises :class:`GraphmemError`.
@@ -118,10 +118,12 @@ class Search:
         cheaper = [one for one in left if one.order < first and expected[id(one)] <= _MAY_STILL_FIT]
         if cheaper:
             return min(cheaper, key=lambda one: expected[id(one)])
-        if len({one.layout.family for one in fitting}) >= WANTED:
+        families = {one.layout.family for one in fitting}
+        if len(families) >= WANTED:
             return None
+        others = [one for one in left if one.layout.family not in families]  # dearer sizes of one that fits: no choice
         return next(
-            (one for one in left if expected[id(one)] <= (1.0 if one.layout.offload else _CLOSE_TO_CAPACITY)), None
+            (one for one in others if expected[id(one)] <= (1.0 if one.layout.offload else _CLOSE_TO_CAPACITY)), None
         )
 
     def _confirm(self, candidate: Candidate) -> None:

@@ -20,14 +20,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphmem.accuracy.align import Match, align
 from graphmem.accuracy.divergence import changes_of
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.base.versions import version_named
-from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, described_device, device_named
 from graphmem.replay import Replay, replay
@@ -55,10 +53,10 @@ _THREADS = {75: 1024, 86: 1536, 89: 1536}
 _MULTIPROCESSORS = 132
 
 _BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
+    "cudnn": "CUDNN_ATTENTION",
 }
 
 
@@ -160,6 +158,8 @@ def predict(run: RecordedRun, cudnn_workspaces: bool = False, library: str | Non
     The stub behind the recordings of :data:`FOLDER` answers that cuDNN's plans need no workspace, and so does the
     capture unless ``cudnn_workspaces`` is true. ``library`` is a cuDNN to ask for them, as ``--cudnn`` names one.
     """
+    from graphmem.capture.session.session import capture  # recording, in an older PyTorch too, needs none
+
     start = time.perf_counter()
     major, minor = divmod(run.capability, 10)
     device = described_device(
@@ -306,7 +306,7 @@ def _optimizer(run: RecordedRun, model: nn.Module) -> torch.optim.Optimizer:
         "adamw": (torch.optim.AdamW, {}),
         "adagrad": (torch.optim.Adagrad, {}),
         "rmsprop": (torch.optim.RMSprop, {}),
-        "adafactor": (torch.optim.Adafactor, {}),
+        "adafactor": (getattr(torch.optim, "Adafactor", None), {}),  # since 2.5
     }[run.optimizer]
     return kind(model.parameters(), **extra, **options)
 
@@ -320,6 +320,13 @@ def _flag(run: RecordedRun, name: str) -> bool:
     return run.options.get(name) == "1"
 
 
+def _attention_by(name: str) -> contextlib.AbstractContextManager[None]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # since 2.3
+
+    chosen: contextlib.AbstractContextManager[None] = sdpa_kernel(getattr(SDPBackend, name))
+    return chosen
+
+
 @contextlib.contextmanager
 def torch_flags(options: dict[str, str]) -> Iterator[None]:
     """The global switches of a run, set for its duration."""
@@ -328,7 +335,7 @@ def torch_flags(options: dict[str, str]) -> Iterator[None]:
     cudnn.enabled = options.get("cudnn") != "0"
     cudnn.benchmark = options.get("benchmark") == "1"
     matmul.allow_tf32 = options.get("tf32") == "1"
-    attention = sdpa_kernel(_BACKENDS[options["sdp"]]) if "sdp" in options else contextlib.nullcontext()
+    attention = _attention_by(_BACKENDS[options["sdp"]]) if "sdp" in options else contextlib.nullcontext()
     try:
         with attention:
             yield

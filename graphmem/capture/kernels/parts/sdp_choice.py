@@ -63,10 +63,17 @@ class AttentionCall:
 def choose_sdp_backend(call: AttentionCall, enabled: frozenset[str] = BACKENDS) -> str:
     """The backend: ``flash``, ``efficient``, ``cudnn`` or ``math``. Raises RuntimeError as PyTorch does where none that
     is ``enabled`` can."""
+    if not versions.ATTENTION_IN_ONE_KERNEL.holds(call.card.torch_version):
+        return "math"
     for backend in _priority_order(call):
-        if backend in enabled and _CAN_USE[backend](call):
+        if backend in enabled and can_use(backend, call):
             return backend
     raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def can_use(backend: str, call: AttentionCall) -> bool:
+    """Whether a backend takes the call."""
+    return _CAN_USE[backend](call)
 
 
 def _priority_order(call: AttentionCall) -> tuple[str, ...]:

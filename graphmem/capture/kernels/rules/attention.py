@@ -8,6 +8,7 @@ observed (cuDNN 9.20), since its source is closed. The math path is made of ordi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -110,6 +111,30 @@ def flash_backward_rule(call: Call) -> Script | None:
     return script.give(*reversed(copies))
 
 
+@recorded_rule("aten._flash_attention_backward.default")
+def flash_packed_backward_rule(call: Call) -> Script | None:
+    """``mha_varlen_bwd``: sequences one after the other, each padded to whole blocks in the accumulators. Of sequences
+    of one length (no offsets) it is not known here."""
+    query, key, offsets = call.query, call.key, call.cum_seq_q
+    if offsets is None or key.shape[-2] != query.shape[-2]:
+        return None
+    rows, heads, head_dim = query.shape
+    batch = offsets.shape[0] - 1
+    script = Script()
+    copies = [
+        token
+        for tensor, name in ((call.grad_out, "gradient"), (call.out, "output"))
+        for token in script.contiguous(tensor, f"contiguous {name}")
+    ]
+    script.outputs(0, 1, 2)
+    padded = heads * (rows + 128 * batch)
+    softmax = script.take(padded * _FP32, "softmax gradient sums")
+    accumulator = padded * _rounded_head(head_dim) * _FP32
+    if torch.are_deterministic_algorithms_enabled():
+        accumulator *= -(-call.card.sm_count // (batch * heads))
+    return script.scratch(accumulator, "query gradient accumulator").give(softmax, *reversed(copies))
+
+
 def _sum_over_groups(script: Script, key: torch.Tensor, heads: int, card: Card) -> None:
     batch, key_heads, keys, head_dim = key.shape
     grouped = Layout((batch, keys, key_heads, heads // key_heads, head_dim))
@@ -135,6 +160,13 @@ def efficient_rule(call: Call) -> Script | None:
         size = batch * heads * queries * value.shape[3] * _FP32
         script.scratch(size, "output accumulator")
     return script
+
+
+@recorded_rule("aten._efficient_attention_forward.default")
+def efficient_packed_rule(call: Call) -> Script:
+    """The kernel asked for by itself, as nested tensors do: seed and offset are the host's."""
+    seed_bytes = 8 if call.card.in_graph_capture else 0
+    return Script().output(2, seed_bytes).output(3, seed_bytes).output(0).output(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +215,28 @@ def efficient_backward_rule(call: Call) -> Script | None:
     half = query.element_size() == 2
     tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, call.card)
     delta = _take_delta(script, grad, half, call.card)
-    workspace = script.take(_efficient_workspace(query, key, value, tile), "efficient attention workspace")
+    size = _efficient_workspace(query.shape, key.shape[2], value.shape[3], half, tile)
+    workspace = script.take(size, "efficient attention workspace")
     script.give(delta, workspace, *reversed(grouped))
     return script.give(*copies)
+
+
+@recorded_rule("aten._efficient_attention_backward.default")
+def efficient_packed_backward_rule(call: Call) -> Script | None:
+    """The same of sequences one after the other: rows by heads, as long as the longest in the workspace."""
+    grad, query, key, value, offsets = call.grad_out_, call.query, call.key, call.value, call.cu_seqlens_q
+    if offsets is None or call.bias is not None or key.shape[2] != query.shape[2]:
+        return None
+    script = Script()
+    copies = script.contiguous(grad, "contiguous gradient")
+    script.outputs(0, 1, 2).output(3, 0)
+    half, (heads, head_dim) = query.element_size() == 2, query.shape[2:]
+    tile = _backward_tile(max(head_dim, value.shape[3]), half, call.dropout_p > 0, call.card)
+    delta = _take_delta(script, grad.transpose(1, 2), half, call.card)
+    longest = (offsets.shape[0] - 1, heads, int(call.max_seqlen_q), head_dim)
+    size = _efficient_workspace(longest, int(call.max_seqlen_k), value.shape[3], half, tile)
+    workspace = script.take(size, "efficient attention workspace")
+    return script.give(delta, workspace, *copies)
 
 
 def _take_delta(script: Script, grad: torch.Tensor, half: bool, card: Card) -> int:
@@ -206,16 +257,16 @@ def _take_delta(script: Script, grad: torch.Tensor, half: bool, card: Card) -> i
     return sums
 
 
-def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tile: _Tile) -> int:
-    """Params::workspace_size of kernel_backward.h: fp32 accumulators of query, and maybe key and value, gradients."""
-    batch, heads, queries, head_dim = query.shape
+def _efficient_workspace(query: Sequence[int], keys: int, value_dim: int, half: bool, tile: _Tile) -> int:
+    """Params::workspace_size of kernel_backward.h: fp32 accumulators of query, and maybe key and value, gradients.
+    ``query``: batch, heads, length, head."""
+    batch, heads, queries, head_dim = query
     # One tile of query gradients with a lock and a counter, padded to 16 bytes.
     per_tile = tile.queries * tile.keys + 4
     elements = -(-queries // tile.queries) * -(-head_dim // tile.keys) * per_tile
-    if query.element_size() == 2 and not tile.gradients_in_registers:
-        splits = _key_splits(batch * heads, key.shape[2], tile)
-        heads_dims = (head_dim, value.shape[3])
-        elements += sum(splits * tile.keys * round_up(size, tile.queries) for size in heads_dims)
+    if half and not tile.gradients_in_registers:
+        splits = _key_splits(batch * heads, keys, tile)
+        elements += sum(splits * tile.keys * round_up(size, tile.queries) for size in (head_dim, value_dim))
     return int(batch * heads * round_up(elements, 4) * _FP32)
 
 

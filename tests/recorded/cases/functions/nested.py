@@ -35,3 +35,17 @@ add("jagged_softmax", lambda values: _jagged(values).softmax(-1).values(), _VALU
 add("jagged_dropout", lambda values: F.dropout(_jagged(values), 0.1).values(), _VALUES)
 add("jagged_sum_of_sequences", lambda values: _jagged(values).sum(dim=1), _VALUES, grad=False)
 add("jagged_padded", lambda values: _jagged(values).to_padded_tensor(0.0), _VALUES, true_values=True)
+
+
+def _attended(values: torch.Tensor, dtype: torch.dtype, causal: bool = False) -> torch.Tensor:
+    """Attention of four heads; half precision takes flash, fp32 the efficient kernel."""
+    parts = values.to(dtype).split([1000, 100, _ROWS - 1100])
+    together = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    heads = [together.unflatten(-1, [4, -1]).transpose(1, 2) for _ in range(3)]
+    out = F.scaled_dot_product_attention(*heads, is_causal=causal)
+    return out.transpose(1, 2).flatten(-2).values()
+
+
+add("jagged_attention", lambda values: _attended(values, torch.bfloat16), _VALUES, true_values=True)
+add("jagged_attention_causal", lambda values: _attended(values, torch.float16, True), _VALUES, true_values=True)
+add("jagged_attention_efficient", lambda values: _attended(values, torch.float32), _VALUES, true_values=True)

@@ -36,6 +36,7 @@ _CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "mm_large": lambda x: torch.sparse.mm(_matrix(600_000), x),
     "mm_of_values": lambda x: torch.sparse.mm(_matrix().requires_grad_(), x),
     "transposed": lambda x: _matrix().t(),
+    "negative": lambda x: -_matrix(),
 }
 
 for _name, _case in _CASES.items():

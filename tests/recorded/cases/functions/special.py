@@ -54,3 +54,29 @@ for name, function in {
     "logical": lambda x: torch.logical_or(x > 0, x.isnan()),
 }.items():
     add(name, function, X)
+
+
+def _observer(x: torch.Tensor, channels: int) -> torch.Tensor:
+    """A fused observer that only observes, of the whole tensor or of every channel, called twice."""
+    device = x.device
+    count = 0 if channels > 1 else 1
+    kept = [torch.ones(count, device=device) for _ in range(2)]
+    scale, zero = torch.ones(1, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    on, off = (make(1, dtype=torch.int64, device=device) for make in (torch.ones, torch.zeros))
+    for _ in range(2):
+        out = torch.fused_moving_avg_obs_fake_quant(
+            x, on, off, *kept, scale, zero, 0.01, -128, 127, 0, channels > 1, channels > 1
+        )
+    return out
+
+
+def _by_channel(x: torch.Tensor) -> torch.Tensor:
+    scale = torch.ones(len(x), device=x.device)
+    zero = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+    return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -128, 127)
+
+
+add("fake_quantized", lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127), X)
+add("fake_quantized_by_channel", _by_channel, X)
+add("fused_observer", lambda x: _observer(x, 1), X)
+add("fused_observer_by_channel", lambda x: _observer(x, len(x)), X)

@@ -1,0 +1,126 @@
+"""``graphmem pack``: which jobs share which card."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphmem.base.documents import read_bounded
+from graphmem.base.figures import parse_margin
+from graphmem.base.options import REQUIRED, option
+from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.options import form_options
+from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
+from graphmem.cli.sweep import reader_of
+from graphmem.devices import device_named
+from graphmem.errors import UsageError
+from graphmem.reports import Format
+from graphmem.units import parse_size
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The cards, and how they are filled."""
+
+    gpus: str = option(REQUIRED, "The cards, as 4xA100-80GB,8xT4; a MIG slice is a card by its name.", metavar="CARDS")
+    margin: float = option(
+        1.0,
+        "Fill cards by what processes need in this share of runs, as p95. Default: in all.",
+        read=parse_margin,
+        metavar="SHARE",
+    )
+    prices: str | None = option(
+        None, "Use the cheapest cards, by a TOML file of prices: T4 = 0.35. Default: the fewest.", metavar="FILE"
+    )
+
+
+@click.command("pack", cls=GroupedCommand, short_help="Which jobs share which card.")
+@click.argument("jobs", type=click.Path(path_type=Path))
+@takes("cards", Cards, "Cards")
+@form_options
+def pack_command(jobs: Path, cards: Cards, form: Format, output: str | None) -> None:
+    """Share the jobs of a TOML file out among cards: as few cards as will do.
+
+    A job names a model as 'graphmem analyze' takes it, with options that --vary of 'graphmem sweep' knows, or the
+    memory that it needs. For example:
+
+    \b
+      [[job]]
+      name = "tagger"
+      model = "hf:bert-base-uncased"
+      batch = 16
+      count = 4
+    \b
+      [[job]]
+      name = "other people's"
+      memory = "9GiB"
+
+    Every process has a context of its own on its card. Exit codes: 0 done, 1 error, 2 wrong options, 3 where processes
+    find no room.
+    """
+    check_output(output)
+    read = read_jobs(jobs)
+    with working() as progress:
+        from graphmem.planning.layouts.pack import Job, pack
+
+        prices = {} if cards.prices is None else _prices(Path(cards.prices))
+        jobs_read = [Job(**one) for one in read]
+        found = pack(jobs_read, cards.gpus.split(","), margin=cards.margin, prices=prices, say=progress)
+    publish(found, form, output)
+    if found.left_out:
+        click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def read_jobs(path: Path) -> list[dict[str, Any]]:
+    """The jobs of a file, as arguments of :class:`graphmem.planning.layouts.pack.Job`. Raises :class:`UsageError`."""
+    tables = _toml(path).get("job")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"{path} has no table [[job]]")
+    return [_job(path, number, table) for number, table in enumerate(tables, 1)]
+
+
+def _prices(path: Path) -> dict[str, float]:
+    """The price of a card of each kind, by its full name. Raises :class:`UsageError`."""
+    found = {}
+    for name, price in _toml(path).items():
+        if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 < price < 1e6:
+            raise UsageError(f"{path}: the price of {name} is a number above 0, not {price!r}")
+        found[device_named(name).name] = float(price)
+    return found
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.loads(read_bounded(file).decode())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def _job(path: Path, number: int, table: dict[str, Any]) -> dict[str, Any]:
+    rest = dict(table)
+    found: dict[str, Any] = {"name": str(rest.pop("name", f"job {number}")), "settings": {}}
+    try:
+        for name in ("model", "count"):
+            if name in rest:
+                found[name] = rest.pop(name)
+        if "memory" in rest:
+            found["memory_bytes"] = parse_size(str(rest.pop("memory")))
+        for name, value in rest.items():
+            known, read = reader_of(name)
+            text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+            found["settings"][known] = read(text)
+    except UsageError as error:
+        raise UsageError(f"{path}, job {found['name']!r}: {error}") from None
+    return found

@@ -1,0 +1,89 @@
+"""Events that compiled code plays at once, against the allocator's own methods: levels, segments, what follows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphmem.allocators.alloc_conf import AllocConf
+from graphmem.allocators.base import GIVE, PASS, STOP, TAKE
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator, allocator, fast_forward
+from graphmem.replay import replay
+from graphmem.trace import EventKind, Trace, TraceBuilder
+from graphmem.units import GIB, MIB
+from tests.support.examples import examples
+
+pytest.importorskip("numba")
+
+
+def _both(monkeypatch: pytest.MonkeyPatch, trace: Trace, capacity: int | None, version: tuple[int, int]) -> None:
+    """Hold a replay at once to one by the allocator's own methods."""
+    made = []
+    for before in (1 << 60, 0):
+        monkeypatch.setattr(allocator, "fast_forward", partial(fast_forward.fast_forward, before=before))
+        one = PyTorchCachingAllocator(capacity, torch_version=version)
+        made.append((one, replay(trace, one, stop_at_oom=False)))
+    (slow, expected), (fast, found) = made
+    for level in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
+        assert getattr(found, level).tolist() == getattr(expected, level).tolist()
+        assert getattr(found, f"peak_{level}") == getattr(expected, f"peak_{level}")
+    assert found.segments == expected.segments
+    assert (found.retries, str(found.out_of_memory)) == (expected.retries, str(expected.out_of_memory))
+    assert fast.driver.__dict__.keys() == slow.driver.__dict__.keys()
+    assert (fast.driver.used_bytes, fast.num_device_alloc) == (slow.driver.used_bytes, slow.num_device_alloc)
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> Trace:
+    """Requests and frees of two streams, with what ends the plain path among them, or not."""
+    builder = TraceBuilder("drawn")
+    operator = builder.operator("drawn")
+    alive: list[int] = []
+    sizes = st.one_of(st.integers(0, 3 * MIB), st.integers(0, 300).map(lambda count: count * MIB // 4))
+    for _ in range(draw(st.integers(1, 60))):
+        what = draw(st.sampled_from(("take", "take", "take", "give", "give", "other")))
+        if what == "take":
+            alive.append(builder.alloc(draw(sizes), operator, stream=draw(st.integers(0, 1))))
+        elif what == "give" and alive:
+            builder.free(alive.pop(draw(st.integers(0, len(alive) - 1))), operator)
+        elif what == "other":
+            kind = draw(st.sampled_from((EventKind.SYNCHRONIZE, EventKind.SYNCHRONIZE, EventKind.EMPTY_CACHE)))
+            builder.event(kind, operator)
+    return builder.build()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    trace=_traces(), capacity=st.sampled_from((None, 64 * MIB, 256 * MIB)), version=st.sampled_from(((2, 11), (2, 13)))
+)
+def test_any_events(trace: Trace, capacity: int | None, version: tuple[int, int]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _both(monkeypatch, trace, capacity, version)
+
+
+def test_what_is_played_at_once_and_what_ends_it() -> None:
+    sizes, streams = [3 * MIB, 700, 30 * MIB], [0, 1, 0]
+    kinds, subjects = np.array([TAKE, TAKE, GIVE, PASS, STOP, TAKE]), np.array([0, 1, 0, -1, -1, 2])
+    allocator = PyTorchCachingAllocator(GIB)
+    played = fast_forward.fast_forward(allocator, kinds, subjects, sizes, streams, before=0)
+    assert played is not None
+    assert played.allocated.tolist() == [3 * MIB, 3 * MIB + 1024, 1024, 1024]
+    assert played.reserved.tolist() == [20 * MIB, 22 * MIB, 22 * MIB, 22 * MIB]
+    assert list(played.handles) == [1]
+    allocator.free(played.handles[1])
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 22 * MIB)
+
+
+def test_settings_that_are_not_plain_are_left_to_the_allocator() -> None:
+    for conf in (AllocConf(expandable_segments=True), AllocConf(max_split_size_bytes=64 * MIB)):
+        assert not PyTorchCachingAllocator(GIB, conf).is_plain
+    assert not PyTorchCachingAllocator(GIB, torch_version=(2, 12)).is_plain  # numbers blocks, not segments
+    assert not PyTorchCachingAllocator(GIB, track_stats=True).is_plain
+    used = PyTorchCachingAllocator(GIB)
+    assert used.is_plain
+    used.malloc(1)
+    assert not used.is_plain
