@@ -245,10 +245,23 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
         ("for _ in range(300): train_step()", []),
         ("for _ in range(3):\n    seen.append(x(16 * len(seen) + 16))\n    train_step()", []),
         ("for i in range(300):\n    held = x(1 << i)\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
+        ("for i in range(300):\n    train_step()\n    held = x(64 << min(i, 1))", []),
+        (
+            "for i in DataLoader(range(300)):\n    held = x(1 << int(i))\n    train_step()",
+            [("STEPS_DIFFER", "train.py:15")],
+        ),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x().sum())", []),
     ],
-    ids=["alike", "its own end", "differ", "keep", "keep a number for a log"],
+    ids=[
+        "alike",
+        "its own end",
+        "differ",
+        "the first differ",
+        "differ with equal batches",
+        "keep",
+        "keep a number for a log",
+    ],
 )
 def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     loop: str, doubts: list[tuple[str, str]], tmp_path: Path

@@ -138,7 +138,7 @@ class Leaving:
 
     def doubt_others(self, since: int, where: str, are_known: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
-        ``are_known``: the batches of those are."""
+        ``are_known``: the batches of those are, and they explain it."""
         self._known.update(self.log[since:] if are_known else ())
         for number in sorted({*self.log[since:]} - self._doubted):
             found = self._doubt(number, where)
@@ -363,10 +363,14 @@ class Loop:
         return True
 
     def _settles(self) -> bool:
-        """Whether the loop goes on because its last steps differ, and not by their batches."""
-        if self._ends_itself or any(rest.differs for rest in self._rests()):
+        """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and
+        not by their batches; a loader's loop does as the one that asks it. Libraries count their steps themselves."""
+        leaving = self._leaving
+        if self.runs is None:
+            return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
+        if not self.steps_itself or self._ends_itself or self._items < leaving.wanted:
             return False
-        return self._leaving.is_settling(self._since)
+        return not any(rest.differs for rest in self._rests()) and leaving.is_settling(self._since)
 
     def _end_training(self) -> bool:
         """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
@@ -384,7 +388,7 @@ class Loop:
         self._repeat()
         leaving.note_end()
         if not self._ends_itself:
-            are_known = any(rest.is_known for rest in self._rests())
+            are_known = any(rest.is_known and rest.differs for rest in self._rests())
             leaving.doubt_others(self._since, self.where, are_known)
         return has_batches
 
