@@ -251,16 +251,11 @@ def _files_of(details: dict[str, Any]) -> list[str]:
 
 
 #: The cache of this process; None where it has none. A command has one, as nobody else shares its process.
-_opened: CaptureCache | None = None
+in_use: CaptureCache | None = None
 
 
 def use(folder: Path | None) -> None:
     """Keep the runs of this process in a folder from now on; None: no longer. For commands: in a process that others
     share, a capture may depend on what they have done in it. Raises :class:`GraphmemError` for a wrong limit."""
-    global _opened
-    _opened = None if folder is None else CaptureCache(folder)
-
-
-def opened() -> CaptureCache | None:
-    """The cache of this process, if it has one."""
-    return _opened
+    global in_use
+    in_use = None if folder is None else CaptureCache(folder)

@@ -92,7 +92,7 @@ class RunCache:
             say("loading")
             if self.last is not None and not _answers_alike(self.last, question):
                 self.forget()
-            key, disk = capture_key(question), capture_cache.opened()
+            key, disk = capture_key(question), capture_cache.in_use
             place = None if disk is None else disk.place(question, key)
             known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
@@ -115,7 +115,7 @@ class RunCache:
         known = self._of_other_loop(question)
         if known is None and self._models.made is None and self._runs.is_for(key):
             known = self.last
-        disk = capture_cache.opened()
+        disk = capture_cache.in_use
         if known is None and disk is not None and place is not None and not self._runs.is_for(key):
             run = disk.recalled(place)
             if run is not None and _answers_alike(run, question) and not could_go_on(question, run):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +22,7 @@ def _both(monkeypatch: pytest.MonkeyPatch, trace: Trace, capacity: int | None, v
     """Hold a replay at once to one by the allocator's own methods."""
     made = []
     for before in (1 << 60, 0):
-        monkeypatch.setattr(allocator, "fast_forward", partial(fast_forward.fast_forward, before=before))
+        monkeypatch.setattr(allocator, "_BEFORE_COMPILING", before)
         one = PyTorchCachingAllocator(capacity, torch_version=version)
         made.append((one, replay(trace, one, stop_at_oom=False)))
     (slow, expected), (fast, found) = made
@@ -69,7 +67,7 @@ def test_what_is_played_at_once_and_what_ends_it() -> None:
     sizes, streams = [3 * MIB, 700, 30 * MIB], [0, 1, 0]
     kinds, subjects = np.array([TAKE, TAKE, GIVE, PASS, STOP, TAKE]), np.array([0, 1, 0, -1, -1, 2])
     allocator = PyTorchCachingAllocator(GIB)
-    played = fast_forward.fast_forward(allocator, kinds, subjects, sizes, streams, before=0)
+    played = fast_forward.fast_forward(allocator, kinds, subjects, sizes, streams)
     assert played is not None
     assert played.allocated.tolist() == [3 * MIB, 3 * MIB + 1024, 1024, 1024]
     assert played.reserved.tolist() == [20 * MIB, 22 * MIB, 22 * MIB, 22 * MIB]

@@ -138,7 +138,18 @@ def test_options_are_those_of_analyze() -> None:
     """Those that both have are written alike."""
     analyze = {p.name: (p.opts, p.type.name) for p in cli.commands["analyze"].params if isinstance(p, click.Option)}
     own = {"module", "quiet", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "config"}
-    own |= {"code", "cards", "rank", "ranks", "allow_writes", "allow_network", "allow_processes", "epoch"}
+    own |= {
+        "code",
+        "cards",
+        "rank",
+        "ranks",
+        "allow_writes",
+        "allow_network",
+        "allow_processes",
+        "epoch",
+        "vocab",
+        "dataset",
+    }
     for parameter in run_command.params:
         if isinstance(parameter, click.Option) and parameter.name not in own:
             assert analyze[parameter.name] == (parameter.opts, parameter.type.name)

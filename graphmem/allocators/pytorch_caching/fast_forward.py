@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 
-_BEFORE_COMPILING = 40
-#: Counts the replays of this process.
-_ASKED = itertools.count()
 #: More streams are rare, and take memory for each.
 _MOST_STREAMS = 8
 
@@ -43,18 +39,15 @@ def fast_forward(
     subjects: Numbers,
     sizes: Sequence[int],
     streams: Sequence[int],
-    *,
-    before: int = _BEFORE_COMPILING,
 ) -> Played | None:
     """Play events as far as the plain path goes into a new ``allocator``. None where nothing is played.
 
     ``kinds`` and ``subjects`` (the index of a storage) are of each event, ``sizes`` (bytes) and ``streams`` of each
-    storage. Nothing is played ``before`` a process has asked so many times: loading numba takes as long as so many
-    replays.
+    storage.
     """
     if not _is_plain(allocator) or not (streams and 0 <= min(streams) <= max(streams) < _MOST_STREAMS):
         return None
-    play = _compiled() if next(_ASKED) >= before else None
+    play = _compiled()
     if play is None or max(sizes) >= ONE_EXBIBYTE:
         return None
     driver = allocator.driver

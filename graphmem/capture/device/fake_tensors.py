@@ -82,7 +82,7 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.table(FakeTensor, attributes)
     patches.share(FakeTensor, "device", _shown_device(patches.threads))
     for name in ("device", "is_cuda", "is_meta", "is_cpu"):
-        patches.share(torch.Tensor, name, _of_the_inner(getattr(torch.Tensor, name), name))
+        patches.share(torch.Tensor, name, _of_the_inner(getattr(torch.Tensor, name), name, patches.threads))
     lost = "parameters of a class of their own, as bitsandbytes', are not followed"
     patches.wrap("torch.Tensor._make_subclass", lost, around(_make_subclass))
     lost = "host tensors of classes of their own, as fastai's, are refused by operators"
@@ -127,12 +127,12 @@ def _shown_device(threads: Threads) -> property:
     return property(device, FakeTensor.device.fset)
 
 
-def _of_the_inner(original: Any, name: str) -> property:
+def _of_the_inner(original: Any, name: str, threads: Threads) -> property:
     """``x.device`` and its like. A tensor that a transform of ``torch.func`` has wrapped is where the one inside is,
     which is ``meta`` to C++. Any other tensor that is not fake is a real one."""
 
     def shown(self: torch.Tensor) -> object:
-        inner = innermost(self)
+        inner = innermost(self) if get_ident() in threads else None
         return getattr(inner, name) if isinstance(inner, FakeTensor) else original.__get__(self)
 
     return property(shown)

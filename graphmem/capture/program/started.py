@@ -22,6 +22,7 @@ from graphmem.capture.record.storages import Storages
 from graphmem.capture.threads import Threads
 from graphmem.capture.torch_internals import disable_current_modes
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 
 _FORKED = (
     "a process that the program forks uses the card, and an analysis follows one process; start processes by "
@@ -91,7 +92,8 @@ class _Forked:
         Patches.undo_all(self._threads)
         self._outside = disable_current_modes()  # held, or it would end here
         self._outside.__enter__()
-        torch.cuda._lazy_init = self.refusal
+        if private("torch.cuda._lazy_init", "a forked process that uses the card is not noticed", None) is not None:
+            vars(torch.cuda)["_lazy_init"] = self.refusal
 
     def refusal(self, *_: object) -> NoReturn:
         """The card is used."""
