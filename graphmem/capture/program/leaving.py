@@ -177,7 +177,7 @@ class Leaving:
         return any(self._spans_differ(number) for number in few)
 
     def _spans_differ(self, number: int) -> bool:
-        """Whether the last two steps of an optimizer took and gave back other bytes, with all that was done before each."""
+        """Whether the last two steps of an optimizer took and gave back other bytes, with all done before each."""
         return any(before[0] != after[0] for before, after in pairwise(self._spans(number)))
 
     def _spans(self, number: int) -> list[tuple[list[Any], int, int]]:
