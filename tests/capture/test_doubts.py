@@ -84,7 +84,9 @@ def test_a_predicted_plan_is_a_doubt() -> None:
 
 
 @pytest.mark.parametrize("step", [reading, drawing])
-def test_a_value_that_decides_a_size_is_one(step: Any) -> None:
+def test_a_value_that_decides_a_size_is_one(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a share where no recorded program had it."""
+    monkeypatch.setattr(causes, "_changes", lambda codes: ())
     estimate = _analysed(step, torch_version="2.13")
     assert _names(estimate) == ["values assumed"]
     assert estimate.interval("reserved") == (None, None)
