@@ -13,6 +13,7 @@ from graphmem.answering import remarks
 from graphmem.answering.causes import (
     Outcome,
     cause_of_cudnn,
+    cause_of_orders,
     cause_of_real_card,
     cause_of_version,
     causes_of_context,
@@ -114,12 +115,15 @@ def _once(question: Question, cache: RunCache, say: Progress, figures_only: bool
     run = cache.run(question, say)
     beside: dict[Version, Peak] | None = None
     tried: dict[str, Outcome] = {}
+    orders: list[Peak] = []
     if run.planned is None and not figures_only:
         beside = _of_neighbours(question, say)
+        orders = _of_other_orders(question, say)
         if question.bounds:
             tried = _of_other_values(question, run.decided, say)
     say("replaying")
-    return replay_on(question, run, beside, tried, figures_only=figures_only), could_go_on(question, run)
+    estimate = replay_on(question, run, beside, tried, orders, figures_only=figures_only)
+    return estimate, could_go_on(question, run)
 
 
 def _of_neighbours(question: Question, say: Progress) -> dict[Version, Peak]:
@@ -131,6 +135,19 @@ def _of_neighbours(question: Question, say: Progress) -> dict[Version, Peak]:
             other = replace(question, torch_version=words(version), top=0)
             heard = labelled(say, f"with PyTorch {words(version)}")
             peaks[version] = estimate_of(other, say=heard, figures_only=True).peak
+    return peaks
+
+
+def _of_other_orders(question: Question, say: Progress) -> list[Peak]:
+    """The peaks with the lengths of batches in other orders, each an analysis of its own: longer ones first, last, and
+    those given backwards."""
+    lengths = question.step.seq_lens if isinstance(question.step, Training) else ()
+    orders = {tuple(sorted(lengths)), tuple(sorted(lengths, reverse=True)), tuple(reversed(lengths))} - {lengths}
+    peaks = []
+    for order in sorted(orders):
+        other = replace(question, training=replace(question.step, seq_lens=order), bounds=False, top=0)
+        heard = labelled(say, f"lengths {', '.join(map(str, order))}")
+        peaks.append(estimate_of(other, say=heard, figures_only=True).peak)
     return peaks
 
 
@@ -199,13 +216,15 @@ def replay_on(
     run: Run,
     beside: Mapping[Version, Peak] | None = None,
     tried: Mapping[str, Outcome] | None = None,
+    orders: Sequence[Peak] = (),
     *,
     figures_only: bool = False,
 ) -> Estimate:
     """The run in its runtime's allocator on the card of the question, with all that a process loads for it.
 
     ``beside``: peaks under the rules of recorded versions, by which one that was not is judged, None where it is not;
-    ``tried``: outcomes of other values than those that were assumed. With ``figures_only`` nobody asks how sure they
+    ``tried``: outcomes of other values than those that were assumed; ``orders``: peaks with batches of several lengths
+    in other orders. With ``figures_only`` nobody asks how sure they
     are.
     """
     runtime = question.runtime_by_default(run.runtime)
@@ -234,6 +253,7 @@ def replay_on(
         doubts = together(
             _doubts_of_trace(question, trace, known, runs, run_again, beside, tried),
             _doubts_of_card(question, run, runs),
+            cause_of_orders(_peak(runs.main), orders),
             doubts_of(runtime, taken),
             runs.doubts,
             causes_of_context(context),

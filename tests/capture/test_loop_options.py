@@ -78,6 +78,16 @@ def test_a_longer_batch_among_shorter_ones_decides_the_peak() -> None:
     assert "4 iterations" in " ".join(mixed.assumptions)
 
 
+def test_lengths_are_a_range_over_their_orders() -> None:
+    first, last = (_analyze(seq_len=None, seq_lens=lengths) for lengths in ((100, 128, 115), (115, 128, 100)))
+    assert first.reserved != last.reserved
+    for one in (first, last):
+        least, most = one.interval("reserved")
+        assert least is not None
+        assert most is not None
+        assert least <= min(first.reserved, last.reserved) <= max(first.reserved, last.reserved) <= most
+
+
 def test_an_evaluation_keeps_nothing_for_a_backward_pass() -> None:
     trained = _analyze(batch=4, loop="drop")
     evaluated = _analyze(batch=4, loop="drop", eval_batches=1, eval_batch_size=4)

@@ -294,6 +294,15 @@ def cause_of_version(version: Version, peak: Peak, beside: Callable[[Version], P
     return Cause(name, BOUNDS, source, spreads) if any(spread != EXACT for spread in spreads.values()) else None
 
 
+def cause_of_orders(peak: Peak, others: Sequence[Peak]) -> list[Cause]:
+    """The uncertainty of the order of batches of several lengths, which a loader shuffles: what is cached of one is cut
+    up for the next. ``others``: the peaks with other orders, if there are any; none where they are equal."""
+    spreads = {level: _between(peak, others, level) for level in TRACE_LEVELS} if others else {}
+    source = f"{len(others)} other orders of the lengths were analysed; a loader that shuffles has any"
+    moved = any(spread != EXACT for spread in spreads.values())
+    return [Cause("the order of lengths", BOUNDS, source, spreads)] if moved else []
+
+
 def _between(peak: Peak, others: Sequence[Peak], level: str) -> Spread:
     name = f"{'reserved' if level == 'device' else level}_bytes"
     offsets = [getattr(other, name) - getattr(peak, name) for other in others]
