@@ -14,6 +14,7 @@ import importlib.metadata
 import os
 import stat
 import sys
+import tempfile
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +30,8 @@ _BEYOND = frozenset(
         "urllib.Request", "sqlite3.connect",
     )
 )  # fmt: skip
-#: What the machine says of itself.
-_OF_THE_MACHINE = ("/proc/", "/sys/", "/dev/")
+#: What the machine says of itself, and the folder of PyTorch's compiler, which comes and goes.
+_OF_THE_MACHINE = ("/proc/", "/sys/", "/dev/", os.path.join(tempfile.gettempdir(), "torchinductor_"))
 #: The libraries that Linux's loader knows, by which ``ctypes.util`` finds one: in it, or where nothing is there, by
 #: compilers, which look into the same folders.
 _LIBRARIES = "/etc/ld.so.cache"
