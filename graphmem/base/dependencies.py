@@ -14,8 +14,8 @@ import importlib.metadata
 import os
 import stat
 import sys
-import tempfile
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
