@@ -141,11 +141,14 @@ def _of_neighbours(question: Question, say: Progress) -> dict[Version, Peak]:
 def _of_other_orders(question: Question, say: Progress) -> list[Peak]:
     """The peaks with the lengths of batches in other orders, each an analysis of its own: longer ones first, last, and
     those given backwards."""
-    lengths = question.step.seq_lens if isinstance(question.step, Training) else ()
+    step = question.step
+    if not isinstance(step, Training):
+        return []
+    lengths = step.seq_lens
     orders = {tuple(sorted(lengths)), tuple(sorted(lengths, reverse=True)), tuple(reversed(lengths))} - {lengths}
     peaks = []
     for order in sorted(orders):
-        other = replace(question, training=replace(question.step, seq_lens=order), bounds=False, top=0)
+        other = replace(question, training=replace(step, seq_lens=order), bounds=False, top=0)
         heard = labelled(say, f"lengths {', '.join(map(str, order))}")
         peaks.append(estimate_of(other, say=heard, figures_only=True).peak)
     return peaks
@@ -224,8 +227,7 @@ def replay_on(
 
     ``beside``: peaks under the rules of recorded versions, by which one that was not is judged, None where it is not;
     ``tried``: outcomes of other values than those that were assumed; ``orders``: peaks with batches of several lengths
-    in other orders. With ``figures_only`` nobody asks how sure they
-    are.
+    in other orders. With ``figures_only`` nobody asks how sure they are.
     """
     runtime = question.runtime_by_default(run.runtime)
     options = runtime.parse(question.alloc_conf, question.setting)
