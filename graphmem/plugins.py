@@ -108,7 +108,7 @@ def _module(name: str) -> str:
 
 
 #: The groups of entry points by which other packages bring parts.
-GROUPS = ("commands", "runtimes", "serving", "reports")
+GROUPS = ("commands", "runtimes", "serving", "reports", "engines")
 
 
 def package_at_fault(error: BaseException) -> str | None:

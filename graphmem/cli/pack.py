@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import click
 from graphmem.base.documents import read_bounded
 from graphmem.base.figures import parse_margin
 from graphmem.base.options import REQUIRED, option
+from graphmem.base.tables import parse_table
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
@@ -20,11 +20,6 @@ from graphmem.devices import device_named
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def _prices(path: Path) -> dict[str, float]:
 def _toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return tomllib.loads(read_bounded(file).decode())
+            return parse_table(read_bounded(file).decode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

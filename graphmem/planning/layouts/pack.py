@@ -54,6 +54,11 @@ class Need:
     estimate: Estimate | None = field(default=None, repr=False)
 
 
+def _room(card: Device) -> int:
+    """Bytes of a card that are not held by others."""
+    return card.capacity_bytes - card.others_bytes
+
+
 @dataclass(frozen=True)
 class Shared:
     """A card and the processes on it. ``trouble``: the share of runs in which they need more than it has, as far as
@@ -67,7 +72,7 @@ class Shared:
     @property
     def room_bytes(self) -> int:
         """What is left as predicted."""
-        return self.card.capacity_bytes - self.card.others_bytes - sum(need.device_bytes for need in self.needs)
+        return _room(self.card) - sum(need.device_bytes for need in self.needs)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ def _check(jobs: Sequence[Job], cards: Sequence[Device], margin: float) -> None:
 
 def _need(job: Job, card: Device, margin: float, cache: RunCache, say: Progress) -> Need | str:
     """What one process needs on a card, or why it does not run there."""
-    room = card.capacity_bytes - card.others_bytes
+    room = _room(card)
     if job.memory_bytes is not None:
         found = Need(job, job.memory_bytes, job.memory_bytes)
     else:
@@ -214,7 +219,7 @@ def _placed(
     most = np.ones(size)
     for at, card in enumerate(cards):
         weights[used + at] = prices.get(card.name, 1 + card.capacity_bytes / largest / count / 10)
-        rows[at, used + at] = -(card.capacity_bytes - card.others_bytes) / GIB
+        rows[at, used + at] = -_room(card) / GIB
         for number, job in enumerate(jobs):
             need = needs[number, card.name]
             most[number * count + at] = 0 if isinstance(need, str) else job.count
@@ -261,7 +266,7 @@ def _why(number: int, cards: Sequence[Device], needs: Mapping[tuple[int, str], N
 
 def _trouble(card: Device, needs: Sequence[Need]) -> float:
     """The share of draws in which the processes on a card need more than it has."""
-    room = card.capacity_bytes - card.others_bytes
+    room = _room(card)
     sure = sum(need.device_bytes for need in needs)
     doubts = [need.estimate.doubts for need in needs if need.estimate is not None]
     if sure + sum(one.at("device", 1.0) for one in doubts) <= room:
