@@ -269,6 +269,25 @@ def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     assert _doubts_of_loops(run(tmp_path, loop)) == doubts
 
 
+def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more."""
+    source = """
+import weakref
+def batches():
+    made = []
+    for _ in range(4):
+        batch = x()
+        made.append(weakref.ref(batch))
+        yield batch
+        del batch
+        print(sum(one() is not None for one in made))
+for number, batch in enumerate(batches()):
+    train_step()
+"""
+    run(tmp_path, source, iterations=9)
+    assert said(capsys).split() == ["1"] * 4
+
+
 def test_a_loop_in_a_module_beside_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "engine.py").write_text("def fit(step):\n    for _ in range(999): step()\n    print('after')\n")
     assert ending(run(tmp_path, "import engine\nengine.fit(train_step)"))[:2] == ("shortened", 3)
