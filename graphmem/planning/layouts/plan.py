@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from graphmem.answering import stages
+from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, RunCache, shape_of
 from graphmem.base.spellings import also_named
@@ -186,9 +187,10 @@ def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dic
 
 
 def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate, str]:
-    """Of one process. Where it does not fit as it is, and nobody chose the allocator's options, the same events with
-    segments that grow."""
+    """Of one process; of a deep model by a template of its layers, where there is one. Where it does not fit as it is,
+    and nobody chose the allocator's options, the same events with segments that grow."""
     shelf = RunCache()
+    run_of_layers(question, shelf, say)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks, again and again
         estimate = stages.estimate_of(question, shelf, say)
