@@ -38,25 +38,23 @@ def run_of_layers(question: Question, cache: RunCache, say: Progress = silent) -
     from graphmem.capture.loop.step import MANY_OPERATORS
     from graphmem.capture.templates.layout import NoTemplate
 
-    layers, stages = _layers(question), _stages(question)
-    each, rest = divmod(layers, stages)
-    if layers < _WORTH_IT or each < MOST:
+    layers = _layers(question)
+    if layers < _WORTH_IT:
         return None
     captured: dict[int, Run] = {}
     for few in range(FEWEST, MOST + 1):
-        fewer = few * stages + rest
-        run = RunCache().run(replace(question, layers=fewer, iterations=_ITERATIONS),
-                             labelled(say, f"with {fewer} of {layers} layers"))  # fmt: skip
+        asked = replace(question, layers=few, iterations=_ITERATIONS)
+        run = RunCache().run(asked, labelled(say, f"with {few} of {layers} layers"))
         captured[few] = replace(run, other_loop=None)
         if few < FEWEST + 2:
             continue
         try:
-            run = _Written([captured[number] for number in range(few - 2, few + 1)], few, each).run()
+            run = _Written([captured[number] for number in range(few - 2, few + 1)], few, layers).run()
         except NoTemplate:
             continue
         if _operators_of(run.trace, _ITERATIONS) <= MANY_OPERATORS:
             return None  # so small a step runs more often
-        seen = ", ".join(str(number * stages + rest) for number in sorted(captured))
+        seen = ", ".join(str(number) for number in sorted(captured))
         run = replace(run, notes=(*run.notes, f"by template of the captures with {seen} of its {layers} layers"))
         cache.keep(question, run)
         return run
@@ -72,16 +70,10 @@ def _layers(question: Question) -> int:
     step = question.step
     if not isinstance(step, Training) or step.optimizer == "lbfgs" or step.epoch.varies or question.iterations:
         return 0
-    if step.pp is not None and step.pp.layers:
-        return 0
+    if step.pp is not None:
+        return 0  # so many micro-batches of a stage's layers take as long as all layers
     loaded = load(question)
     return loaded.layers or 0 if isinstance(loaded, TorchModel) else 0
-
-
-def _stages(question: Question) -> int:
-    """Among how many stages of a pipeline the layers are dealt out."""
-    step = question.step
-    return step.pp.stages if isinstance(step, Training) and step.pp is not None else 1
 
 
 def _operators_of(trace: Trace, iteration: int) -> int:
@@ -90,7 +82,7 @@ def _operators_of(trace: Trace, iteration: int) -> int:
 
 
 class _Written:
-    """The run of ``layers`` layers (in a stage) from three runs, the deepest of which has ``few``."""
+    """The run of ``layers`` layers from three runs, the deepest of which has ``few``."""
 
     def __init__(self, runs: Sequence[Run], few: int, layers: int) -> None:
         self._runs, self._few, self._layers = runs, few, layers
