@@ -19,6 +19,7 @@ from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
 from graphmem.capture.program.leaving import Leaving, Left, Loop
 from graphmem.capture.program.loop_state import Lists
+from graphmem.capture.program.places import calls_a_library
 from graphmem.capture.program.runs import Key, Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
@@ -143,6 +144,15 @@ class Loops:
     def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
         """A ``while`` loop begins."""
         return Loop(self._leaving, where, searches, calls, Runs())
+
+    def go_on(self) -> None:
+        """Called where a statement was left: goes on behind it, if the program itself called a library there. Else
+        raises the error anew: what the program's own function, or the library's, would do yet is not seen."""
+        error = sys.exc_info()[1]
+        assert error is not None
+        if not calls_a_library(error.__traceback__, self._leaving.files):
+            raise error
+        self._leaving.go_on(error)
 
     def know(self, file: str, /, **calls: tuple[str, ...]) -> None:
         """Note a file of the program, and what its functions call."""

@@ -18,7 +18,8 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
 iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch, until
 another run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a
-library, is left by an exception when an optimizer begins a step beyond the last.
+library, is left by an exception behind one step more of its optimizers; the program goes on behind the
+statement in which it called that library (:meth:`Leaving.go_on`), or is over.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Leaving:
         self.last_whole = 0  # how many there would be of them
         self.trained: list[tuple[int, int]] = []  # the rows of the loops that trained themselves
         self._reopened = 0  # how often by a new optimizer
+        self._leaves_since: int | None = None  # in the log, once the last steps have begun of a loop that is left
+        self._gone_on = 0  # how often behind a statement that was left
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -118,13 +121,16 @@ class Leaving:
             self.remarks[Code.RUNS_SKIPPED.about(place="a loop of a library", followed=MOST_RUNS)] = 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises :class:`Left` at a step beyond the last that no loop has asked for. Where loops were ended there may
-        be one more, of what is left over of micro-batches."""
+        """A step beyond the last that no loop has asked for is the last one. Where loops were ended there may be one
+        more, of what is left over of micro-batches."""
         since = max((loop.asked for loop in self._active()), default=0)
         since = max(since, self._run_start, self._ended)
-        if self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending:
+        if (
+            self._leaves_since is None
+            and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
+        ):
             self.doubt_others(0, "a loop that was left")
-            raise Left
+            self._leaves_since = since
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number, builder = self._number(optimizer), self.recorder.builder
@@ -135,6 +141,16 @@ class Leaving:
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
             loops[-1].steps_itself = True
+        if self._leaves_since is not None:
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        """Raises :class:`Left` behind the last step of all optimizers that take turns: in the middle, what their
+        backward passes would free may be held."""
+        made = Counter(self.log[self._leaves_since :])
+        if made[number] <= min(made.values()) or made[number] > self.wanted + ALIKE_ITERATIONS:
+            self._leaves_since = None
+            raise Left
 
     def doubt_others(self, since: int, where: str, are_known: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
@@ -208,6 +224,14 @@ class Leaving:
         """Every optimizer makes its steps once more, and loaders have batches again."""
         self._run_start = len(self.log)
         self._finished.clear()
+
+    def go_on(self, left: BaseException) -> None:
+        """A statement was left in which a library trained, and the program goes on behind it."""
+        self._gone_on += 1
+        if self._gone_on > MOST_RUNS:
+            raise left
+        self.note_end()
+        self.begin_epoch()
 
     def note_end(self) -> None:
         """A loop that has trained ends."""
