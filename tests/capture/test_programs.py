@@ -124,6 +124,17 @@ LOOPS = {
         3,
         "15",
     ),
+    "something every so often": (
+        "for i in range(300):\n    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(*seen)",
+        7,
+        "step step step step 49 step step 99 step",
+    ),
+    "something every so often beside a loader": (
+        "def batches():\n    while True: yield from DataLoader(TensorDataset(torch.zeros(9, 4)))\ndata = batches()\n"
+        "for i in range(300):\n    next(data)\n    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(*seen)",
+        7,
+        "step step step step 49 step step 99 step",
+    ),
     "a step left over": (
         "for i in range(99):\n    model(x()).sum().backward()\n    if i % 2: optimizer.step()\n"
         "optimizer.step()\nprint(i)",
@@ -173,6 +184,13 @@ RUNS = {
     "phases": (
         "for phase in ('train', 'val'):\n    if phase == 'train': fit(8, data)\n    else: seen.append(1)",
         [8],
+        [],
+    ),
+    "a number that others are told": (
+        "from operator import mul\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for epoch in range(50):\n    width = mul(8, epoch)\n    for (batch,) in data:\n"
+        "        model(batch.cuda()).sum().backward()\n        opt.step()\n        seen.append(width)",
+        [0, 8, 392],
         [],
     ),
     "many that are alike": ("for fold in range(300): fit(8, data)", [8] * 7, ["0"] * 7),

@@ -128,12 +128,13 @@ class Loops:
         calls: tuple[str, ...] = (),
         name: str = "",
         keys: Sequence[Key] = (),
+        is_handed_on: bool = False,
     ) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
         ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls; ``name`` of its items,
-        and the ``keys`` that it computes from them."""
+        and the ``keys`` that it computes from them, which ``is_handed_on`` to functions of others."""
         numbers = _range(items)
-        runs = Runs(items, name, numbers, keys)
+        runs = Runs(items, name, numbers, keys, is_handed_on)
         recorder = self._leaving.recorder
         can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
         if (is_even or is_numbered) and can_probe and numbers is not None and len(numbers) >= FEWEST:

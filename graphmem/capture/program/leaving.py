@@ -6,6 +6,7 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
   batches do not. Of the batches that it has not come to, those that are larger follow
   (:mod:`graphmem.capture.program.epochs`);
+- a loop over numbers then goes on at those *others* at which its body tests something else, or that a library is told;
 - a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
   in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
@@ -315,7 +316,7 @@ class Loop:
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self.is_of_parts = self._ends_itself = False
+        self.is_of_parts = self._ends_itself = self._is_at_others = False
         self._begin_iteration()
         leaving.begin(self)
 
@@ -374,6 +375,8 @@ class Loop:
         self.is_over = True
 
     def _wants_more(self) -> bool:
+        if self.runs is None and any(loop._is_at_others for loop in self._leaving._active()):
+            return True
         if self.is_ending:
             return self._has_batches()
         self._note_peak()
@@ -392,7 +395,7 @@ class Loop:
         leaving = self._leaving
         if self.runs is None:
             return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
-        if not self.steps_itself or self._ends_itself or self._items < leaving.wanted:
+        if not self.steps_itself or self._ends_itself or self._items < leaving.wanted or self._is_at_others:
             return False
         return not any(rest.differs for rest in self._rests()) and leaving.is_settling(self._since)
 
@@ -407,14 +410,33 @@ class Loop:
                 return True
             if varies:
                 return True
+        if self._goes_to_others():
+            return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
-        self._repeat()
+        if not self._is_at_others:
+            self._conclude()
         leaving.note_end()
+        return has_batches
+
+    def _conclude(self) -> None:
+        """The last iterations show what the others take."""
+        self._repeat()
         if not self._ends_itself:
             are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            leaving.doubt_others(self._since, self.where, are_known)
-        return has_batches
+            self._leaving.doubt_others(self._since, self.where, are_known)
+
+    def _goes_to_others(self) -> bool:
+        """Whether numbers follow at which the loop does what it has not done yet."""
+        if self.runs is None or self.is_fed or not self.runs.go_to_others(self.steps_itself):
+            return False
+        if not self._is_at_others and self.steps_itself:
+            self._conclude()
+        self._is_at_others = self.steps_itself
+        if not self.steps_itself:
+            self._leaving.begin_epoch()
+            self._since = len(self._leaving.log)
+        return True
 
     def _repeat(self) -> None:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins

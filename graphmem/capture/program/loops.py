@@ -34,7 +34,7 @@ from typing import Any, cast
 from graphmem.base.imports import library_folder
 from graphmem.capture.device.unnoticed import with_shown_types
 from graphmem.capture.program.asking import Loops
-from graphmem.capture.program.derived import derived
+from graphmem.capture.program.derived import derived, is_handed_on
 from graphmem.capture.program.leaving import Left, Loop
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
@@ -58,7 +58,8 @@ def with_ends(tree: ast.Module, filename: str) -> ast.Module:
     """The tree of a file of this name, its loops rewritten."""
     tree = with_shown_types(tree)
     calls = calls_by_function(tree)
-    tree = _Rewritten(Path(filename).name).visit(tree)
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    tree = _Rewritten(Path(filename).name, functions).visit(tree)
     if not any(
         ast.unparse(node) in _COMPILES for node in ast.walk(tree) if isinstance(node, (ast.Attribute, ast.Name))
     ):
@@ -86,8 +87,8 @@ def _names(names: tuple[str, ...]) -> ast.expr:
 
 
 class _Rewritten(ast.NodeTransformer):
-    def __init__(self, file: str) -> None:
-        self._file = file
+    def __init__(self, file: str, functions: set[str]) -> None:
+        self._file, self._functions = file, functions
 
     def _visit_function(self, node: Any) -> object:
         return node if _yields(node) else self.generic_visit(node)
@@ -95,12 +96,14 @@ class _Rewritten(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
 
     def visit_For(self, node: ast.For) -> ast.For:
-        calls, keys = calls_in(node), derived(node)
+        calls, keys, is_handed = calls_in(node), derived(node), is_handed_on(node, self._functions)
         self.generic_visit(node)
         node.iter = self._call(OVER, node, calls, node.iter)
         node.iter.keywords.append(ast.keyword("name", ast.Constant(ast.unparse(node.target))))
         if keys:
             node.iter.keywords.append(ast.keyword("keys", ast.Tuple(keys, ast.Load())))
+        if is_handed:
+            node.iter.keywords.append(ast.keyword("is_handed_on", ast.Constant(True)))
         if not _does_every_so_often(node):
             name = "is_numbered" if _reads(node) else "is_even"
             node.iter.keywords.append(ast.keyword(name, ast.Constant(True)))
