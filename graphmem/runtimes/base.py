@@ -76,13 +76,14 @@ class Taken:
 @dataclass(frozen=True)
 class Runs:
     """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
-    memory, which shows whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why
-    another run of the same may differ."""
+    memory, which shows whether that is enough. ``diagnostics`` and ``details`` are for the reader, and so is what
+    ``findings`` finds when somebody looks; ``doubts``: why another run of the same may differ."""
 
     main: Replay
     limited: Replay | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    findings: Callable[[], Findings] | None = None
     doubts: tuple[Cause, ...] = ()
 
     @property

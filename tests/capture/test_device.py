@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence  # noqa: E402
 from graphmem import Inference, analyze  # noqa: E402
 from graphmem.capture.session.error_messages import explained  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError, SourceError  # noqa: E402
-from graphmem.trace import Place  # noqa: E402
+from graphmem.trace import Category, Place  # noqa: E402
 from tests.support.captures import H100, births, record  # noqa: E402
 
 
@@ -385,6 +385,26 @@ def test_a_kept_graph_does_not_keep_what_a_moved_parameter_held(move: Callable[[
     weight, after = (next(each for each in born if each.bytes == 4 * n) for n in (64 * 64, 77))
     assert weight.freed is not None
     assert weight.freed < after.event
+
+
+def test_a_kept_graph_does_not_keep_the_gradient_of_a_moved_parameter() -> None:
+    """As FSDP gives a parameter its shard of the host back, and then lets the gradient go, while the pass goes on."""
+
+    def step() -> None:
+        weight = nn.Parameter(torch.ones(64, 64, device="cuda"))
+        loss = (weight * 2).sum()
+        loss.backward()
+        weight.data = weight.data.cpu()
+        assert weight.grad is not None
+        weight.grad = None
+        torch.empty(77, device="cuda")
+        assert loss.requires_grad
+
+    born = births(record(step))
+    gradients = [each for each in born if each.category is Category.GRADIENT]
+    after = next(each for each in born if each.bytes == 4 * 77)
+    assert gradients
+    assert all(each.freed is not None and each.freed < after.event for each in gradients)
 
 
 def test_tensors_that_are_swapped_hold_each_others_data() -> None:

@@ -214,6 +214,33 @@ def test_the_largest_batches_of_an_epoch_follow(items: str, tmp_path: Path, caps
     assert (epoch["read"], epoch["whole"], epoch["shapes"], epoch["largest"]) == (16, True, 4, 64 * 64)
 
 
+AHEAD = """
+from itertools import islice
+def ahead(loader):
+    batches = iter(loader)
+    waiting = [batch.cuda() for batch in islice(batches, 2)]
+    while waiting:
+        yield waiting.pop(0)
+        waiting += [batch.cuda() for batch in islice(batches, 1)]
+sizes = [8, 4, 6, 2, 8, 6, 4, 2]
+loader = DataLoader([torch.zeros(size, 64) for size in sizes], batch_size=None)
+for epoch in range(2):
+    seen.append("epoch")
+    for batch in ahead(loader):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(str(len(batch)))
+print(*seen)
+"""
+
+
+def test_batches_that_are_read_ahead_have_a_second_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are on the card when the loop is over belong to it, and not to the loop over the epochs."""
+    run(tmp_path, AHEAD)
+    assert said(capsys).split() == ["epoch", "8", "4", "6", "2"] * 2
+
+
 def test_batches_that_cannot_be_read_make_it_more(tmp_path: Path) -> None:
     source = "for n in (x(8 * 2 ** i) for i in range(99)):\n    model(n).sum().backward()\n    optimizer.step()"
     estimate = run(tmp_path, source)
@@ -267,6 +294,25 @@ def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     loop: str, doubts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     assert _doubts_of_loops(run(tmp_path, loop)) == doubts
+
+
+def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more."""
+    source = """
+import weakref
+def batches():
+    made = []
+    for _ in range(4):
+        batch = x()
+        made.append(weakref.ref(batch))
+        yield batch
+        del batch
+        print(sum(one() is not None for one in made))
+for number, batch in enumerate(batches()):
+    train_step()
+"""
+    run(tmp_path, source, iterations=9)
+    assert said(capsys).split() == ["1"] * 4
 
 
 def test_a_loop_in_a_module_beside_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

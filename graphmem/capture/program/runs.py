@@ -23,6 +23,8 @@ _RARE = 3
 _PLAIN = (int, float, str, bool, type(None))
 _COMBINATIONS = (itertools.product, itertools.permutations, itertools.combinations)
 _LONGEST_LABEL = 60
+#: Stands for an item that is not plain.
+_OTHER = object()
 
 #: A value that the body of a loop computes from its item.
 Key = Callable[[Any], object]
@@ -35,7 +37,8 @@ class Runs:
         self._items, self._name, self._numbers, self._keys = items, name, numbers, keys
         self._iterator: Iterator[Any] = iter(())
         self._ahead: list[Any] | None = None  # the items to follow, once that is decided
-        self._item: Any = None
+        self._item: Any = None  # the last one, if it is plain: others may hold memory of the card
+        self._is_setting = False
         self._peaks: list[int] = []
         self.skipped = 0  # items; unknown ones count as 1
         self.differ = False  # whether those are other items than those that are followed
@@ -51,13 +54,11 @@ class Runs:
 
     def take(self, fetch: Callable[[Iterator[Any]], Any]) -> Any:
         """The next item. Raises :class:`StopIteration`."""
-        if self._ahead is None:
-            self._item = fetch(self._iterator)
-        elif self._ahead:
-            self._item = self._ahead.pop(0)
-        else:
+        if self._ahead is not None and not self._ahead:
             raise StopIteration
-        return self._item
+        item = fetch(self._iterator) if self._ahead is None else self._ahead.pop(0)
+        self._item, self._is_setting = item if _is_plain(item) else _OTHER, _is_setting(item)
+        return item
 
     # --- what the items are ---
 
@@ -66,7 +67,7 @@ class Runs:
         """Whether an item decides how its run goes, and is no batch."""
         if self._items is None:
             return False
-        return any(key is not None for key in self._key(self._item)) if self._is_counter else _is_setting(self._item)
+        return any(key is not None for key in self._key(self._item)) if self._is_counter else self._is_setting
 
     @property
     def are_settings(self) -> bool:
@@ -164,7 +165,7 @@ def _is_plain(value: object) -> bool:
 def _is_setting(item: object) -> bool:
     """Whether an item may say how to train: no tensor, no array, nothing made of them."""
     if isinstance(item, (list, tuple)):
-        return all(map(_is_setting, item))
+        return all(map(_is_setting, item[:MOST_RUNS]))
     return not hasattr(item, "shape") and not isinstance(item, (bytes, set))
 
 
