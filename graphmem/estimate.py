@@ -140,14 +140,16 @@ class CardUse:
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """The requests that a program was refused on the card, and whose error it caught: how many, the bytes of the first
-    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``needed_bytes`` had to be allocated
-    at least for all of them to be served."""
+    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``later_bytes``: the most that it was
+    given at this place after the last of them, 0 where nothing. ``needed_bytes`` had to be allocated at least for all
+    of them to be served."""
 
     count: int
     first_bytes: int
     place: str
     went_on: bool
     needed_bytes: int
+    later_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

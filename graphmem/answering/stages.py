@@ -245,9 +245,10 @@ def replay_on(
     refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
     finds = [] if runs.findings is None else [runs.findings]
     finds += [] if taken.findings is None else [partial(taken.findings, options)]
-    if refusals is None and runs.limited is not None and runs.limited is not runs.main:
-        run_in = partial(runtime.run, trace, options)
-        finds += [partial(least_that_fits, runs, run_in, setting)] if not fits_card(runs, setting.device) else []
+    served = runtime.take(run.with_room.trace).trace if run.with_room is not None else trace
+    is_refused = refusals is None and runs.limited is not None and not fits_card(runs, setting.device)
+    if run.with_room is not None or is_refused:
+        finds.append(partial(least_that_fits, partial(runtime.run, served, options), setting))
     if finds:
         diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
     doubts, share = None, None
@@ -283,7 +284,7 @@ def replay_on(
         margin=question.margin_share,
         levels=runtime.levels,
     )
-    if run.ending is not None and run.ending.how == "unfollowed" and estimate.fit is not None and estimate.fit.fits:
+    if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
     return _beside_formulas(estimate, run)
 

@@ -140,9 +140,9 @@ class Runtime(Protocol[Options]):
         """A captured trace, with what the runtime would allocate besides."""
         return Taken(trace)
 
-    def live(self, options: Options, setting: Setting, *, limited: bool) -> DeviceMemory | None:
-        """The allocator that answers a captured program while it runs, on the card of ``setting``, whose memory limits
-        it or not. None: the program's questions have no answer, and are answered by zeros."""
+    def live(self, options: Options, setting: Setting, *, room: int) -> DeviceMemory | None:
+        """The allocator that answers a captured program while it runs, on the card of ``setting``; ``room`` times its
+        memory limits it, 0: nothing does. None: the program's questions have no answer, and are answered by zeros."""
         return None
 
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:

@@ -72,19 +72,19 @@ class PyTorch(Runtime[PyTorchOptions]):
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
         runs = within_card(
-            trace, lambda room: _on_card(options, setting.device, limited=room is not None), setting.device
+            trace, lambda room: _on_card(options, setting.device, room=0 if room is None else 1), setting.device
         )
         if not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
         return replace(runs, findings=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
 
-    def live(self, options: PyTorchOptions, setting: Setting, *, limited: bool) -> LiveMemory:
+    def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory:
         """The allocator that a captured program finds."""
 
         def make(is_limited: bool, tracks: bool) -> PyTorchCachingAllocator:
-            return _on_card(options, setting.device, limited=is_limited, track_stats=tracks)
+            return _on_card(options, setting.device, room=room if is_limited else 0, track_stats=tracks)
 
-        return LiveMemory(make, setting.device, limited=limited)
+        return LiveMemory(make, setting.device, limited=room > 0)
 
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
@@ -127,11 +127,10 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
     return Findings((Diagnostic(Code.NOTE, words),), {"late_events": peaks})
 
 
-def _on_card(
-    options: PyTorchOptions, card: Device, *, limited: bool, track_stats: bool = False
-) -> PyTorchCachingAllocator:
-    """A fresh allocator on the card, of which its context and others take a part; or without any limit."""
-    driver = CudaDriver(card.capacity_bytes, other_bytes=card.taken_bytes) if limited else CudaDriver()
+def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:
+    """A fresh allocator on ``room`` times the memory of the card, of which its context and others take a part; or
+    without any limit."""
+    driver = CudaDriver(room * card.capacity_bytes, other_bytes=card.taken_bytes) if room else CudaDriver()
     return PyTorchCachingAllocator(None, options.conf, options.version, driver=driver, track_stats=track_stats)
 
 
