@@ -212,6 +212,9 @@ class Code(Enum):
     RUNS_ALIKE = _harmless(
         "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
     )
+    NUMBERS_COMPUTED = _harmless(
+        "{place} computes other numbers for later items; {followed} of those, the largest among them, were followed"
+    )
     SHORTENED = Meaning(
         "note",
         Effect.INTERVAL,
