@@ -58,7 +58,6 @@ REMEDIES = {
     OPERATORS: "graphmem verify measures it on a card",
     MOST: "--data-dependent SHARE selects fewer",
     DIFFERING: "--iterations N follows more steps",
-    CUT_SHORT: "mend the error",
     VALUES: "--assume FILE:LINE=VALUE names what is read",
 }
 
@@ -217,6 +216,9 @@ class Code(Enum):
     RUNS_ALIKE = _harmless(
         "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
     )
+    NUMBERS_COMPUTED = _harmless(
+        "{place} computes other numbers for later items; {followed} of those, the largest among them, were followed"
+    )
     SHORTENED = Meaning(
         "note",
         Effect.INTERVAL,
@@ -277,9 +279,7 @@ class Code(Enum):
         Effect.INTERVAL,
         "recurrent networks of which cuDNN did not tell the spaces and the built-in model did: {reason}",
     )
-    REFUSED = _harmless(
-        "torch.OutOfMemoryError was raised {times} and caught by the program: {place} ({operator}) asked for {asked}"
-    )
+    REFUSED = _harmless("torch.OutOfMemoryError was raised {times}: {place} ({operator}) asked for {asked}")
     LATER_PLAN = _harmless(
         "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
     )

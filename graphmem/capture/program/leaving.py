@@ -95,7 +95,8 @@ class Leaving:
     def findings(self) -> dict[Diagnostic, int]:
         """What the reader must know of steps, runs and batches that were not followed."""
         found = self.remarks | self.epochs.remarks
-        if self.is_ending and (self._runs_begun or self.epochs.varied):
+        jumped = any(one.code is Code.NUMBERS_COMPUTED for one in self.remarks)
+        if self.is_ending and (self._runs_begun or self.epochs.varied or jumped):
             found[Code.SHORTENED.about()] = 1
         return found
 
@@ -175,6 +176,10 @@ class Leaving:
         made = Counter(self.log[self._run_start :])
         few = [number for number in {*self.log[since:]} if made[number] < self.wanted + MOST_SETTLING]
         return any(self._spans_differ(number) for number in few)
+
+    def differ(self, since: int) -> bool:
+        """Whether the last two steps of an optimizer differ, from number ``since`` on."""
+        return any(map(self._spans_differ, {*self.log[since:]}))
 
     def _spans_differ(self, number: int) -> bool:
         """Whether the last two steps of an optimizer took and gave back other bytes, with all done before each."""
@@ -357,7 +362,7 @@ class Loop:
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
-            return self._tries_another_size() or self._settles() or self._end_training()
+            return self._tries_another_size() or self._settles() or self._goes_to_other_sizes() or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
             return self._end_alike()
         return True
@@ -368,9 +373,24 @@ class Loop:
         leaving = self._leaving
         if self.runs is None:
             return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
-        if not self.steps_itself or self._ends_itself or self._items < leaving.wanted:
+        return self._may_differ() and leaving.is_settling(self._since)
+
+    def _may_differ(self) -> bool:
+        """Whether the loop's own steps would go on, and their batches do not explain what differs."""
+        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted:
             return False
-        return not any(rest.differs for rest in self._rests()) and leaving.is_settling(self._since)
+        return not any(rest.differs for rest in self._rests())
+
+    def _goes_to_other_sizes(self) -> bool:
+        """Whether a loop over numbers whose last steps differ goes on with those of which its body computes other
+        values: a context that grows with the steps, up to its largest."""
+        leaving, runs = self._leaving, self.runs
+        if runs is None or not self._may_differ() or not (runs.jumped or leaving.differ(self._since)):
+            return False
+        goes_on = runs.go_to_others()
+        if runs.jumped:
+            leaving.remarks[Code.NUMBERS_COMPUTED.about(place=self.where, followed=runs.jumped)] = 1
+        return goes_on
 
     def _end_training(self) -> bool:
         """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""

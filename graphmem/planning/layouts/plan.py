@@ -196,8 +196,8 @@ def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate,
         if question.alloc_conf is None and fit is not None and (not fit.passes or fit.needs_cache_flush):
             other = stages.estimate_of(replace(question, alloc_conf=GROWING), shelf, say)
             if other.fit is not None and other.fit.passes and not other.fit.needs_cache_flush:
-                return replace(other, trace=None, timeline=None), GROWING
-    return replace(estimate, trace=None, timeline=None), ""
+                return other.without_events(), GROWING
+    return estimate.without_events(), ""
 
 
 def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, options: dict[str, object]) -> None:
