@@ -191,8 +191,12 @@ class Code(Enum):
         "assumed not to be"
     )
     SCRIPT_AS_PYTHON = _unbounded(
-        "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
-        "element-wise operators, and its own derivatives keep other tensors, less or more"
+        "TorchScript that asks tensors for their device was run as the Python that it is made of (as with "
+        "PYTORCH_JIT=0): on a card its own derivatives keep other tensors, less or more"
+    )
+    SCRIPT_UNFUSED = _unbounded(
+        "TorchScript was run without its fuser, which on a card joins element-wise operators from the second or third "
+        "run on: their results are there at once then, and what they kept between them is not"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
