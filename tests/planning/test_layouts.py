@@ -391,6 +391,7 @@ def test_the_other_loop_of_the_best_layout_is_no_capture_of_its_own(tiny: str, m
     loops, record = [], runs.record
 
     def noted(question: Question, *others: Any) -> Run:
+        assert isinstance(question.step, Training)
         loops.append(question.step.loop)
         return record(question, *others)
 
