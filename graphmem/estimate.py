@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -116,7 +116,8 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """The memory in use on the card at the peak, divided as ``nvidia-smi`` does.
+    """The memory in use on the card at the peak there, divided as ``nvidia-smi`` does; that of a run that ends for want
+    of memory is the most that it held until then.
 
     The process holds its segments and ``context``, the figures of the memory outside its allocator, given the libraries
     it ``loads``. How far the sum is known is :meth:`Estimate.interval`. ``others_bytes``: held by others, as the
@@ -140,14 +141,16 @@ class CardUse:
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """The requests that a program was refused on the card, and whose error it caught: how many, the bytes of the first
-    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``needed_bytes`` had to be allocated
-    at least for all of them to be served."""
+    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``later_bytes``: the most that it was
+    given at this place after the last of them, 0 where nothing. ``needed_bytes`` had to be allocated at least for all
+    of them to be served."""
 
     count: int
     first_bytes: int
     place: str
     went_on: bool
     needed_bytes: int
+    later_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +276,16 @@ class LateDetails(Mapping[str, Any]):
     def __init__(self, early: Mapping[str, Any], later: _Later) -> None:
         self._early, self._later = dict(early), later
 
+    def beside(self, more: Mapping[str, object]) -> LateDetails:
+        """These and ``more``."""
+        return LateDetails({**self._early, **more}, self._later)
+
     @property
     def _all(self) -> dict[str, object]:
         return {**self._early, **self._later.findings.details}
 
     def __getitem__(self, name: str) -> object:
-        return self._all[name]
+        return self._early[name] if name in self._early else self._all[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
@@ -355,6 +362,15 @@ class Estimate(reports.Answer):
 
     def __repr__(self) -> str:
         return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"
+
+    def with_details(self, **more: object) -> Estimate:
+        """The same with more details. What is found when somebody looks still is."""
+        known = self.details
+        return replace(self, details=known.beside(more) if isinstance(known, LateDetails) else {**known, **more})
+
+    def without_events(self) -> Estimate:
+        """The same without trace and timeline, which have a row for every event."""
+        return replace(self, trace=None, timeline=None)
 
     @property
     def requested(self) -> int:

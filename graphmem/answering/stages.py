@@ -107,7 +107,7 @@ def beside_other_loop(
     if all(abs(getattr(theirs, n) - getattr(estimate, n)) <= _SHOWN_DIFFERENCE * getattr(estimate, n) for n in levels):
         return estimate
     figures = {f"other_{level}_bytes": getattr(theirs, level) for level in levels}
-    return replace(estimate, details={**estimate.details, "loop": {**loop, "other": other, **figures}})
+    return estimate.with_details(loop={**loop, "other": other, **figures})
 
 
 def _once(question: Question, cache: RunCache, say: Progress, figures_only: bool) -> tuple[Estimate, bool]:
@@ -243,10 +243,12 @@ def replay_on(
     details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
     refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
-    finds = [] if taken.findings is None else [partial(taken.findings, options)]
-    if refusals is None and runs.limited is not None and runs.limited is not runs.main:
-        run_in = partial(runtime.run, trace, options)
-        finds += [partial(least_that_fits, runs, run_in, setting)] if not fits_card(runs, setting.device) else []
+    finds = [] if runs.findings is None else [runs.findings]
+    finds += [] if taken.findings is None else [partial(taken.findings, options)]
+    served = runtime.take(run.with_room.trace).trace if run.with_room is not None else trace
+    is_refused = refusals is None and runs.limited is not None and not fits_card(runs, setting.device)
+    if run.with_room is not None or is_refused:
+        finds.append(partial(least_that_fits, partial(runtime.run, served, options), setting))
     if finds:
         diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
     doubts, share = None, None
@@ -282,7 +284,7 @@ def replay_on(
         margin=question.margin_share,
         levels=runtime.levels,
     )
-    if run.ending is not None and run.ending.how == "unfollowed" and estimate.fit is not None and estimate.fit.fits:
+    if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
     return _beside_formulas(estimate, run)
 
@@ -307,7 +309,7 @@ def _beside_formulas(estimate: Estimate, run: Run) -> Estimate:
     peaks = {"allocated_bytes": estimate.allocated, "reserved_bytes": estimate.reserved}
     uncounted = [one for one in estimate.top if one.category in _UNCOUNTED][:_NAMED]
     formulas = compared(run.sharded, run.optimizer, estimate.breakdown, peaks, uncounted)
-    return replace(estimate, details={**estimate.details, "formulas": formulas})
+    return estimate.with_details(formulas=formulas)
 
 
 def _doubts_of_trace(

@@ -237,7 +237,7 @@ def _estimate(line: Program | Sequence[str], family: Following, analyzed: dict[s
     if not found:
         raise SourceError(f"{shlex.join(line)}: {ending['words']}, and no Python process of it put anything on the GPU")
     estimate = beside(found, ending)
-    return replace(estimate, details={**estimate.details, **({"sandbox": happened} if happened else {})})
+    return estimate.with_details(sandbox=happened) if happened else estimate
 
 
 def _of_program(program: Program, analyzed: dict[str, Any]) -> tuple[list[Reported], NothingOnDevice | None]:

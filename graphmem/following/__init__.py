@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def beside(reports: Sequence[Reported], ending: Mapping[str, Any]) -> Estimate:
     rows = [one.row() for one in reports]
     most = max(range(len(rows)), key=lambda at: tuple(reversed(levels_of(reports[at].estimate).values())))
     estimate, followed = reports[most].estimate, {"fullest": most, "processes": rows}
-    return replace(estimate, details={**estimate.details, "followed": followed, "program": dict(ending)})
+    return estimate.with_details(followed=followed, program=dict(ending))
 
 
 def _properties(card: Device) -> dict[str, object]:

@@ -187,7 +187,7 @@ def replay_dead(
     )
     estimate = replay_recorded(trace_of(recording), question, died=device is not None)
     document = {**found.to_dict(), "in_its_room": device is None}
-    return replace(estimate, details={**estimate.details, "out_of_memory": document})
+    return estimate.with_details(out_of_memory=document)
 
 
 def room_of(found: PostMortem) -> Device:

@@ -73,4 +73,4 @@ class Request:
 
         The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`.
         """
-        return replace(stages.estimate_of(self.question, captures, say or self.progress), trace=None, timeline=None)
+        return stages.estimate_of(self.question, captures, say or self.progress).without_events()

@@ -104,8 +104,7 @@ def _analysis(estimate: Estimate) -> _Analysis:
     last = int(np.cumsum(grown).argmax())
     at_peak = {category: int(grown[: last + 1][of[: last + 1] == category].sum()) for category in Category}
     operator = trace.operators[trace.event_operators[events[last]]]
-    kept = replace(estimate, trace=None, timeline=None)
-    return _Analysis(kept, int(cache), at_peak, trace.phases[operator.phase].name)
+    return _Analysis(estimate.without_events(), int(cache), at_peak, trace.phases[operator.phase].name)
 
 
 class Transformers:

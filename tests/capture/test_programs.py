@@ -232,10 +232,57 @@ def test_the_largest_batches_of_an_epoch_follow(items: str, tmp_path: Path, caps
     assert (epoch["read"], epoch["whole"], epoch["shapes"], epoch["largest"]) == (16, True, 4, 64 * 64)
 
 
+AHEAD = """
+from itertools import islice
+def ahead(loader):
+    batches = iter(loader)
+    waiting = [batch.cuda() for batch in islice(batches, 2)]
+    while waiting:
+        yield waiting.pop(0)
+        waiting += [batch.cuda() for batch in islice(batches, 1)]
+sizes = [8, 4, 6, 2, 8, 6, 4, 2]
+loader = DataLoader([torch.zeros(size, 64) for size in sizes], batch_size=None)
+for epoch in range(2):
+    seen.append("epoch")
+    for batch in ahead(loader):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(str(len(batch)))
+print(*seen)
+"""
+
+
+def test_batches_that_are_read_ahead_have_a_second_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are on the card when the loop is over belong to it, and not to the loop over the epochs."""
+    run(tmp_path, AHEAD)
+    assert said(capsys).split() == ["epoch", "8", "4", "6", "2"] * 2
+
+
 def test_batches_that_cannot_be_read_make_it_more(tmp_path: Path) -> None:
     source = "for n in (x(8 * 2 ** i) for i in range(99)):\n    model(n).sum().backward()\n    optimizer.step()"
     estimate = run(tmp_path, source)
     assert "STEPS_DIFFER" in {one.code.name for one in estimate.diagnostics}
+
+
+GROWS = """
+for step in range(1000):
+    size = min(160, 4 + 4 * step)
+    seen.append(str(size))
+    model(x(size)).sum().backward()
+    optimizer.step()
+print(len(seen), *seen[-3:])
+"""
+
+
+def test_the_largest_of_the_sizes_that_a_loop_computes_of_its_number_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last two steps, which are alike: nothing is in doubt."""
+    estimate = run(tmp_path, GROWS)
+    assert said(capsys).split() == ["34", "160", "160", "160"]
+    assert not _doubts_of_loops(estimate)
+    assert {Code.NUMBERS_COMPUTED, Code.SHORTENED} <= {one.code for one in estimate.diagnostics}
 
 
 def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,13 +335,15 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
     [
         ("for _ in range(300): train_step()", []),
         ("for _ in range(3):\n    seen.append(x(16 * len(seen) + 16))\n    train_step()", []),
-        ("for i in range(300):\n    held = x(1 << i)\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
+        ("for i in range(300):\n    held = x(1 << len(seen))\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
         ("for i in range(300):\n    train_step()\n    held = x(64 << min(i, 1))", []),
         (
             "for i in DataLoader(range(300)):\n    held = x(1 << int(i))\n    train_step()",
             [("STEPS_DIFFER", "train.py:15")],
         ),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
+        ("kept = []\nfor _ in range(30):\n    train_step()\n    kept.append(x())", []),
+        ("kept = []\nwhile len(kept) < 30:\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x().sum())", []),
     ],
     ids=[
@@ -304,6 +353,8 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
         "the first differ",
         "differ with equal batches",
         "keep",
+        "keep to an end that is near",
+        "keep in a while loop",
         "keep a number for a log",
     ],
 )

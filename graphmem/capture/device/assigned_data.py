@@ -89,7 +89,9 @@ def register_hooks(tensor: torch.Tensor) -> None:
 
 def _give_data(tensor: torch.Tensor, former: torch.Tensor) -> None:
     """Let what a tensor was to C++, now of ``former``, share the tensor's data: on a card the two are one, which a
-    kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13)."""
+    kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13). The gradient
+    is the tensor's alone, so that it goes when the tensor lets it go."""
+    former.grad = None
     with torch.no_grad(), without_torch_function():
         _DATA.__set__(former, tensor)
 

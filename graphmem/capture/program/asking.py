@@ -93,8 +93,9 @@ class _LoaderLoop:
             if isinstance(sys.exc_info()[1], StopIteration):  # it was opened anew to go round: no batch is none at all
                 raise Left
             raise StopIteration
+        was_over = loop.is_over
         if not loop.goes_on():
-            if loop.has_trained and self._loader() is not None:
+            if loop.has_trained and self._loader() is not None and not was_over:
                 leaving.finish(self._loader(), self._rest.varies)
             return self._rest.final_batch() if loop.has_trained and callers.ends_lightnings_epoch() else self._stop()
         try:
@@ -194,6 +195,7 @@ class _Items:
             self._after += 1
             if not loop.is_fed or self._after > MOST_HELD:
                 raise StopIteration
+            loop.is_over = False
         if loop.is_ending and self._rest.holds:
             return self._rest.next_batch()
         try:

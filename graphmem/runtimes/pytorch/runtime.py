@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
@@ -13,6 +14,7 @@ from graphmem.base import versions
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
+from graphmem.estimate import Findings
 from graphmem.replay import replay
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
@@ -70,19 +72,19 @@ class PyTorch(Runtime[PyTorchOptions]):
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
         runs = within_card(
-            trace, lambda room: _on_card(options, setting.device, limited=room is not None), setting.device
+            trace, lambda room: _on_card(options, setting.device, room=0 if room is None else 1), setting.device
         )
         if not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
-        return _beside_late_events(runs, trace, options)
+        return replace(runs, findings=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
 
-    def live(self, options: PyTorchOptions, setting: Setting, *, limited: bool) -> LiveMemory:
+    def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory:
         """The allocator that a captured program finds."""
 
         def make(is_limited: bool, tracks: bool) -> PyTorchCachingAllocator:
-            return _on_card(options, setting.device, limited=is_limited, track_stats=tracks)
+            return _on_card(options, setting.device, room=room if is_limited else 0, track_stats=tracks)
 
-        return LiveMemory(make, setting.device, limited=limited)
+        return LiveMemory(make, setting.device, limited=room > 0)
 
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
@@ -103,34 +105,32 @@ RUNTIME = PyTorch()
 _WORTH_A_REMARK = 0.01
 
 
-def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Runs:
-    """The runs with what would be reserved if no event of another stream were ready before the program synchronizes.
+def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> Findings:
+    """What would be reserved if no event of another stream were ready before the program synchronizes, where a run
+    reserves ``reserved_bytes``.
 
     A tensor that another stream uses (``record_stream``) is freed when that stream's work is done, which takes time
     that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst,
     and more than can be where the program waits for single events or streams, which a trace does not have either.
     """
-    late = replay(
-        trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=CudaDriver(event_lag=None))
-    )
+    driver = CudaDriver(event_lag=None)
+    late = replay(trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=driver))
     peaks = {"reserved_bytes": late.peak_reserved_bytes, "allocated_bytes": late.peak_allocated_bytes}
-    more = late.peak_reserved_bytes - runs.main.peak_reserved_bytes
-    remarks = runs.diagnostics
-    if more > _WORTH_A_REMARK * runs.main.peak_reserved_bytes:
-        words = (
-            f"work of other streams was taken to be done at once; if none were done before the program synchronizes, "
-            f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
-            "does, is not followed and makes it less)"
-        )
-        remarks = (*remarks, Diagnostic(Code.NOTE, words))
-    return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": peaks})
+    more = late.peak_reserved_bytes - reserved_bytes
+    if more <= _WORTH_A_REMARK * reserved_bytes:
+        return Findings(details={"late_events": peaks})
+    words = (
+        f"work of other streams was taken to be done at once; if none were done before the program synchronizes, "
+        f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
+        "does, is not followed and makes it less)"
+    )
+    return Findings((Diagnostic(Code.NOTE, words),), {"late_events": peaks})
 
 
-def _on_card(
-    options: PyTorchOptions, card: Device, *, limited: bool, track_stats: bool = False
-) -> PyTorchCachingAllocator:
-    """A fresh allocator on the card, of which its context and others take a part; or without any limit."""
-    driver = CudaDriver(card.capacity_bytes, other_bytes=card.taken_bytes) if limited else CudaDriver()
+def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:
+    """A fresh allocator on ``room`` times the memory of the card, of which its context and others take a part; or
+    without any limit."""
+    driver = CudaDriver(room * card.capacity_bytes, other_bytes=card.taken_bytes) if room else CudaDriver()
     return PyTorchCachingAllocator(None, options.conf, options.version, driver=driver, track_stats=track_stats)
 
 
