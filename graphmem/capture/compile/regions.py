@@ -262,8 +262,8 @@ def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
 
 
 def _name_in_module(original: Callable[..., Any], variable: Any, transaction: Any, name: str) -> Any:
-    """A name in a module, in traced code. What ``torch._subclasses.FakeTensor`` is depends on who asks, and compiled code is
-    valid while it is what it was: the class that libraries find is traced as a constant."""
+    """A name in a module, in traced code. What ``torch._subclasses.FakeTensor`` is depends on who asks, and compiled
+    code is valid while it is what it was: the class that libraries find is traced as a constant."""
     if name == "FakeTensor" and isinstance(variable.value, Hiding):
         return variable.build(transaction, NoTensor)
     return original(variable, transaction, name)
