@@ -163,7 +163,7 @@ class Code(Enum):
     NUMBERS = _value("a number is taken to be 1")
     NUMBER_DECIDES_BRANCH = _value("a number is taken to be 1; it decides a branch")
     NUMBER_DECIDES_SIZE = _value("a number is taken to be 1; it decides a whole number", any_size=True)
-    DRAWN = _value("a random number of the card, or what it decides, is a possible draw", any_size=True)
+    DRAWN = _value("a random number of the card, or what it decides, is a possible draw")
     TAKES_ALL = _value("{what} takes all of {candidates:,}")
     SHARE_SELECTED = _unbounded(
         "nonzero, boolean masks and unique were assumed to select {share:.0%} of the candidates"
