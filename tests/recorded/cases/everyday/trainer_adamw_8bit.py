@@ -15,7 +15,9 @@ class Rows(Dataset):
         return {"input_ids": x, "attention_mask": torch.ones_like(x), "labels": x}
 
 
-model = GPT2LMHeadModel(GPT2Config(vocab_size=2000, n_positions=128, n_embd=256, n_layer=4, n_head=4, attn_implementation="eager"))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=2000, n_positions=128, n_embd=256, n_layer=4, n_head=4, attn_implementation="eager")
+)
 arguments = TrainingArguments(
     "out",
     per_device_train_batch_size=8,
