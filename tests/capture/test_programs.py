@@ -298,6 +298,8 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
             [("STEPS_DIFFER", "train.py:15")],
         ),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
+        ("kept = []\nfor _ in range(30):\n    train_step()\n    kept.append(x())", []),
+        ("kept = []\nwhile len(kept) < 30:\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x().sum())", []),
     ],
     ids=[
