@@ -503,7 +503,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
+_SHOWN_ABOVE = ("followed", "formulas", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
 def _details(details: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -12,10 +12,12 @@ class Rows(Dataset):
     def __getitem__(self, i):
         g = torch.Generator().manual_seed(i)
         x = torch.randint(0, 2000, (64,), generator=g)
-        return {"input_ids": x, "labels": x}
+        return {"input_ids": x, "attention_mask": torch.ones_like(x), "labels": x}
 
 
-model = GPT2LMHeadModel(GPT2Config(vocab_size=2000, n_positions=128, n_embd=256, n_layer=4, n_head=4))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=2000, n_positions=128, n_embd=256, n_layer=4, n_head=4, attn_implementation="eager")
+)
 arguments = TrainingArguments(
     "out",
     per_device_train_batch_size=8,
