@@ -58,7 +58,6 @@ REMEDIES = {
     OPERATORS: "graphmem verify measures it on a card",
     MOST: "--data-dependent SHARE selects fewer",
     DIFFERING: "--iterations N follows more steps",
-    CUT_SHORT: "mend the error",
     VALUES: "--assume FILE:LINE=VALUE names what is read",
 }
 
@@ -164,7 +163,7 @@ class Code(Enum):
     NUMBERS = _value("a number is taken to be 1")
     NUMBER_DECIDES_BRANCH = _value("a number is taken to be 1; it decides a branch")
     NUMBER_DECIDES_SIZE = _value("a number is taken to be 1; it decides a whole number", any_size=True)
-    DRAWN = _value("a random number of the card, or what it decides, is a possible draw", any_size=True)
+    DRAWN = _value("a random number of the card, or what it decides, is a possible draw")
     TAKES_ALL = _value("{what} takes all of {candidates:,}")
     SHARE_SELECTED = _unbounded(
         "nonzero, boolean masks and unique were assumed to select {share:.0%} of the candidates"
@@ -192,8 +191,12 @@ class Code(Enum):
         "assumed not to be"
     )
     SCRIPT_AS_PYTHON = _unbounded(
-        "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
-        "element-wise operators, and its own derivatives keep other tensors, less or more"
+        "TorchScript that asks tensors for their device was run as the Python that it is made of (as with "
+        "PYTORCH_JIT=0): on a card its own derivatives keep other tensors, less or more"
+    )
+    SCRIPT_UNFUSED = _unbounded(
+        "TorchScript was run without its fuser, which on a card joins element-wise operators from the second or third "
+        "run on: their results are there at once then, and what they kept between them is not"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
@@ -212,6 +215,9 @@ class Code(Enum):
     ASSUMPTION_UNUSED = _harmless("--assume {place}: nothing unknown was read there")
     RUNS_ALIKE = _harmless(
         "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
+    )
+    NUMBERS_COMPUTED = _harmless(
+        "{place} computes other numbers for later items; {followed} of those, the largest among them, were followed"
     )
     SHORTENED = Meaning(
         "note",
@@ -273,9 +279,7 @@ class Code(Enum):
         Effect.INTERVAL,
         "recurrent networks of which cuDNN did not tell the spaces and the built-in model did: {reason}",
     )
-    REFUSED = _harmless(
-        "torch.OutOfMemoryError was raised {times} and caught by the program: {place} ({operator}) asked for {asked}"
-    )
+    REFUSED = _harmless("torch.OutOfMemoryError was raised {times}: {place} ({operator}) asked for {asked}")
     LATER_PLAN = _harmless(
         "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
     )

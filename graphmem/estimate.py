@@ -116,7 +116,8 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """The memory in use on the card at the peak, divided as ``nvidia-smi`` does.
+    """The memory in use on the card at the peak there, divided as ``nvidia-smi`` does; that of a run that ends for want
+    of memory is the most that it held until then.
 
     The process holds its segments and ``context``, the figures of the memory outside its allocator, given the libraries
     it ``loads``. How far the sum is known is :meth:`Estimate.interval`. ``others_bytes``: held by others, as the
@@ -140,14 +141,16 @@ class CardUse:
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """The requests that a program was refused on the card, and whose error it caught: how many, the bytes of the first
-    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``needed_bytes`` had to be allocated
-    at least for all of them to be served."""
+    and its ``place``; ``went_on``: whether it did its work afterwards, with less. ``later_bytes``: the most that it was
+    given at this place after the last of them, 0 where nothing. ``needed_bytes`` had to be allocated at least for all
+    of them to be served."""
 
     count: int
     first_bytes: int
     place: str
     went_on: bool
     needed_bytes: int
+    later_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class RunMode:
     """The way a run is made. A run that turns out not to serve is made once more, with less of this
     (:mod:`graphmem.answering.retries`)."""
 
-    limited: bool = False  # requests beyond the memory of the card are refused, as they are there
+    room: int = 0  # requests beyond so many times the memory of the card are refused; 0: none is
     shortens: bool = False  # of long generations only some tokens are followed
     ends_alike_loops: bool = True  # loops without training end once their iterations are alike
     covers_both_loops: bool = False  # one run gives the traces of both graphmem.training.LOOPS, where it can
@@ -50,7 +50,8 @@ class Run:
     # What was not certain:
     assumed: Mapping[Diagnostic, int] = field(default_factory=dict)  # what had to be assumed, or is not modelled
     decided: Mapping[Diagnostic, int] = field(default_factory=dict)  # assumed values that decide, and their lines
-    refusals: tuple[Diagnostic, ...] = ()  # who was refused memory and went on
+    refusals: tuple[Diagnostic, ...] = ()  # who was refused memory
+    with_room: Run | None = None  # the run where all of that is served, of one that went on with less
     card_answers: Mapping[str, Hashable] = field(default_factory=dict)  # facts of the card that the step's code asked
     limit: Hashable = None  # what decided when memory ran out, where the run could be refused some
     captured_at: float | None = None  # seconds since 1970, of one that was on the disk

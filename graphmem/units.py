@@ -34,6 +34,14 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_enough(count: int) -> str:
+    """As :func:`format_bytes`, rounded up: this much read back is not less than ``count``."""
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= factor:
+            return f"{-(-100 * count // factor) / 100:,.2f} {unit}"
+    return f"{count} B"
+
+
 def parse_bytes(text: str) -> int:
     """Read ``"80GiB"``, ``"24G"`` or ``"1073741824"`` as bytes. ``K M G T`` are binary; ``KB MB GB TB`` decimal."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)

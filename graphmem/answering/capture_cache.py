@@ -129,7 +129,7 @@ class CaptureCache:
 
     def keep(self, path: Path, model: object, run: Run) -> None:
         """Keep a run that was captured under :meth:`watched`, where all that it depends on can be told."""
-        if run.planned is not None or run.ending is not None or run.graph is not None:
+        if run.planned is not None or run.ending is not None or run.graph is not None or run.with_room is not None:
             return
         with contextlib.suppress(CannotTell, NotPlain, OSError):
             if run.cudnn is not None:

@@ -14,11 +14,15 @@ from graphmem.units import MIB
 _PRECISION, _CLOSE = 1 / 200, 16 * MIB
 
 
-def least_that_fits(runs: Runs, run: Callable[[Setting], Runs], setting: Setting) -> Findings:
+def least_that_fits(run: Callable[[Setting], Runs], setting: Setting) -> Findings:
     """``details["least"]``: bytes of device memory with which the run ends, with cached segments given back
-    (``flushed_bytes``; None where that helps nothing) and without (``bytes``). ``run`` runs it in another setting."""
+    (``flushed_bytes``; None where that helps nothing) and without (``bytes``). ``run`` runs it in a setting. Nothing
+    is found where a limit of the allocator's own ends it."""
+    free = run(setting).main
+    if free.out_of_memory is not None:
+        return Findings()
     context = setting.device.context_bytes
-    most, low = runs.main.peak_reserved_bytes + context, runs.main.peak_requested_bytes + context
+    most, low = free.peak_reserved_bytes + context, free.peak_requested_bytes + context
     high = most
     while high - low > max(_CLOSE, _PRECISION * high):
         middle = (low + high) // 2

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from graphmem.estimate import Refusals
 from graphmem.replay import Replay
 from graphmem.trace import BESIDE, EventKind, Operator, Place, Trace
@@ -27,6 +29,7 @@ def refusals_of(trace: Trace, replay: Replay) -> Refusals | None:
         place=" at ".join(filter(None, (first.name, first.source or first.module))),
         went_on=went_on(trace),
         needed_bytes=max(map(sum, zip(asked, held, strict=True))),
+        later_bytes=_most_at(trace, first, positions[-1]),
     )
 
 
@@ -42,8 +45,19 @@ def is_first_try(trace: Trace) -> bool:
     and line had not run, as it has where a program searches upwards for the largest batch."""
     first = _positions(trace)[0]
     refused = trace.operators[int(trace.event_operators[first])]
-    same = (refused.name, refused.module, refused.source)
-    return not any((one.name, one.module, one.source) == same for one in _served(trace, 0, first))
+    return not any(_place(one) == _place(refused) for one in _served(trace, 0, first))
+
+
+def _place(operator: Operator) -> tuple[str, str, str]:
+    return operator.name, operator.module, operator.source
+
+
+def _most_at(trace: Trace, operator: Operator, begin: int) -> int:
+    """Bytes of the largest storage that was made where ``operator`` is, after an event; 0 without one."""
+    same = [number for number, one in enumerate(trace.operators) if _place(one) == _place(operator)]
+    part = slice(begin, len(trace))
+    born = (trace.kinds[part] == EventKind.ALLOC) & np.isin(trace.event_operators[part], same)
+    return max((trace.storages[index].bytes for index in trace.subjects[part][born].tolist()), default=0)
 
 
 def _positions(trace: Trace) -> list[int]:

@@ -8,31 +8,17 @@ the mode and nothing gives one back, so there are at most as many further runs a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
 from graphmem.answering.refusals import is_first_try, went_on
-from graphmem.errors import CannotShortenError, CaptureError, ProgramOutOfMemory
+from graphmem.errors import CannotShortenError, CaptureError, GraphmemError, ProgramOutOfMemory
 from graphmem.run import Run, RunMode
 
 #: How a run went: what it gave, or the error that ended it.
 Outcome: TypeAlias = Run | CaptureError
-
-
-def without_limit(mode: RunMode, outcome: Outcome) -> RunMode | None:
-    """A program that ends when the card refuses it memory, or catches the error and gives up: its need is found without
-    a limit. One that had done the same before is not run so: searching upwards for what fits, it would not end."""
-    if not mode.limited:
-        return None
-    if isinstance(outcome, ProgramOutOfMemory):
-        what = f"which ends the program: {outcome}"
-    elif isinstance(outcome, Run) and outcome.refusals and not went_on(outcome.trace) and is_first_try(outcome.trace):
-        what = f"which the program catches and gives up: {'; '.join(map(str, outcome.refusals))}"
-    else:
-        return None
-    remark = f"out of memory, {what}; the figures are of a run without a limit"
-    return replace(mode, limited=False, remark=remark)
 
 
 def every_token(mode: RunMode, outcome: Outcome) -> RunMode | None:
@@ -55,27 +41,54 @@ def own_loop(mode: RunMode, outcome: Outcome) -> RunMode | None:
 
 
 RETRIES: tuple[Callable[[RunMode, Outcome], RunMode | None], ...] = (
-    without_limit,
     every_token,
     every_iteration,
     own_loop,
 )
 
 
+#: Times the memory of the card at which who was refused some is run once more: the first where the refused work had
+#: not been done before. Who fills whatever memory there is, or searches upwards, does the same again and again.
+_ROOMS = 1024, 16
+
+
 def run_until_served(run: Callable[[RunMode], Run], mode: RunMode) -> Run:
-    """The first run that no retry has anything to mend of. Raises the error of one that is not mended."""
+    """The first run that no retry has anything to mend of; one that was refused memory is made once more with room for
+    all that it asks for, and that is the run of who gave up. Raises the error of one that is not mended."""
+    outcome, mode = _until_served(run, mode)
+    refused = isinstance(outcome, ProgramOutOfMemory) or (isinstance(outcome, Run) and bool(outcome.refusals))
+    if refused and mode.room:
+        outcome = _with_room(run, mode, outcome)
+    if isinstance(outcome, CaptureError):
+        raise outcome
+    return outcome
+
+
+def _until_served(run: Callable[[RunMode], Run], mode: RunMode) -> tuple[Outcome, RunMode]:
     while True:
         try:
-            outcome = run(mode)
+            outcome: Outcome = run(mode)
         except CaptureError as error:
-            following = _following(mode, error)
-            if following is None:
-                raise
-        else:
-            following = _following(mode, outcome)
-            if following is None:
-                return outcome
+            outcome = error
+        following = _following(mode, outcome)
+        if following is None:
+            return outcome, mode
         mode = following
+
+
+def _with_room(run: Callable[[RunMode], Run], mode: RunMode, first: Outcome) -> Outcome:
+    """The run that is served, of a program that gave up; else the ``first`` one, with it where there is one."""
+    goes_on = isinstance(first, Run) and went_on(first.trace)
+    is_first = not isinstance(first, Run) or is_first_try(first.trace)
+    remark = ""
+    if not goes_on:
+        what = str(first) if isinstance(first, CaptureError) else "; ".join(map(str, first.refusals))
+        remark = f"out of memory, which ends the program: {what}; the figures are of a run with room for all of it"
+    with contextlib.suppress(GraphmemError):
+        served, _ = _until_served(run, replace(mode, room=_ROOMS[0 if is_first else 1], remark=remark))
+        if isinstance(served, Run) and not served.refusals:
+            return replace(first, with_room=served) if goes_on and isinstance(first, Run) else served
+    return first
 
 
 def _following(mode: RunMode, outcome: Outcome) -> RunMode | None:

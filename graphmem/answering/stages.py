@@ -243,11 +243,11 @@ def replay_on(
     details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
     refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
-    finds = [] if runs.findings is None else [runs.findings]
-    finds += [] if taken.findings is None else [partial(taken.findings, options)]
-    if refusals is None and runs.limited is not None and runs.limited is not runs.main:
-        run_in = partial(runtime.run, trace, options)
-        finds += [partial(least_that_fits, runs, run_in, setting)] if not fits_card(runs, setting.device) else []
+    finds = [] if taken.findings is None else [partial(taken.findings, options)]
+    served = runtime.take(run.with_room.trace).trace if run.with_room is not None else trace
+    is_refused = refusals is None and runs.limited is not None and not fits_card(runs, setting.device)
+    if run.with_room is not None or is_refused:
+        finds.append(partial(least_that_fits, partial(runtime.run, served, options), setting))
     if finds:
         diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
     doubts, share = None, None
@@ -258,7 +258,7 @@ def replay_on(
             _doubts_of_card(question, run, runs),
             cause_of_orders(_peak(runs.main), orders),
             doubts_of(runtime, taken),
-            runs.doubts,
+            (*runs.doubts, *runs.find_doubts()),
             causes_of_context(context),
         )
         beside_context = lambda size: runtime.run(trace, options, holding(setting, size))  # noqa: E731
@@ -283,7 +283,7 @@ def replay_on(
         margin=question.margin_share,
         levels=runtime.levels,
     )
-    if run.ending is not None and run.ending.how == "unfollowed" and estimate.fit is not None and estimate.fit.fits:
+    if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
     return _beside_formulas(estimate, run)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.reports import certainty, flight, post_mortem
 from graphmem.reports.document import Column, Curve, Curves, Document, Facts, Items, Shares, Table, Text, section, table
-from graphmem.units import format_bytes
+from graphmem.units import format_bytes, format_enough
 
 if TYPE_CHECKING:
     from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Refusals, Timeline
@@ -161,14 +161,17 @@ def verdict(estimate: Estimate) -> Sequence[str]:
         return post_mortem.sentences(dead)
     if fit is None:
         if estimate.gpu:
-            return (f"Needs at least {format_bytes(estimate.device)} of device memory on {estimate.gpu}.",)
+            needs = f"Needs at least {format_bytes(estimate.device)} of device memory on {estimate.gpu}"
+            return (f"{needs}, what it took so far; whether it fits is not known.",)
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     likely, gpu = "" if fit.is_sure else "LIKELY ", fit.gpu
     gpu += f" ({fit.chance})" if fit.chance else ""
+    gpu += " with less than it asks for" if fit.fits and fit.refusals is not None else ""
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
     card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
     need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
-    need = f"at least {need}" if fit.gave_up or dead is not None else need
+    is_least = fit.gave_up or dead is not None or bool((estimate.details.get("program") or {}).get("code"))
+    need = f"at least {need}" if is_least else need
     lines = []
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
@@ -183,37 +186,73 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     else:
         why = "but the allocator's own limit or fragmentation stops it."
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
-    lines += _least(estimate.details.get("least"))
     if fit.failed_at:
-        lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+        lines.append(f"Runs out of memory in {_where(fit.failed_at)}{_held_then(estimate)}.")
+    least = estimate.details.get("least")
     if fit.refusals is not None:
-        lines.append(_refused(fit.refusals, estimate.device - estimate.reserved))
+        lines.append(_refused(fit.refusals))
+        needed = format_enough(fit.refusals.needed_bytes + estimate.device - estimate.reserved)
+        lines += [] if least is not None else [f"All that it asks for takes {needed} or more."]
+    lines += _least(least)
+    lines += [] if fit.fits or "program" not in estimate.details else _remedy(estimate.breakdown)
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
+
+
+def _held_then(estimate: Estimate) -> str:
+    """The memory that a run holds which ends for want of more, where the tables are of one that does not."""
+    card = estimate.card
+    if card is None or card.process_bytes >= estimate.device:
+        return ""
+    held = format_bytes(card.process_bytes)
+    return f", holding {held}. The tables are of a run with room for it, but for nvidia-smi's"
 
 
 def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
     """The least memory that would do, with cached segments given back on the way and without."""
     if least is not None and least["flushed_bytes"] is not None:
-        flushed, free = format_bytes(least["flushed_bytes"]), format_bytes(least["bytes"])
+        flushed, free = format_enough(least["flushed_bytes"]), format_enough(least["bytes"])
         yield f"{flushed} would do, with cached segments given back to the driver on the way; {free} without."
     elif least is not None:
-        yield "No less would do: giving cached segments back to the driver saves nothing here."
+        free = format_enough(least["bytes"])
+        yield f"{free} would do, and no less: giving cached segments back to the driver saves nothing here."
 
 
-def _refused(refusals: Refusals, context_bytes: int) -> str:
+#: What takes less of the memory of a program, by category.
+_TAKES_LESS = {
+    "PARAMETER": "a smaller type such as bf16, quantised weights or a smaller model takes less",
+    "GRADIENT": "training fewer parameters (LoRA, frozen layers) takes less",
+    "OPTIMIZER_STATE": "an optimizer with less state, in 8 bits or factored, or training fewer parameters takes less",
+    "ACTIVATION": "a smaller batch, shorter inputs, autocast or gradient checkpointing takes less",
+    "INPUT": "a smaller batch or shorter inputs take less",
+    "TEMPORARY": "a smaller batch or shorter inputs take less",
+    "KV_CACHE": "a smaller batch or shorter generations take less",
+    "FRAGMENTATION": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (--alloc-conf) may take less",
+}
+
+
+def _remedy(breakdown: Mapping[str, int]) -> Iterator[str]:
+    """What takes less of that of which there is most."""
+    most = max(_TAKES_LESS, key=lambda category: breakdown.get(category, 0))
+    if breakdown.get(most):
+        yield f"The most are {WORDS.get(most, most)}, {format_bytes(breakdown[most])}: {_TAKES_LESS[most]}."
+
+
+def _refused(refusals: Refusals) -> str:
     """The requests that a program was refused, and what it did then."""
     times = "once," if refusals.count == 1 else f"{refusals.count} times, first"
-    what = f"Refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
+    what = f"refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
     if not refusals.went_on:
-        return f"{what}; the program caught the error and gave up. The tables are of what it did on this card."
-    needed = format_bytes(refusals.needed_bytes + context_bytes)
-    return f"{what}; the program went on with less. Serving all that it asked for takes at least {needed}."
+        return f"It is {what}, and gives up. The tables are of what it did on this card."
+    later = f"with {format_bytes(refusals.later_bytes)} there" if refusals.later_bytes else "without"
+    return f"DOES NOT FIT as it begins: {what}; it went on {later}."
 
 
 def _card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
     """Rows (name, bytes, certainty) of the memory on the card, from the process to the whole card."""
     known = certainty.interval(estimate, "device")
+    if card.process_bytes < estimate.device:
+        known = "until it runs out of memory"
     rows = [("this process", card.process_bytes, f"{known}: reserved plus")]
     for figure in card.context:
         known = "as measured"
@@ -464,7 +503,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
+_SHOWN_ABOVE = ("followed", "formulas", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
 def _details(details: Mapping[str, object]) -> Iterator[tuple[str, str]]:

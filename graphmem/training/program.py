@@ -119,9 +119,9 @@ class Ending:
 
     ``how``: ``shortened`` (its loops were ended, and what follows them ran), ``left`` (in the middle of a loop that
     could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
-    instead), ``raised`` (``error``: its place and message), ``unfollowed`` (graphmem failed there, and not the program:
-    it has no answer to what was asked, or the statement passes on the host). ``jobs``: the settings of all jobs, of
-    which one ran.
+    instead), ``raised`` (``error``: its place and message), ``memory`` (raised because the card refused it some),
+    ``unfollowed`` (graphmem failed there, and not the program: it has no answer to what was asked, or the statement
+    passes on the host). ``jobs``: the settings of all jobs, of which one ran.
     """
 
     how: str
@@ -133,13 +133,15 @@ class Ending:
     @property
     def failed(self) -> bool:
         """True if Python would have ended with another status than 0."""
-        return self.how in ("raised", "unfollowed") or self.code != 0
+        return self.how in ("raised", "memory", "unfollowed") or self.code != 0
 
     def words(self) -> str:
         """The ending as a sentence without a full stop."""
         steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
         if self.how == "unfollowed":
             return f"graphmem's limit, not your program's, after {steps}: {self.error}"
+        if self.how == "memory":
+            return f"the program ran out of memory after {steps}: {self.error}"
         if self.how == "raised":
             return f"the program raised an error after {steps}: {self.error}"
         if self.how == "exit":

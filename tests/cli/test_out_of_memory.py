@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,16 @@ print("trained with", batch)
 """
 
 
-def run(folder: Path, body: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, the JSON, and the text of ``graphmem run`` on a card of 4 GiB."""
+def run(folder: Path, body: str, memory: int = 4 * GIB) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the JSON, and what the program and ``graphmem run`` say on a card of this memory."""
     (folder / "train.py").write_text(_MODEL + body, encoding="utf-8")
-    line = [sys.executable, "-m", "graphmem", "run", "--gpu-memory", "4GiB", "--fail-on-oom"]
-    outputs = ["-o", str(folder / "report.json"), "train.py"]
-    done = subprocess.run([*line, *outputs], cwd=folder, capture_output=True, text=True, check=False)
+    done = graphmem_run(folder, "--gpu-memory", str(memory), "--fail-on-oom", "-o", "report.json", "train.py")
     return done.returncode, json.loads((folder / "report.json").read_text()), done.stderr
+
+
+def graphmem_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "graphmem", "run", *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +86,24 @@ def test_who_catches_the_error_and_gives_up_does_not_fit(tmp_path: Path, then: s
     assert report["fits"]["device_bytes"] > 6 * GIB  # of the run that it would have been
     assert report["details"]["least"]["bytes"] == report["fits"]["device_bytes"]
     assert "train.py:8" in report["fits"]["failed_at"]["source"]
+    assert 3 * GIB < report["card"]["process_bytes"] <= 4 * GIB  # as nvidia-smi shows it before it ends
+
+
+def test_the_text_says_what_would_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_MODEL + _CAUGHT.format(then="sys.exit(1)"), encoding="utf-8")
+    done = graphmem_run(tmp_path, "--gpu-memory", "4GiB", "train.py")
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0
+    assert "DOES NOT FIT 4.00 GiB card" in text
+    enough = re.search(r"([\d.]+ GiB) would do", text)
+    assert enough is not None
+    assert "a smaller batch" in text
+    assert "The tables are of a run with room for it, but for nvidia-smi's" in text
+    assert re.search(r"this process 3\.\d+ GiB until it runs out of memory", text)
+    assert "mend" not in text
+    again = graphmem_run(tmp_path, "--gpu-memory", enough[1].replace(" ", ""), "--fail-on-oom", "train.py")
+    assert again.returncode == 0
+    assert "FITS" in again.stdout
 
 
 def test_who_searches_upwards_and_gives_up_needs_at_least_what_was_refused(tmp_path: Path) -> None:
@@ -103,6 +126,50 @@ def test_who_goes_on_with_less_fits_and_the_report_says_both(tmp_path: Path) -> 
     assert fits["refusals"]["went_on"]
     assert fits["refusals"]["first_bytes"] == GIB
     assert fits["refusals"]["needed_bytes"] > 4 * GIB > fits["device_bytes"]
+    assert fits["refusals"]["later_bytes"] == GIB // 4
+    enough = report["details"]["least"]["bytes"]
+    assert f"trained with {1 << 18}" not in said  # what it prints with more room is not shown
+    for size, trains in ((enough, 1 << 18), (enough - (64 << 20), 1 << 17)):
+        assert f"trained with {trains}" in run(tmp_path, _HALVES, size)[2]
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_who_runs_out_later_on_needs_what_the_same_run_is_served(tmp_path: Path, caught: bool) -> None:
+    """Cached segments of other sizes are given back on the way; the work that is refused had been done before."""
+    steps = "for rows in (100, 160, 200, 330, 480):\n    train(rows << 10)\n"
+    handled = "try:\n" + textwrap.indent(steps, "    ") + "except torch.OutOfMemoryError:\n    sys.exit(1)\n"
+    code, report, said = run(tmp_path, handled if caught else steps)
+    least = report["details"]["least"]
+    assert code == 3
+    assert report["fits"]["verdict"] in ("no", "likely not")
+    assert 4 * GIB < least["flushed_bytes"] < least["bytes"] == report["fits"]["device_bytes"]
+    assert "failed" not in said
+    again = run(tmp_path, handled if caught else steps, least["flushed_bytes"])
+    assert again[0] == 0
+    assert again[1]["fits"]["needs_cache_flush"]
+
+
+def test_who_fills_any_card_ends(tmp_path: Path) -> None:
+    fills = "kept = []\nwhile True:\n    kept.append(torch.empty(1 << 28, dtype=torch.uint8, device='cuda'))\n"
+    code, report, said = run(tmp_path, fills)
+    assert code == 3
+    assert report["fits"]["verdict"] == "no"
+    assert report["details"]["program"]["how"] == "memory"
+    assert 4 * GIB < report["fits"]["device_bytes"] < 5 * GIB
+    assert "mend" not in said
+
+
+@pytest.mark.parametrize(
+    "ends",
+    first_quick(["undefined", "model(torch.randn(8, 7, device='cuda'))", "sys.exit('not good enough')"], 1),
+)
+def test_who_ends_with_an_error_of_its_own_has_no_verdict(tmp_path: Path, ends: str) -> None:
+    code, report, said = run(tmp_path, f"train(64)\n{ends}\n")
+    assert code == 1
+    assert report["fits"] is None
+    assert report["details"]["program"]["code"] == 1
+    assert report["certainty"]["levels"]["device"]["most_bytes"] is None
+    assert "after 2 optimizer steps" in said
 
 
 def test_every_table_is_of_the_run_on_the_card_that_is_named(tmp_path: Path) -> None:

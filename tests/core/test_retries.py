@@ -17,7 +17,7 @@ from graphmem.trace import TraceBuilder
 
 TRACE = TraceBuilder("nothing").build()
 SERVES = Run(TRACE)
-_SHORTCUTS = [field.name for field in fields(RunMode) if field.name != "remark"]
+_SHORTCUTS = [field.name for field in fields(RunMode) if field.name not in ("room", "remark")]
 
 OUTCOMES = st.sampled_from(
     [
@@ -29,7 +29,7 @@ OUTCOMES = st.sampled_from(
         CaptureError("the step raised"),
     ]
 )
-MODES = st.builds(RunMode, *(st.booleans() for _ in _SHORTCUTS))
+MODES = st.builds(RunMode, **{name: st.booleans() for name in _SHORTCUTS})
 
 
 def of(outcomes: list[Outcome], made: list[RunMode]) -> Callable[[RunMode], Run]:
@@ -63,21 +63,21 @@ def test_every_further_run_has_less_of_the_mode(mode: RunMode, outcomes: list[Ou
 
 def test_a_run_that_serves_is_the_only_one() -> None:
     made: list[RunMode] = []
-    assert run_until_served(of([SERVES], made), RunMode(limited=True, shortens=True)) is SERVES
+    assert run_until_served(of([SERVES], made), RunMode(room=1, shortens=True)) is SERVES
     assert len(made) == 1
 
 
-def test_what_was_out_of_memory_is_run_without_a_limit_and_says_so() -> None:
+def test_what_was_out_of_memory_is_run_with_more_room_and_says_so() -> None:
     made: list[RunMode] = []
     outcomes: list[Outcome] = [CannotShortenError("no"), ProgramOutOfMemory("train.py:3: 2 GiB"), SERVES]
-    assert run_until_served(of(outcomes, made), RunMode(limited=True, shortens=True)) is SERVES
-    assert [(mode.limited, mode.shortens) for mode in made] == [(True, True), (True, False), (False, False)]
+    assert run_until_served(of(outcomes, made), RunMode(room=1, shortens=True)) is SERVES
+    assert [(mode.room, mode.shortens) for mode in made] == [(1, True), (1, False), (1024, False)]
     assert "train.py:3: 2 GiB" in made[-1].remark
     assert not made[1].remark
 
 
 def test_an_error_that_no_retry_mends_is_raised() -> None:
     made: list[RunMode] = []
-    with pytest.raises(ProgramOutOfMemory):
-        run_until_served(of([ProgramOutOfMemory("once"), ProgramOutOfMemory("twice")], made), RunMode(limited=True))
+    with pytest.raises(ProgramOutOfMemory, match="once"):
+        run_until_served(of([ProgramOutOfMemory("once"), ProgramOutOfMemory("twice")], made), RunMode(room=1))
     assert len(made) == 2

@@ -65,7 +65,7 @@ def predict(name: str, library: str = "never") -> tuple[Document, Trace, Runs]:
             torch_version=SETTING.torch_version,
             cudnn_workspaces=name in WITH_CUDNN,
             cudnn=cudnn,
-            memory=RUNTIME.live(options, SETTING, limited=True),
+            memory=RUNTIME.live(options, SETTING, room=1),
         ).trace
     return document, trace, RUNTIME.run(trace, options, SETTING)
 

@@ -213,7 +213,7 @@ def captured(
             source=name,
             device=CARD,
             torch_version=torch_version,
-            memory=RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False),
+            memory=RUNTIME.live(RUNTIME.parse("", setting), setting, room=0),
             cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
             **options,
         )

@@ -19,6 +19,7 @@ from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
 from graphmem.capture.program.leaving import Leaving, Left, Loop
 from graphmem.capture.program.loop_state import Lists
+from graphmem.capture.program.places import calls_a_library
 from graphmem.capture.program.runs import Key, Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
@@ -92,8 +93,9 @@ class _LoaderLoop:
             if isinstance(sys.exc_info()[1], StopIteration):  # it was opened anew to go round: no batch is none at all
                 raise Left
             raise StopIteration
+        was_over = loop.is_over
         if not loop.goes_on():
-            if loop.has_trained and self._loader() is not None:
+            if loop.has_trained and self._loader() is not None and not was_over:
                 leaving.finish(self._loader(), self._rest.varies)
             return self._rest.final_batch() if loop.has_trained and callers.ends_lightnings_epoch() else self._stop()
         try:
@@ -127,12 +129,13 @@ class Loops:
         calls: tuple[str, ...] = (),
         name: str = "",
         keys: Sequence[Key] = (),
+        is_handed_on: bool = False,
     ) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
         ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls; ``name`` of its items,
-        and the ``keys`` that it computes from them."""
+        and the ``keys`` that it computes from them, which ``is_handed_on`` to functions of others."""
         numbers = _range(items)
-        runs = Runs(items, name, numbers, keys)
+        runs = Runs(items, name, numbers, keys, is_handed_on)
         recorder = self._leaving.recorder
         can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
         if (is_even or is_numbered) and can_probe and numbers is not None and len(numbers) >= FEWEST:
@@ -143,6 +146,15 @@ class Loops:
     def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
         """A ``while`` loop begins."""
         return Loop(self._leaving, where, searches, calls, Runs())
+
+    def go_on(self) -> None:
+        """Called where a statement was left: goes on behind it, if the program itself called a library there. Else
+        raises the error anew: what the program's own function, or the library's, would do yet is not seen."""
+        error = sys.exc_info()[1]
+        assert error is not None
+        if not calls_a_library(error.__traceback__, self._leaving.files):
+            raise error
+        self._leaving.go_on(error)
 
     def know(self, file: str, /, **calls: tuple[str, ...]) -> None:
         """Note a file of the program, and what its functions call."""
@@ -183,6 +195,7 @@ class _Items:
             self._after += 1
             if not loop.is_fed or self._after > MOST_HELD:
                 raise StopIteration
+            loop.is_over = False
         if loop.is_ending and self._rest.holds:
             return self._rest.next_batch()
         try:

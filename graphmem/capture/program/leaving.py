@@ -6,6 +6,7 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
   batches do not. Of the batches that it has not come to, those that are larger follow
   (:mod:`graphmem.capture.program.epochs`);
+- a loop over numbers then goes on at those *others* at which its body tests something else, or that a library is told;
 - a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
   in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
@@ -18,7 +19,8 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
 iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch, until
 another run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a
-library, is left by an exception when an optimizer begins a step beyond the last.
+library, is left by an exception behind one step more of its optimizers; the program goes on behind the
+statement in which it called that library (:meth:`Leaving.go_on`), or is over.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class Leaving:
         self.last_whole = 0  # how many there would be of them
         self.trained: list[tuple[int, int]] = []  # the rows of the loops that trained themselves
         self._reopened = 0  # how often by a new optimizer
+        self._leaves_since: int | None = None  # in the log, once the last steps have begun of a loop that is left
+        self._gone_on = 0  # how often behind a statement that was left
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -95,7 +99,8 @@ class Leaving:
     def findings(self) -> dict[Diagnostic, int]:
         """What the reader must know of steps, runs and batches that were not followed."""
         found = self.remarks | self.epochs.remarks
-        if self.is_ending and (self._runs_begun or self.epochs.varied):
+        jumped = any(one.code is Code.NUMBERS_COMPUTED for one in self.remarks)
+        if self.is_ending and (self._runs_begun or self.epochs.varied or jumped):
             found[Code.SHORTENED.about()] = 1
         return found
 
@@ -118,13 +123,16 @@ class Leaving:
             self.remarks[Code.RUNS_SKIPPED.about(place="a loop of a library", followed=MOST_RUNS)] = 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises :class:`Left` at a step beyond the last that no loop has asked for. Where loops were ended there may
-        be one more, of what is left over of micro-batches."""
+        """A step beyond the last that no loop has asked for is the last one. Where loops were ended there may be one
+        more, of what is left over of micro-batches."""
         since = max((loop.asked for loop in self._active()), default=0)
         since = max(since, self._run_start, self._ended)
-        if self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending:
+        if (
+            self._leaves_since is None
+            and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
+        ):
             self.doubt_others(0, "a loop that was left")
-            raise Left
+            self._leaves_since = since
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number, builder = self._number(optimizer), self.recorder.builder
@@ -135,25 +143,36 @@ class Leaving:
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
             loops[-1].steps_itself = True
+        if self._leaves_since is not None:
+            self._leave(number)
 
-    def doubt_others(self, since: int, where: str, are_known: bool = False) -> None:
+    def _leave(self, number: int) -> None:
+        """Raises :class:`Left` behind the last step of all optimizers that take turns: in the middle, what their
+        backward passes would free may be held."""
+        made = Counter(self.log[self._leaves_since :])
+        if made[number] <= min(made.values()) or made[number] > self.wanted + ALIKE_ITERATIONS:
+            self._leaves_since = None
+            raise Left
+
+    def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
-        ``are_known``: the batches of those are, and they explain it."""
+        ``are_known``: the batches of those are, and they explain it; ``are_written``: so are those steps, as the last
+        one, with all that each keeps."""
         self._known.update(self.log[since:] if are_known else ())
         for number in sorted({*self.log[since:]} - self._doubted):
-            found = self._doubt(number, where)
+            found = self._doubt(number, where, are_written)
             if found is not None:
                 self._doubted.add(number)
                 self.recorder.assumed[found] += 1
 
-    def _doubt(self, number: int, where: str) -> Diagnostic | None:
+    def _doubt(self, number: int, where: str, are_written: bool) -> Diagnostic | None:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         spans, steps = self._spans(number), self.log.count(number)
         if self._spans_differ(number):
             return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
-        if kept <= NUMBERS_BYTES:
+        if kept <= NUMBERS_BYTES or are_written:
             return None
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
@@ -175,6 +194,10 @@ class Leaving:
         made = Counter(self.log[self._run_start :])
         few = [number for number in {*self.log[since:]} if made[number] < self.wanted + MOST_SETTLING]
         return any(self._spans_differ(number) for number in few)
+
+    def differ(self, since: int) -> bool:
+        """Whether the last two steps of an optimizer differ, from number ``since`` on."""
+        return any(map(self._spans_differ, {*self.log[since:]}))
 
     def _spans_differ(self, number: int) -> bool:
         """Whether the last two steps of an optimizer took and gave back other bytes, with all done before each."""
@@ -208,6 +231,14 @@ class Leaving:
         """Every optimizer makes its steps once more, and loaders have batches again."""
         self._run_start = len(self.log)
         self._finished.clear()
+
+    def go_on(self, left: BaseException) -> None:
+        """A statement was left in which a library trained, and the program goes on behind it."""
+        self._gone_on += 1
+        if self._gone_on > MOST_RUNS:
+            raise left
+        self.note_end()
+        self.begin_epoch()
 
     def note_end(self) -> None:
         """A loop that has trained ends."""
@@ -291,7 +322,7 @@ class Loop:
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self.is_of_parts = self._ends_itself = False
+        self.is_of_parts = self._ends_itself = self._is_at_others = False
         self._begin_iteration()
         leaving.begin(self)
 
@@ -350,6 +381,8 @@ class Loop:
         self.is_over = True
 
     def _wants_more(self) -> bool:
+        if self.runs is None and any(loop._is_at_others for loop in self._leaving._active()):
+            return True
         if self.is_ending:
             return self._has_batches()
         self._note_peak()
@@ -357,7 +390,7 @@ class Loop:
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
-            return self._tries_another_size() or self._settles() or self._end_training()
+            return self._tries_another_size() or self._settles() or self._goes_to_other_sizes() or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
             return self._end_alike()
         return True
@@ -368,9 +401,24 @@ class Loop:
         leaving = self._leaving
         if self.runs is None:
             return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
-        if not self.steps_itself or self._ends_itself or self._items < leaving.wanted:
+        return self._may_differ() and leaving.is_settling(self._since)
+
+    def _may_differ(self) -> bool:
+        """Whether the loop's own steps would go on, and their batches do not explain what differs."""
+        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted or self._is_at_others:
             return False
-        return not any(rest.differs for rest in self._rests()) and leaving.is_settling(self._since)
+        return not any(rest.differs for rest in self._rests())
+
+    def _goes_to_other_sizes(self) -> bool:
+        """Whether a loop over numbers whose last steps differ goes on with those of which its body computes other
+        values: a context that grows with the steps, up to its largest."""
+        leaving, runs = self._leaving, self.runs
+        if runs is None or not self._may_differ() or not (runs.jumped or leaving.differ(self._since)):
+            return False
+        goes_on = runs.go_to_others()
+        if runs.jumped:
+            leaving.remarks[Code.NUMBERS_COMPUTED.about(place=self.where, followed=runs.jumped)] = 1
+        return goes_on
 
     def _end_training(self) -> bool:
         """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
@@ -383,29 +431,51 @@ class Loop:
                 return True
             if varies:
                 return True
+        if self._goes_to_others():
+            return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
-        self._repeat()
+        if not self._is_at_others:
+            self._conclude()
         leaving.note_end()
-        if not self._ends_itself:
-            are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            leaving.doubt_others(self._since, self.where, are_known)
         return has_batches
 
-    def _repeat(self) -> None:
+    def _conclude(self) -> None:
+        """The last iterations show what the others take."""
+        are_written = self._repeat() and self.runs is not None
+        if not self._ends_itself:
+            are_known = any(rest.is_known and rest.differs for rest in self._rests())
+            self._leaving.doubt_others(self._since, self.where, are_known, are_written)
+
+    def _goes_to_others(self) -> bool:
+        """Whether numbers follow at which the loop does what it has not done yet."""
+        if self.runs is None or self.is_fed or not self.runs.go_to_tested(self.steps_itself):
+            return False
+        if not self._is_at_others and self.steps_itself:
+            self._conclude()
+        self._is_at_others = self.steps_itself
+        if not self.steps_itself:
+            self._leaving.begin_epoch()
+            self._since = len(self._leaving.log)
+        return True
+
+    def _repeat(self) -> bool:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
-        again and again, doing nothing beside."""
+        again and again, doing nothing beside. Whether all that follow are written then."""
         leaving, rests = self._leaving, self._rests()
-        left = max((rest.left for rest in rests if rest.is_known), default=self._left)
-        left = MOST_REPEATED * self._iterations if left is None else left
+        known = max((rest.left for rest in rests if rest.is_known), default=self._left)
+        left = MOST_REPEATED * self._iterations if known is None else known
         if len(self._marks) == ALIKE_ITERATIONS:
             marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
         else:
             marks, times, whole = leaving.last_steps, left * leaving.last_whole, 0
-            times *= not leaving.works_beside(self._top[0])
-        if marks and not any(rest.varies for rest in rests):
-            leaving.last_steps = iterations.repeat(leaving.recorder.storages, marks, times)
-            leaving.last_whole = whole + times
+            if leaving.works_beside(self._top[0]):
+                known, times = None, 0
+        if not marks or any(rest.varies for rest in rests):
+            return False
+        leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
+        leaving.last_whole = whole + times
+        return known is not None and written == times
 
     def _end_alike(self) -> bool:
         leaving = self._leaving

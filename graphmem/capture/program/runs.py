@@ -20,9 +20,13 @@ MOST_RUNS = 25
 ALIKE_RUNS = 5
 #: As many items of one key are rare.
 _RARE = 3
+#: Numbers of a long loop that are looked at, and how many of those follow that are alike.
+_MOST_TESTED, _OTHERS = 100_000, 2
 _PLAIN = (int, float, str, bool, type(None))
 _COMBINATIONS = (itertools.product, itertools.permutations, itertools.combinations)
 _LONGEST_LABEL = 60
+#: Items of a range for which values are computed ahead.
+MOST_COMPUTED = 10_000
 #: Stands for an item that is not plain.
 _OTHER = object()
 
@@ -33,13 +37,18 @@ Key = Callable[[Any], object]
 class Runs:
     """The items of a loop; ``items`` is None for a ``while`` loop. ``name``: the loop's target as it is written."""
 
-    def __init__(self, items: object = None, name: str = "", numbers: range | None = None, keys: Sequence[Key] = ()):
+    def __init__(
+        self, items: object = None, name: str = "", numbers: range | None = None, keys: Sequence[Key] = (),
+        is_handed_on: bool = False,
+    ) -> None:  # fmt: skip
         self._items, self._name, self._numbers, self._keys = items, name, numbers, keys
+        self._is_handed_on = is_handed_on
         self._iterator: Iterator[Any] = iter(())
         self._ahead: list[Any] | None = None  # the items to follow, once that is decided
         self._item: Any = None  # the last one, if it is plain: others may hold memory of the card
         self._is_setting = False
         self._peaks: list[int] = []
+        self.jumped = 0  # items of a loop with steps of its own that are followed beside the first
         self.skipped = 0  # items; unknown ones count as 1
         self.differ = False  # whether those are other items than those that are followed
 
@@ -115,6 +124,31 @@ class Runs:
             return False
         return True
 
+    def go_to_tested(self, steps_itself: bool) -> bool:
+        """The last numbers that were taken are alike: whether others may follow, at which the body tests something
+        that it has not found before (``if step % 500 == 0``; twice, as what it leaves the first time may still be
+        there), and the next and the last, if others are told the number."""
+        if self._numbers is None or self._ahead is not None or not isinstance(self._item, int):
+            return bool(self._ahead)
+        at = self._numbers.index(self._item) + 1
+        rest, found = self._numbers[at:][:_MOST_TESTED], Counter[str]()
+        seen, places = {self._tested(item) for item in self._numbers[:at][-_MOST_TESTED:]}, set[int]()
+        for place, item in enumerate(rest if steps_itself and self._keys else ()):
+            tested = self._tested(item)
+            found[tested] += tested not in seen
+            if 0 < found[tested] <= _OTHERS and tested not in seen:
+                places |= {place, min(place + 1, len(rest) - 1)}
+        self._ahead = [rest[place] for place in sorted(places)[: MOST_RUNS - 1]]
+        if self._is_handed_on and at < len(self._numbers) and self._numbers[-1] not in self._ahead:
+            self._ahead += dict.fromkeys((*(() if steps_itself else rest[:1]), self._numbers[-1]))
+        if not self._ahead:
+            self._ahead = None
+        return bool(self._ahead)
+
+    def _tested(self, item: Any) -> str:
+        """What the body finds true of an item, and what false."""
+        return repr([value for value in self._key(item) if isinstance(value, bool)])
+
     def _known_rest(self) -> list[Any] | None:
         """The items that are left, where they can be listed without doing anything."""
         if isinstance(self._items, _COMBINATIONS):
@@ -127,9 +161,27 @@ class Runs:
     def _choose(self, rest: list[Any], is_new: bool) -> None:
         of_counter = rest if is_new else self._of_other_keys(rest)
         chosen = of_counter if self._is_counter else _distinct(rest)
-        self._ahead = chosen if len(chosen) < MOST_RUNS else _spread(chosen, MOST_RUNS - 1)
+        self._ahead = _spread(chosen, list(map(_numbers_in, chosen)))
         self.differ = len(self._ahead) < len(chosen)
         self.skipped = len(rest) - len(self._ahead) if self.differ else 0
+
+    def go_to_others(self) -> bool:
+        """Whether other items of a range follow whose own steps differ: one for every value that the body computes of
+        none before, the largest among them, and the last two, which may be alike."""
+        if self._ahead is None and self._numbers is not None:
+            at = self._numbers.index(self._item) + 1
+            seen, chosen = {repr(self._key(one)) for one in self._numbers[:at]}, dict[int, list[float]]()
+            rest = _evenly(self._numbers[at:], MOST_COMPUTED)
+            for one in rest:
+                key = self._key(one)
+                if repr(key) not in seen:
+                    seen.add(repr(key))
+                    chosen[one] = _numbers_in([part or 0 for part in key])
+            if chosen:
+                spread = _spread(list(chosen), list(chosen.values()))
+                self._ahead = [*spread, *(one for one in rest[-2:] if one not in spread)]
+                self.jumped = len(self._ahead)
+        return bool(self._ahead)
 
     def _of_other_keys(self, rest: list[Any]) -> list[Any]:
         """The first item of every key, the others of rare ones, and the item after one whose key no other has: what is
@@ -183,16 +235,24 @@ def _numbers_in(item: Any) -> list[float]:
     return [part for part in parts if isinstance(part, (int, float))]
 
 
-def _spread(items: list[Any], most: int) -> list[Any]:
-    """``most`` of the items in their order: for every number in them those where it is largest and least, the first and
-    the last, and others between."""
-    rows = [_numbers_in(item) for item in items]
+def _spread(items: list[Any], rows: list[list[float]]) -> list[Any]:
+    """Fewer than :data:`MOST_RUNS` of the items in their order: for every number in their rows those where it is
+    largest and least, the first and the last, and others between."""
+    most = MOST_RUNS - 1
+    if len(items) <= most:
+        return items
     places = range(len(items))
     wanted = {places[-1]: None, 0: None}
     for column in range(min(map(len, rows))):
         by_column = sorted(places, key=lambda at: rows[at][column])
         wanted |= {by_column[-1]: None, by_column[0]: None}
     by_sum = sorted(places, key=lambda at: -sum(rows[at]))
-    even = [places[at * (len(items) - 1) // (most - 1)] for at in range(most)]
-    wanted |= dict.fromkeys(by_sum[:2]) | dict.fromkeys(even)
+    wanted |= dict.fromkeys(by_sum[:2]) | dict.fromkeys(_evenly(places, most))
     return [items[at] for at in sorted(list(wanted)[:most])]
+
+
+def _evenly(numbers: range, most: int) -> Sequence[int]:
+    """At most so many of the numbers, the first and the last among them."""
+    if len(numbers) <= most:
+        return numbers
+    return [numbers[at * (len(numbers) - 1) // (most - 1)] for at in range(most)]

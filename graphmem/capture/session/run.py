@@ -214,7 +214,8 @@ def _lacks_iterations(session: Session, ending: Ending) -> bool:
     perhaps for want of it."""
     left_alike = session.leaving is not None and bool(session.leaving.repeated)
     collected = session.recorder.collected
-    return (collected is not None and collected.reached_device) or (left_alike and ending.failed)
+    lacks = ending.failed and ending.how != "memory"
+    return (collected is not None and collected.reached_device) or (left_alike and lacks)
 
 
 def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
@@ -229,9 +230,10 @@ def _run(program: Program, session: Session) -> tuple[Ending, Retry | None]:
     except CannotShortenError:
         raise
     except Exception as error:
-        is_memory = speaks_of_memory(error) and session.recorder.storages.refusals
-        if is_memory or isinstance(error, GraphmemError):
+        if isinstance(error, GraphmemError):
             raise
+        if speaks_of_memory(error) and session.recorder.storages.refusals:
+            return Ending("memory", session.leaving.steps, 1, _in_words(error, session.recorder)), None
         raised = raised_by_program(error)
         if raised is not None:
             return Ending("raised", session.leaving.steps, 1, raised), retry_of(error)
