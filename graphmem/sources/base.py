@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphmem.base.records import dataclass
+from graphmem.diagnostics import Diagnostic
 from graphmem.errors import SourceError, said
 from graphmem.sources.losses import OfTargets
 from graphmem.training.generation import Generation
@@ -62,8 +63,8 @@ class Built:
 
     ``inputs`` is a tensor, a tuple (positional) or a dict (keyword arguments); ``loss`` is a callable on the model's
     output, or None for the default, and its attribute ``targets``, if it has one, moves to the device with the inputs;
-    ``notes`` are assumptions to show. ``batch_of`` makes the inputs of another batch, where that needs no second model.
-    ``draft``: the model that drafts what it generates.
+    ``notes`` are assumptions to show, ``remarks`` what else a reader must know. ``batch_of`` makes the inputs of
+    another batch, where that needs no second model. ``draft``: the model that drafts what it generates.
     """
 
     model: Any
@@ -72,6 +73,7 @@ class Built:
     notes: tuple[str, ...] = ()
     batch_of: Callable[[Sizes], Any] | None = None
     draft: Any = None
+    remarks: tuple[Diagnostic, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from graphmem.base.documents import shown
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import SourceError, first_line
 from graphmem.sources import hub
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
@@ -314,7 +315,11 @@ def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes:
         of_generation = _generation_beside(model, path)
         draft = _draft(model, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, (*notes, *of_generation), lambda other: _inputs(model, task, other)[0], draft)
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # as transformers takes it, which would warn of it
+    remarks = () if sizes.generate is not None else _beyond_table(model, inputs)
+    said = (*notes, *of_generation)
+    return Built(model, inputs, None, said, lambda other: _inputs(model, task, other)[0], draft, tuple(remarks))
 
 
 def _layers(config: PreTrainedConfig) -> int | None:
@@ -521,20 +526,39 @@ _TABLES = re.compile(r"(.*\.)?(wpe|embed_positions|positions?_embed(ding)?s?|pos
 def _check_positions(model: PreTrainedModel, prompt: int, generation: Generation, notes: list[str]) -> None:
     """A card looks a position up in a table, where the model has one: raises :class:`SourceError` where it ends before
     the last token that is read. Other positions are computed, and are noted beyond those of the configuration."""
-    import torch
-
     longest = _longest(model.config.get_text_config(decoder=True))
     read = generation.max_new_tokens if model.config.is_encoder_decoder else prompt + generation.max_new_tokens - 1
     if longest is None or read <= longest:
         return
-    lookups = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
     words = f"{prompt} tokens of the prompt and {generation.max_new_tokens} generated"
-    if any(_TABLES.fullmatch(name) for name in lookups):
+    if _has_table(model):
         raise SourceError(
             f"{type(model).__name__}: {words} need {read} positions, and the model's table has {longest}; give less "
             "with --seq-len or --generate"
         )
     notes.append(f"{words} are more than the {longest} positions of the configuration")
+
+
+def _has_table(model: PreTrainedModel) -> bool:
+    """True for a model that looks its positions up, and computes none."""
+    import torch
+
+    lookups = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
+    return any(_TABLES.fullmatch(name) for name in lookups)
+
+
+def _beyond_table(model: PreTrainedModel, inputs: dict[str, Tensor | bool]) -> Iterator[Diagnostic]:
+    """That a card fails where sequences are longer than the model's table of positions."""
+    ids, longest = inputs.get("input_ids"), _longest(model.config.get_text_config(decoder=True))
+    if (
+        ids is not None
+        and not isinstance(ids, bool)
+        and longest is not None
+        and ids.shape[-1] > longest
+        and _has_table(model)
+    ):
+        words = f"{ids.shape[-1]} tokens are more than the table of {longest} positions of the model"
+        yield Diagnostic(Code.HEADLINE, f"{words}: this step would fail")
 
 
 def _attention_mask(model: PreTrainedModel, inputs: dict[str, Tensor | bool], which: str, side: str) -> Tensor:
