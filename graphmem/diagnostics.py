@@ -163,7 +163,7 @@ class Code(Enum):
     NUMBERS = _value("a number is taken to be 1")
     NUMBER_DECIDES_BRANCH = _value("a number is taken to be 1; it decides a branch")
     NUMBER_DECIDES_SIZE = _value("a number is taken to be 1; it decides a whole number", any_size=True)
-    DRAWN = _value("a random number of the card, or what it decides, is a possible draw", any_size=True)
+    DRAWN = _value("a random number of the card, or what it decides, is a possible draw")
     TAKES_ALL = _value("{what} takes all of {candidates:,}")
     SHARE_SELECTED = _unbounded(
         "nonzero, boolean masks and unique were assumed to select {share:.0%} of the candidates"
@@ -191,8 +191,12 @@ class Code(Enum):
         "assumed not to be"
     )
     SCRIPT_AS_PYTHON = _unbounded(
-        "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
-        "element-wise operators, and its own derivatives keep other tensors, less or more"
+        "TorchScript that asks tensors for their device was run as the Python that it is made of (as with "
+        "PYTORCH_JIT=0): on a card its own derivatives keep other tensors, less or more"
+    )
+    SCRIPT_UNFUSED = _unbounded(
+        "TorchScript was run without its fuser, which on a card joins element-wise operators from the second or third "
+        "run on: their results are there at once then, and what they kept between them is not"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
@@ -211,6 +215,9 @@ class Code(Enum):
     ASSUMPTION_UNUSED = _harmless("--assume {place}: nothing unknown was read there")
     RUNS_ALIKE = _harmless(
         "{place} is a list of runs, of which {followed} were followed, the last of them with equal peaks"
+    )
+    NUMBERS_COMPUTED = _harmless(
+        "{place} computes other numbers for later items; {followed} of those, the largest among them, were followed"
     )
     SHORTENED = Meaning(
         "note",

@@ -116,7 +116,8 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """The memory in use on the card at the peak, divided as ``nvidia-smi`` does.
+    """The memory in use on the card at the peak there, divided as ``nvidia-smi`` does; that of a run that ends for want
+    of memory is the most that it held until then.
 
     The process holds its segments and ``context``, the figures of the memory outside its allocator, given the libraries
     it ``loads``. How far the sum is known is :meth:`Estimate.interval`. ``others_bytes``: held by others, as the

@@ -21,7 +21,7 @@ from graphmem.accuracy.published.section import (
     published_reason,
 )
 from graphmem.accuracy.record import OK
-from graphmem.accuracy.report import Contents, Section, reason, section
+from graphmem.accuracy.report import VERDICTS, Contents, Section, reason, section
 from graphmem.accuracy.statistics import ErrorSummary
 from graphmem.reports import document
 from graphmem.reports.document import Document, Picture, Table, Text, Value, table
@@ -39,6 +39,12 @@ _PUBLISHED = (
     "workspaces are estimates; an older PyTorch than 2.4 is predicted as 2.4; libraries are those installed, not those "
     "of the time, except where a program says so; "
 )
+_VERDICTS = (
+    "Recorded whole programs, answered as graphmem run answers them, and both peaks that were recorded on the stub "
+    "driver, by what is known of cuDNN's plans. Exact, interval and open (not bounded on one side at least) are claims "
+    "about the reserved peak; met: the recorded peaks lie where they were said to lie. Likely: verdicts that are "
+    "neither yes nor no. reports/verdicts.md has the same by kinds of programs and causes of doubt."
+)
 _SURE = "how sure they are said to be"
 #: Of a card, or of a process.
 _ON_DEVICE, _RESERVED = "on the device", "reserved"
@@ -53,6 +59,10 @@ def document_of(contents: Contents) -> Document:
         sections += _of_records(section(source, contents.comparisons))
     if contents.runs is not None:
         sections += _of_published(contents.runs, contents.published)
+    if contents.verdicts:
+        columns = {name: "count" if place else "" for place, name in enumerate(VERDICTS)}
+        rows = table(columns, contents.verdicts, titled=True)
+        sections.append(document.section("Verdicts against truth", Text([_VERDICTS]), rows))
     return Document("accuracy", "How good the predictions are", sections, lambda: _data(contents))
 
 
@@ -82,6 +92,7 @@ def _data(contents: Contents) -> dict[str, object]:
             for source in runs
             for one in source.comparisons
         ],
+        "verdicts": [dict(zip(VERDICTS, row, strict=True)) for row in contents.verdicts],
     }
 
 

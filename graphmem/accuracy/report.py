@@ -24,6 +24,13 @@ WORST = 10
 #: The kinds of records, in the order of their sections.
 SOURCES = (GPU, STUB_DRIVER, ONNXRUNTIME_CPU, TENSORFLOW_CPU)
 
+#: Columns of the table of verdicts: programs with each claim about the reserved peak, and those of them whose peaks lay
+#: where they were said to lie.
+VERDICTS = (
+    "programs", "number", "equal in both peaks", "exact", "met", "interval", "interval met", "open", "open met",
+    "likely", "though equal",
+)  # fmt: skip
+
 _INTRODUCTIONS = {
     GPU: "Peaks measured by graphmem measure on real cards. Device memory is what the run added to the card's use.",
     STUB_DRIVER: "Peaks of the real CUDA build of PyTorch on a driver that pretends to be a card: the allocator, the "
@@ -88,13 +95,15 @@ class Section:
 @dataclass(frozen=True)
 class Contents:
     """The contents of a report: comparisons, graphmem on published runs, what others published of theirs, and which
-    versions made the predictions. ``sources`` are the kinds of records that have a section."""
+    versions made the predictions. ``sources`` are the kinds of records that have a section; ``verdicts``: rows of
+    :data:`VERDICTS`."""
 
     comparisons: Sequence[Comparison]
     runs: PublishedSection | None
     published: Any
     about: str
     sources: Sequence[str] = SOURCES
+    verdicts: Sequence[Sequence[Any]] = ()
 
 
 def section(source: str, comparisons: Sequence[Comparison]) -> Section:

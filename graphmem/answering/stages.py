@@ -243,8 +243,7 @@ def replay_on(
     details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
     refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
-    finds = [] if runs.findings is None else [runs.findings]
-    finds += [] if taken.findings is None else [partial(taken.findings, options)]
+    finds = [] if taken.findings is None else [partial(taken.findings, options)]
     served = runtime.take(run.with_room.trace).trace if run.with_room is not None else trace
     is_refused = refusals is None and runs.limited is not None and not fits_card(runs, setting.device)
     if run.with_room is not None or is_refused:
@@ -259,7 +258,7 @@ def replay_on(
             _doubts_of_card(question, run, runs),
             cause_of_orders(_peak(runs.main), orders),
             doubts_of(runtime, taken),
-            runs.doubts,
+            (*runs.doubts, *runs.find_doubts()),
             causes_of_context(context),
         )
         beside_context = lambda size: runtime.run(trace, options, holding(setting, size))  # noqa: E731

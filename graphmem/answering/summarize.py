@@ -97,7 +97,7 @@ def summarize(
         details={} if details is None else details,
         pools=tuple(_pools(trace, replay, position)),
         held=tuple(_held(trace, position)),
-        card=_use(replay, card, context, loads or Loads()) if context else None,
+        card=_use(runs.limited or replay, card, context, loads or Loads()) if context else None,
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
     )

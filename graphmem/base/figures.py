@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -124,6 +125,12 @@ def seen(offsets: Iterable[int]) -> Spread:
     count = len(ordered)
     inner = [(rank / (count + 1), offset) for rank, offset in enumerate(ordered, start=1)]
     return Spread(((0.0, min(ordered[0], 0)), *inner, (1.0, max(ordered[-1], 0))))
+
+
+def down_to(spread: Spread, least: int) -> Spread:
+    """The spread with this end, if it is further below."""
+    (share, before), *others = spread.points
+    return replace(spread, points=((share, min(before, least)), *others))
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Runs of each source of published figures that are predicted unless all are asked for: a minute's work.
 SAMPLE = 4
-#: Names of the sections, in the order of the report; the last is not made of records.
-SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
+#: Names of the sections, in the order of the report; the last two are not made of records.
+SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published", "verdicts")
 
 
 def _sections(text: str) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
     """
     from graphmem.accuracy.compare import Predicted, compare, predict_record
     from graphmem.accuracy.document import document_of
-    from graphmem.accuracy.published.cases import cited
+    from graphmem.accuracy.published.cases import cited, verdicts
     from graphmem.accuracy.report import Contents
 
     place = Path(asked.output)
@@ -125,7 +125,8 @@ def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
         predict = _keeping(predict_record, Predicted, asked.resume)
         comparisons = compare(found, workers, lambda done: advance(""), predict)
     runs = _published(asked, workers) if "published" in asked.sections else None
-    document = document_of(Contents(comparisons, runs, cited(), _about(), kinds))
+    judged = verdicts() if "verdicts" in asked.sections else ()
+    document = document_of(Contents(comparisons, runs, cited(), _about(), kinds, judged))
     for target, one in targets.items():
         publish(document, one, target)
 

@@ -20,9 +20,11 @@ ELSEWHERE = {
         ("--bs", "--per-device-train-batch-size", "--micro-batch-size", "--micro-batch", "--max-batch-size"), _BATCH
     ),
     **dict.fromkeys(("--precision", "--mixed-precision", "--fp16", "--bf16", "--half", "--torch-dtype"), _PRECISION),
-    **dict.fromkeys(("--quantization", "--quantize", "--load-in-4bit", "--load-in-8bit", "--qlora"), _QUANTIZED),
+    **dict.fromkeys(
+        ("--quantization", "--quantize", "--quant", "--bits", "--load-in-4bit", "--load-in-8bit", "--qlora"), _QUANTIZED
+    ),
     **dict.fromkeys(("--lora", "--use-lora", "--use-peft", "--peft", "--lora-r", "--lora-rank"), _LORA),
-    **dict.fromkeys(("--num-gpus", "--gpus", "--devices", "--n-gpus", "--num-processes"), _CARDS),
+    **dict.fromkeys(("--num-gpus", "--gpus", "--devices", "--n-gpus", "--num-processes", "--deepspeed"), _CARDS),
     **dict.fromkeys(("--lr", "--learning-rate", "--epochs", "--num-train-epochs", "--seed"), _NOTHING),
     **dict.fromkeys(("--device", "--card", "--gpu-name"), "--gpu NAME (graphmem gpus lists them)"),
     **dict.fromkeys(("--vram", "--memory", "--gpu-mem"), "--gpu-memory 24GiB"),
@@ -35,13 +37,18 @@ ELSEWHERE = {
 }
 
 
+def words_for(name: str) -> str:
+    """What to write for an option of another tool; empty for an unknown one."""
+    return ELSEWHERE.get(f"--{name.lstrip('-').replace('_', '-').lower()}", "")
+
+
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """An option that there is not, and that is known from elsewhere, is answered with the one that there is."""
     try:
         yield
     except click.NoSuchOption as error:
-        known = ELSEWHERE.get(error.option_name.replace("_", "-").lower())
-        if known is None:
+        known = words_for(error.option_name)
+        if not known:
             raise
         raise click.UsageError(f"no option {error.option_name}; here: {known}", error.ctx) from None

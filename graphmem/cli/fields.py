@@ -4,6 +4,7 @@ and objects made of the values on the command line."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, cast
@@ -132,9 +133,25 @@ def _attributes(field: Field[object], option: Option) -> dict[str, Any]:
     if option.read is not None or not (isinstance(number, Whole) or type_name in ("int", "float")):
         return {"metavar": option.metavar}
     if isinstance(number, Whole):
-        return {"type": click.IntRange(number.least, number.most), "metavar": option.metavar or "N"}
+        return {"type": _Number(number.least, number.most), "metavar": option.metavar or "N"}
     least = 0 if field.default == 0 else 1
-    return {"type": float if type_name == "float" else click.IntRange(min=least), "metavar": option.metavar or "N"}
+    return {"type": float if type_name == "float" else _Number(min=least), "metavar": option.metavar or "N"}
+
+
+class _Number(click.IntRange):
+    """A whole number, written out."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. What is none is refused in plain words."""
+        thousands = re.fullmatch(r"(\d{1,6})[kK]", value) if isinstance(value, str) else None
+        if thousands is not None:
+            number = int(thousands[1])
+            self.fail(f"{value} may be {1024 * number} or {1000 * number}; write which of them.", param, ctx)
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def is_given(value: object) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from graphmem.cli import elsewhere
 from graphmem.cli.endings import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.plugins import Kind
@@ -91,7 +92,26 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = tuple(args)  # before they are taken apart: an error may name the command that is answered
+        if args[:1] == ["help"] and "help" not in self.commands:
+            args = self._helped(ctx, args[1:])
         return super().parse_args(ctx, args)
+
+    def _helped(self, ctx: click.Context, words: list[str]) -> list[str]:
+        """The words that ``graphmem help WORDS`` stands for: a command's help, or its own where none is named. An
+        option is answered at once, one of another tool too."""
+        name = words[0] if words else ""
+        if not name or name in self.commands:
+            return [*words[:1], "--help"]
+        flag = f"--{name.lstrip('-').replace('_', '-')}"
+        having = [one for one in self.commands if any(flag in p.opts for p in self.commands[one].params)]
+        there = elsewhere.words_for(name)
+        if having:
+            click.echo(f"{flag} is an option of {', '.join(having)}: graphmem {having[0]} --help")
+        elif there:
+            click.echo(f"there is no {flag}; here: {there}")
+        else:
+            raise click.UsageError(f"no command and no option {name!r}; see graphmem --help", ctx)
+        ctx.exit()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command is for; those of other packages say it themselves."""
@@ -174,7 +194,10 @@ _SPELLINGS = {"--batch": ("-b", "--batch-size")}
 )
 @click.version_option(package_name="graphmem")
 def cli() -> None:
-    """Predict, without a GPU, how much GPU memory a deep-learning model will need."""
+    """Predict, without a GPU, how much GPU memory a deep-learning model will need.
+
+    'graphmem help NAME' is about a command or an option, one of another tool too (--lora, --precision).
+    """
 
 
 def main() -> None:

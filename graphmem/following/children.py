@@ -106,7 +106,8 @@ class _Child:
         from graphmem.following.launchers import show_cards
         from graphmem.training.processes import visible_cards
 
-        show_cards(torch, visible_cards(os.environ), self._touched)
+        told = "CUDA_VISIBLE_DEVICES" in os.environ or not self._line.is_launcher
+        show_cards(torch, visible_cards(os.environ) if told else self._line.cards, self._touched)
 
     @property
     def _can_begin_again(self) -> bool:

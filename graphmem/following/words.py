@@ -67,6 +67,21 @@ class PythonLine:
         return self.kind in ("file", "module") and self.name in _LAUNCHERS
 
     @property
+    def cards(self) -> int:
+        """The cards of a machine that a launcher's options ask for, at least one. ``accelerate launch`` starts one
+        process where it finds a single card, and as many as ``--num_processes`` says where it finds more."""
+        return max(1, self._number("num_processes") // max(1, self._number("num_machines")))
+
+    def _number(self, option: str) -> int:
+        """The value of a launcher's option, 0 where it is not given."""
+        for at, word in enumerate(self.arguments):
+            name, _, value = word.partition("=")
+            value = value or "".join(self.arguments[at + 1 : at + 2])
+            if name.startswith("--") and name[2:].replace("-", "_") == option and value.isdecimal():
+                return int(value)
+        return 0
+
+    @property
     def is_server(self) -> bool:
         """True for a program that has to be analysed from its first line."""
         return self.kind == "module" and self.name in _SERVERS

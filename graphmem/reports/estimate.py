@@ -187,7 +187,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
         why = "but the allocator's own limit or fragmentation stops it."
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
     if fit.failed_at:
-        lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+        lines.append(f"Runs out of memory in {_where(fit.failed_at)}{_held_then(estimate)}.")
     least = estimate.details.get("least")
     if fit.refusals is not None:
         lines.append(_refused(fit.refusals))
@@ -197,6 +197,15 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     lines += [] if fit.fits or "program" not in estimate.details else _remedy(estimate.breakdown)
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
+
+
+def _held_then(estimate: Estimate) -> str:
+    """The memory that a run holds which ends for want of more, where the tables are of one that does not."""
+    card = estimate.card
+    if card is None or card.process_bytes >= estimate.device:
+        return ""
+    held = format_bytes(card.process_bytes)
+    return f", holding {held}. The tables are of a run with room for it, but for nvidia-smi's"
 
 
 def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
@@ -242,6 +251,8 @@ def _refused(refusals: Refusals) -> str:
 def _card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
     """Rows (name, bytes, certainty) of the memory on the card, from the process to the whole card."""
     known = certainty.interval(estimate, "device")
+    if card.process_bytes < estimate.device:
+        known = "until it runs out of memory"
     rows = [("this process", card.process_bytes, f"{known}: reserved plus")]
     for figure in card.context:
         known = "as measured"
@@ -492,7 +503,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("followed", "formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
+_SHOWN_ABOVE = ("followed", "formulas", "loop", "out_of_memory", "processes", "ranks", "runs", "sandbox")
 
 
 def _details(details: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ group ``graphmem.runtimes``; nothing outside of it knows its name."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from pathlib import Path
@@ -76,15 +76,15 @@ class Taken:
 @dataclass(frozen=True)
 class Runs:
     """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
-    memory, which shows whether that is enough. ``diagnostics`` and ``details`` are for the reader, and so is what
-    ``findings`` finds when somebody looks; ``doubts``: why another run of the same may differ."""
+    memory, which shows whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why
+    another run of the same may differ, and ``find_doubts`` finds more such causes when somebody asks."""
 
     main: Replay
     limited: Replay | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    findings: Callable[[], Findings] | None = None
     doubts: tuple[Cause, ...] = ()
+    find_doubts: Callable[[], Iterable[Cause]] = tuple
 
     @property
     def on_card(self) -> Replay:

@@ -17,6 +17,26 @@ _SPELLED = {"tensor_parallel_size": "tp", "non_torch_bytes": "non-torch"}
 _WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
+_AT_ONCE = "--load N (requests at once) or --arrivals 5/s, with --lengths p50=800,p99=6000"
+#: Words that people know from elsewhere -> what to write where the engine has no such option.
+_ELSEWHERE = {
+    **dict.fromkeys(("users", "num_users", "concurrency", "concurrent_requests", "requests", "rps", "qps"), _AT_ONCE),
+    **dict.fromkeys(("b", "batch", "batch_size", "bs", "max_batch_size"), f"--max-num-seqs N at most; {_AT_ONCE}"),
+    **dict.fromkeys(("s", "seq_len", "ctx", "context", "context_length", "max_seq_len"), "--max-model-len N"),
+    **dict.fromkeys(("quant", "quantize", "weights", "load_in_4bit"), "--quantization NAME, such as awq, gptq or fp8"),
+    **dict.fromkeys(("precision", "bf16", "fp16", "half"), "--dtype bfloat16 or half"),
+    **dict.fromkeys(("gpus", "num_gpus", "devices", "world_size", "n_gpus"), "--tp N cards"),
+    **dict.fromkeys(("vram", "memory"), "--gpu-memory 24GiB"),
+    **dict.fromkeys(("lora", "lora_modules"), "--enable-lora true --max-lora-rank N (vLLM's)"),
+}
+
+
+def here(name: str) -> str:
+    """The line that answers an option that no engine has and that is known from elsewhere; empty for another."""
+    known = _ELSEWHERE.get(name.replace("-", "_"))
+    return f"no option {'-' if len(name) == 1 else '--'}{name}; here: {known}" if known else ""
+
+
 class Named(Protocol):
     """An engine, as messages name it."""
 
@@ -45,7 +65,7 @@ def options_of(
         key = name.replace("-", "_")
         key = (short or {}).get(key, key)
         if key not in readers:
-            raise UsageError(f"{title}: --{name} is not followed; accepted: {_accepted(readers)}")
+            raise UsageError(here(name) or f"{title}: --{name} is not followed; accepted: {_accepted(readers)}")
         if key in found:
             raise UsageError(f"{title}: --{name} is given twice")
         found[key] = readers[key](name, text)

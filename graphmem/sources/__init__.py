@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
-from graphmem.sources.hints import hint_for_file, hint_for_name
+from graphmem.sources.hints import framework_of, hint_for_file, hint_for_name
 from graphmem.sources.manifests import is_manifest
 from graphmem.training.program import Program
 
@@ -89,6 +89,8 @@ def _refuse_sizes(shapes: str | None, asked: Asked | None) -> None:
 
 def _load_torch(text: str, trust: bool) -> TorchModel:
     kind, separator, name = text.partition(":")
+    if kind.endswith(".py") and separator and framework_of(Path(kind)):
+        kind, name = "keras", text
     if kind != "keras":  # which needs it where there is no TensorFlow
         require_torch(text, _EXTRAS.get(kind, "torch"))
     if separator and kind in _EXAMPLES:

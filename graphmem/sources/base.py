@@ -144,7 +144,10 @@ def known_arguments(factory: Callable[..., object], name: str, sizes: Sizes) -> 
         own = spelled(key, parameters) or (key if takes_any else None)
         if own is None:
             option = _option(key)
-            raise SourceError(f"{name} has no parameter {key!r} to pass {option} on to; add it or drop {option}")
+            raise SourceError(
+                f"{name} has no parameter {key!r}, which {option} and graphmem fit give; write def {name}({key}): ... "
+                f"and make its inputs of that size, or leave {option} out"
+            )
         arguments[own] = value
     for parameter in parameters.values():
         required = parameter.default is parameter.empty and parameter.kind in (

@@ -31,7 +31,7 @@ def find_factory(text: str, what: str = "function") -> tuple[Callable[..., Any],
     """
     where, _, name = text.rpartition(":")
     if not where or not name:
-        raise SourceError(f"{text!r} is not of the form module.py:{what}")
+        raise SourceError(f"{text!r} is not of the form module.py:{what}, a file of yours and a {what} in it")
     module = _import_file(Path(where)) if where.endswith(".py") else _import_name(where)
     factory = getattr(module, name, None)
     if factory is None:

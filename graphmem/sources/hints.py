@@ -24,6 +24,8 @@ def hint_for_file(path: Path) -> str:
         weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
         return "it holds weights; put the model's config.json beside them" if weights else _DIRECTORY
     suffix = path.suffix.lower()
+    if suffix == ".py" and framework_of(path):
+        return f"name the function that returns the model, or (model, x, y): keras:{path}:build"
     if suffix == ".py":
         return (
             f"name the function that returns (model, example inputs): {path}:build; or run it as a whole program: "
@@ -60,21 +62,27 @@ def refuse_keras(program: Path) -> None:
 
     Raises :class:`SourceError` for a file that imports either and no PyTorch; KERAS_BACKEND=torch lets Keras pass.
     """
+    framework = "" if os.environ.get("KERAS_BACKEND") == "torch" else framework_of(program)
+    if framework:
+        raise SourceError(
+            f"{program} is a program of {framework}, and graphmem run follows PyTorch's; write a function in it that "
+            f"returns the compiled model with a batch, (model, x, y), and run: graphmem analyze "
+            f"keras:{program}:FUNCTION"
+        )
+
+
+def framework_of(program: Path) -> str:
+    """``Keras`` or ``TensorFlow`` where a file imports it and no PyTorch; else nothing."""
     try:
         tree = ast.parse(program.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # whoever runs it says so
+        return ""  # whoever runs it says so
     imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             imported.add(node.module.partition(".")[0])
-    named = [name for name in ("tensorflow", "keras") if name in imported]
-    if not named or "torch" in imported or os.environ.get("KERAS_BACKEND") == "torch":
-        return
-    framework = {"tensorflow": "TensorFlow", "keras": "Keras"}[named[-1]]
-    raise SourceError(
-        f"{program} is a program of {framework}, and graphmem run follows PyTorch's; write a function in it that "
-        f"returns the compiled model with a batch, (model, x, y), and run: graphmem analyze keras:{program}:FUNCTION"
-    )
+    if "torch" in imported:
+        return ""
+    return "Keras" if "keras" in imported else "TensorFlow" if "tensorflow" in imported else ""

@@ -22,7 +22,7 @@ from graphmem.accuracy.published.case import (
     end_of_card,
     predict_published,
 )
-from graphmem.accuracy.published.cases import NOT_HERE, PROGRAMS, cited, programs_in, published_cases
+from graphmem.accuracy.published.cases import NOT_HERE, PROGRAMS, cited, programs_in, published_cases, verdicts
 from graphmem.accuracy.published.section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
     FAILED,
@@ -49,6 +49,7 @@ from graphmem.estimate import Peak
 from graphmem.reports import format_named
 from graphmem.trace import Category, TraceBuilder
 from graphmem.training import Inference, Training
+from tests.recorded import verdicts as recorded_verdicts
 
 MIB = 1 << 20
 CASE = case_of("zoo:mlp", Training(optimizer="adam", optimizer_args=(("betas", (0.9, 0.95)),)), batch=8)
@@ -402,6 +403,15 @@ def test_the_worst_come_first_and_have_their_reasons() -> None:
 def _rendered(form: str, comparisons: list[Comparison], about: str = "By us.") -> str:
     runs = published_section(PUBLISHED, [Skipped("other", "too little is said")] * 3, "all are predicted")
     return format_named(form).render(document_of(Contents(comparisons, runs, cited(), about)))
+
+
+def test_verdicts_stand_beside_what_was_recorded() -> None:
+    """The table that comes with graphmem is that of the rows beside the recordings."""
+    rows = recorded_verdicts.read()
+    assert verdicts() == recorded_verdicts._short(rows)
+    assert sum(row[1] for row in verdicts()) == len(rows)
+    document = document_of(Contents([], None, cited(), "By us.", (), [["cuDNN asked", 4, 3, *[2] * 6, 1, 0]]))
+    assert "| cuDNN asked | 4 | 3 | 2 |" in format_named("markdown").render(document)
 
 
 def test_the_report_is_the_same_for_the_same_input() -> None:

@@ -137,6 +137,24 @@ def test_graph_breaks_run_between_compiled_parts(factories: Path) -> None:
     assert any("torch.compile" in text for text in estimate.assumptions)
 
 
+def test_a_library_that_looks_for_fake_tensors_is_compiled(tmp_path: Path) -> None:
+    """Compiled code is valid while the class is the one it found: transformers asks so for a packed mask."""
+    (tmp_path / "asks.py").write_text(
+        "import torch\n"
+        "def scaled(x):\n"
+        "    return x if isinstance(x, getattr(torch, '_subclasses').FakeTensor) else x.repeat(64, 1)\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        x = scaled(x) * 2\n"
+        "        torch._dynamo.graph_break()\n"
+        "        return scaled(x) + 1\n"
+        "def asking():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(64, 64), Model()), torch.zeros(512, 64)\n"
+    )
+    compiled = graphmem.analyze(f"{tmp_path / 'asks.py'}:asking", training=graphmem.Training(compile="default"))
+    assert compiled.peak.allocated_bytes > 64 * 64 * 512 * 64 * 4
+
+
 def test_what_does_not_compile_is_one_message(factories: Path) -> None:
     with pytest.raises(graphmem.GraphmemError, match=r"torch\.compile failed: Unsupported"):
         graphmem.analyze(f"{factories}:refused")

@@ -20,9 +20,13 @@ from torch.nn.utils.rnn import pack_padded_sequence  # noqa: E402
 
 from graphmem import Inference, analyze  # noqa: E402
 from graphmem.capture.session.error_messages import explained  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.diagnostics import Code  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError, SourceError  # noqa: E402
+from graphmem.runtimes.base import Setting  # noqa: E402
+from graphmem.runtimes.pytorch import RUNTIME  # noqa: E402
 from graphmem.trace import Category, Place  # noqa: E402
-from tests.support.captures import H100, births, record  # noqa: E402
+from tests.support.captures import H100, TORCH_VERSION, births, record  # noqa: E402
 
 
 def told(function: Callable[[], Any]) -> Any:
@@ -474,18 +478,75 @@ def test_programs_of_other_front_ends() -> None:
         analyze(torch.jit.script(model), example)
 
 
-def test_scripted_code_runs_as_python() -> None:
-    """As with PYTORCH_JIT=0, which is said: on a card the fuser may keep less."""
+def test_scripted_code_has_its_own_derivatives_from_the_second_run_on() -> None:
+    """Peaks of four runs as recorded on the stub driver; plain autograd's is that of the first in all of them."""
 
-    def step(script: Callable[[Any], Any]) -> Callable[[], None]:
-        def run() -> None:
-            network = script(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))).cuda()
-            network(torch.randn(32, 64, device="cuda")).sum().backward()
+    def gelu(bias: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = bias + y
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
 
-        return run
+    def peaks(function: Callable[..., torch.Tensor]) -> list[int]:
+        found = []
 
-    plain, scripted = record(step(lambda module: module)), record(step(lambda module: torch.jit.script(module)))
-    assert births(scripted) == births(plain)
+        def step() -> None:
+            network = nn.Linear(256, 1024, bias=False).cuda()
+            bias = nn.Parameter(torch.zeros(1024, device="cuda"))
+            run = function(gelu)
+            for _ in range(4):
+                loss = run(bias, network(torch.randn(64, 256, device="cuda"))).mean()
+                loss.backward()
+                found.append(torch.cuda.max_memory_allocated())
+
+        setting = Setting(H100, TORCH_VERSION)
+        memory = RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False)
+        capture(lambda _: step(), source="test", device=H100, torch_version=TORCH_VERSION, memory=memory)
+        return found
+
+    assert peaks(torch.jit.script) == [69542912, 72426496, 72426496, 72426496]
+
+
+def test_tensors_of_other_sizes_are_not_equal() -> None:
+    """Whatever is assumed of unknown values: constants of frozen code are kept once if they are equal."""
+
+    def step() -> None:
+        one, other = torch.randn(8, 8, device="cuda"), torch.randn(8, device="cuda")
+        assert not torch.equal(one, other)
+        assert torch.equal(one, one.view(8, 8))
+
+    record(step)
+
+
+def test_scripted_modules_are_moved_trained_and_frozen() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(64, 64), nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(x) * self.scale)
+
+    def step() -> None:
+        network = torch.jit.script(Scaled()).cuda()
+        optimizer = torch.optim.SGD(network.parameters(), 0.1)
+        network(torch.randn(32, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        assert all(one.is_cuda for one in network.state_dict().values())
+        frozen = torch.jit.freeze(network.eval())
+        with torch.no_grad():
+            assert frozen(torch.randn(32, 64, device="cuda")).shape == (32, 64)
+
+    assert sum(birth.category is Category.PARAMETER for birth in births(record(step))) == 3
+
+
+def test_scripted_code_that_asks_for_a_device_runs_as_python() -> None:
+    def zeros(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(8, device=x.device)
+
+    def step(_: object) -> None:
+        assert torch.jit.script(zeros)(torch.ones(8, device="cuda")).is_cuda
+
+    captured = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
+    assert captured.assumed[Code.SCRIPT_AS_PYTHON.about()] == 1
 
 
 def test_classes_that_pytorch_itself_scripts_are_found_in_their_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,26 @@ def test_batches_that_cannot_be_read_make_it_more(tmp_path: Path) -> None:
     assert "STEPS_DIFFER" in {one.code.name for one in estimate.diagnostics}
 
 
+GROWS = """
+for step in range(1000):
+    size = min(160, 4 + 4 * step)
+    seen.append(str(size))
+    model(x(size)).sum().backward()
+    optimizer.step()
+print(len(seen), *seen[-3:])
+"""
+
+
+def test_the_largest_of_the_sizes_that_a_loop_computes_of_its_number_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last two steps, which are alike: nothing is in doubt."""
+    estimate = run(tmp_path, GROWS)
+    assert said(capsys).split() == ["34", "160", "160", "160"]
+    assert not _doubts_of_loops(estimate)
+    assert {Code.NUMBERS_COMPUTED, Code.SHORTENED} <= {one.code for one in estimate.diagnostics}
+
+
 def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``list(map(...))`` is no loop of the program's."""
     source = "try:\n    list(map(lambda _: train_step(), range(3000)))\nexcept Exception: print('caught')"
@@ -271,13 +291,15 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
     [
         ("for _ in range(300): train_step()", []),
         ("for _ in range(3):\n    seen.append(x(16 * len(seen) + 16))\n    train_step()", []),
-        ("for i in range(300):\n    held = x(1 << i)\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
+        ("for i in range(300):\n    held = x(1 << len(seen))\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
         ("for i in range(300):\n    train_step()\n    held = x(64 << min(i, 1))", []),
         (
             "for i in DataLoader(range(300)):\n    held = x(1 << int(i))\n    train_step()",
             [("STEPS_DIFFER", "train.py:15")],
         ),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
+        ("kept = []\nfor _ in range(30):\n    train_step()\n    kept.append(x())", []),
+        ("kept = []\nwhile len(kept) < 30:\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x().sum())", []),
     ],
     ids=[

@@ -106,6 +106,20 @@ def test_streams_compare_and_nest_as_on_a_card() -> None:
     record(step)
 
 
+def test_a_library_finds_the_handle_of_the_current_stream() -> None:
+    """bitsandbytes hands it to its C library, and a build without CUDA lacks the function."""
+    found: list[bool] = []
+
+    def step() -> None:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            found.append(torch._C._cuda_getCurrentRawStream(0) == side.cuda_stream != 0)
+        found.append(torch._C._cuda_getCurrentRawStream(0) == 0)
+
+    record(step)
+    assert found == [True, True]
+
+
 def test_streams_are_as_before_when_a_capture_ends() -> None:
     before = torch.cuda.Stream, torch.cuda.current_stream, torch.Stream, torch.Tensor.record_stream
     record(lambda: torch.cuda.set_stream(torch.cuda.Stream()))

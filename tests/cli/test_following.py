@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,22 @@ def test_torchrun_starts_one_process_for_all_nodes(folder: Path) -> None:
     assert "rank 5 4\n" in words
     _, direct, _ = run(folder, "--nproc-per-node", "4", "--nnodes", "2", "--rank", "5", "train.py", "16")
     assert peaks(followed) == peaks(direct)
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_accelerate_starts_as_many_processes_as_it_is_told(folder: Path) -> None:
+    (folder / "train.py").write_text("from accelerate import Accelerator\nAccelerator()\n" + TRAIN)
+    code, followed, words = run(folder, "accelerate", "launch", "--num_processes", "2", "train.py", "16")
+    assert code == 0, words
+    assert followed["details"]["processes"]["world_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "cards"),
+    [("--num_processes 8 --num_machines=2", 4), ("--num-processes=2", 2), ("--mixed_precision bf16", 1)],
+)
+def test_cards_that_a_launcher_asks_for(options: str, cards: int) -> None:
+    assert PythonLine(["python", "-m", "accelerate.commands.launch", *options.split(), "train.py"]).cards == cards
 
 
 def test_processes_out_of_sight_are_ended_and_named(folder: Path) -> None:

@@ -86,6 +86,7 @@ def test_who_catches_the_error_and_gives_up_does_not_fit(tmp_path: Path, then: s
     assert report["fits"]["device_bytes"] > 6 * GIB  # of the run that it would have been
     assert report["details"]["least"]["bytes"] == report["fits"]["device_bytes"]
     assert "train.py:8" in report["fits"]["failed_at"]["source"]
+    assert 3 * GIB < report["card"]["process_bytes"] <= 4 * GIB  # as nvidia-smi shows it before it ends
 
 
 def test_the_text_says_what_would_do(tmp_path: Path) -> None:
@@ -97,6 +98,8 @@ def test_the_text_says_what_would_do(tmp_path: Path) -> None:
     enough = re.search(r"([\d.]+ GiB) would do", text)
     assert enough is not None
     assert "a smaller batch" in text
+    assert "The tables are of a run with room for it, but for nvidia-smi's" in text
+    assert re.search(r"this process 3\.\d+ GiB until it runs out of memory", text)
     assert "mend" not in text
     again = graphmem_run(tmp_path, "--gpu-memory", enough[1].replace(" ", ""), "--fail-on-oom", "train.py")
     assert again.returncode == 0

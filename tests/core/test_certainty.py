@@ -294,6 +294,17 @@ def test_predicted_plans_are_off_as_networks_were() -> None:
     assert least < estimate.reserved < most
 
 
+def test_a_predicted_plan_may_need_no_workspace() -> None:
+    """Which is less than networks ever changed by where the workspace is half of the peak."""
+    builder = TraceBuilder("a run", predicted_plans=1)
+    operator = builder.operator("aten.convolution", phase=builder.phase(1, "forward"))
+    builder.alloc(GIB, operator)
+    builder.free(builder.alloc(GIB, operator, label="cuDNN workspace (estimate)"), operator)
+    estimate = replay_trace(builder.build(), device="A100-40GB", alloc_conf="", torch_version="2.13")
+    assert (estimate.allocated, estimate.interval("allocated")[0]) == (2 * GIB, GIB)
+    assert estimate.interval("reserved")[0] == GIB
+
+
 @pytest.mark.parametrize(
     "name", ["T4-16GB", "A100-40GB", "RTX-3090", "RTX-4090", "H200-141GB", "B200", "RTX-5090", "MI300X"]
 )

@@ -143,11 +143,27 @@ def test_room_is_enough_for_what_was_weighed_and_not_for_any_number() -> None:
         ).times
 
     assert times() == times(Code.ALL_SELECTED) == times(Code.ONLY_LOGGED) == 1
-    assert times(Code.NOT_CHECKED) == times(Code.ANSWERED_YES, Code.NOT_MODELLED) == 50
-    assert times(Code.WHOLE_NUMBER) == 50  # of any size too, but more than ten recorded programs had it
-    for code in (Code.NUMBER, Code.DRAWN, Code.PROGRAM_FAILED, Code.UNKNOWN):
+    assert times(Code.NOT_MODELLED) == times(Code.ANSWERED_YES, Code.DRAWN) == times(Code.NOT_CHECKED, Code.DRAWN) == 50
+    for code in (Code.NUMBER, Code.PROGRAM_FAILED, Code.UNKNOWN):
         assert times(code) is None
         assert times(Code.NOT_CHECKED, code) is None
+
+
+def test_a_long_record_says_how_much_room_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times what the worst of its programs took; of any size, too, where ten programs had it."""
+
+    def times(*changes: float) -> int | None:
+        rows = {"programs": [[str(number), change, "whole_number"] for number, change in enumerate(changes)]}
+        monkeypatch.setattr(causes, "_measured", lambda: rows)
+        found = [_example(Code.WHOLE_NUMBER)]
+        (cause,) = causes.causes_of_trace(TraceBuilder("a run").build(), PEAK, found, lambda _: PEAK, _CARD)
+        return cause.times
+
+    assert times(*[0.0] * 9) is None
+    assert times(*[0.0] * 10) == 10
+    assert times(*[-0.5] * 10) == 10
+    assert times(*[0.0] * 9, 0.75) == 18
+    assert times(*[0.0] * 9, 40.0) == 50
 
 
 _CARD = device_named("A100-40GB")

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem.answering import stages
+from graphmem.answering import runs, stages
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, shape_of
 from graphmem.base.textbook import ModelShape
-from graphmem.devices import Device, custom_device
+from graphmem.devices import Device, custom_device, device_named
 from graphmem.errors import UsageError
 from graphmem.planning.layouts import search
 from graphmem.planning.layouts.axes import FRAMEWORKS, Job, Layout, space
@@ -29,6 +29,7 @@ from graphmem.planning.layouts.communication import Links, Sent, sent
 from graphmem.planning.layouts.configuration import accelerate, files_of
 from graphmem.planning.layouts.cost import cost_of
 from graphmem.planning.layouts.search import Search, needs_no_more
+from graphmem.run import Run
 from graphmem.training import Training, ZeRO
 from graphmem.units import GIB, MIB
 from tests.support.examples import examples
@@ -384,6 +385,25 @@ def test_a_plan_captures_the_cheapest_and_says_why_not_the_others(tiny: str) -> 
     assert document["schema"] == "graphmem.plan/1"
     assert len(document["fitting"]) + len(document["others"]) == len(space(found.job))
     assert json.loads(json.dumps(document)) == document
+
+
+def test_the_other_loop_of_the_best_layout_is_no_capture_of_its_own(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops, record = [], runs.record
+
+    def noted(question: Question, *others: Any) -> Run:
+        assert isinstance(question.step, Training)
+        loops.append(question.step.loop)
+        return record(question, *others)
+
+    monkeypatch.setattr(runs, "record", noted)
+    found = graphmem.plan(tiny, gpus="4xA100-80GB", global_batch=8, seq_len=64, frameworks=["ddp"], confirm=1)
+    (dropped,) = [one for one in found.advice if one.option == "--loop drop"]
+    assert loops == ["hold", "hold"]  # the best layout, and gradients as views of its buckets
+    assert found.best is not None
+    layout = found.best.layout
+    alone = replace(layout.training(replace(found.job.step, loop="drop")), rank=layout.ranks[0])
+    itself = graphmem.analyze(tiny, device=device_named("A100-80GB"), batch=layout.rows, seq_len=64, training=alone)
+    assert dropped.device_bytes == itself.device
 
 
 def test_a_card_that_is_too_small_for_the_best_layout(tiny: str) -> None:

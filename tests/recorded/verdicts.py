@@ -4,7 +4,8 @@ Every recorded whole program is answered as a user is answered, without a cuDNN 
 recurrent networks, with the one that PATH names asked too. A row of ``verdicts.jsonl`` beside the recordings has the
 claims about the allocated and the reserved peak (predicted, least, most) with what was recorded, the verdict, and the
 causes of doubt. Programs whose packages are not installed keep their rows. ``reports/verdicts.md`` is made of the
-rows, and so are the records of diagnostics in ``graphmem/answering/causes/measured.json``.
+rows, and so are the short table of ``graphmem accuracy`` and the records of diagnostics in
+``graphmem/answering/causes/measured.json``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 ROWS = places.PYTORCH / "verdicts.jsonl"
 REPORT = places.ROOT / "reports" / "verdicts.md"
+#: The table of the accuracy report.
+SHORT = places.ROOT / "graphmem" / "accuracy" / "published" / "verdicts.json"
 KINDS = ("left_early", "everyday", "libraries", "generations", "written", "sharded")
 #: For one program, both ways of cuDNN.
 _SECONDS = 1800
@@ -61,8 +64,17 @@ def main(arguments: Sequence[str]) -> int:
             rows = rows if not made else kept | {_key(row): row for row in made}
             write(list(rows.values()))
     spreads.replace_rows("programs", "", [_record(row) for row in rows.values() if row["cudnn"] != PREDICTED])
-    REPORT.write_text(report(read()), encoding="utf-8")
+    write_tables(read())
     return 0
+
+
+def write_tables(rows: Sequence[Row]) -> None:
+    """The page, and the short table of the accuracy report."""
+    REPORT.write_text(report(rows), encoding="utf-8")
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in _short(rows))
+    SHORT.write_text(
+        f'{{\n"command": "python -m tests.recorded.verdicts",\n"rows": [\n{lines}\n]\n}}\n', encoding="utf-8"
+    )
 
 
 def _programs(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -241,13 +253,23 @@ def _is_equal(row: Row) -> bool:
     return all(row[level][0] == row[level][3] for level in LEVELS)
 
 
+def _short(rows: Sequence[Row]) -> list[list[object]]:
+    """The rows by what is known of cuDNN's plans."""
+    modes = sorted({row["cudnn"] for row in rows})
+    return [_cells(f"cuDNN {mode}", [row for row in rows if row["cudnn"] == mode]) for mode in modes]
+
+
 def _line(name: str, rows: Sequence[Row]) -> str:
+    return _row_of(_cells(name, rows))
+
+
+def _cells(name: str, rows: Sequence[Row]) -> list[object]:
     cells: list[object] = [name, len(rows), sum(map(_is_equal, rows))]
     for kind in ("exact", "interval", "open"):
         claimed = [row for row in rows if claim(row["reserved"]) == kind]
         cells += [len(claimed), sum(is_met(row[level]) for row in claimed for level in LEVELS) // len(LEVELS)]
     likely = [row for row in rows if row["verdict"].startswith("likely")]
-    return _row_of([*cells, len(likely), sum(map(_is_equal, likely))])
+    return [*cells, len(likely), sum(map(_is_equal, likely))]
 
 
 def _cause(name: str, rows: Sequence[Row]) -> str:

@@ -66,6 +66,14 @@ def cited() -> Any:
     return parse_json(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))
 
 
+def verdicts() -> Any:
+    """Rows of verdicts against truth on recorded whole programs, which come with graphmem: the words of a row, and its
+    numbers, as :data:`graphmem.accuracy.report.VERDICTS` names them."""
+    return parse_json(files("graphmem.accuracy.published").joinpath("verdicts.json").read_text(encoding="utf-8"))[
+        "rows"
+    ]
+
+
 def _cases_of(table: Mapping[str, Any], programs: Path) -> list[Found]:
     found: list[Found] = []
     for source in table["sources"]:

@@ -9,6 +9,7 @@ were recorded. :mod:`graphmem.base.figures` describes how causes add up, and add
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -29,6 +30,7 @@ from graphmem.base.figures import (
     Spread,
     bounded,
     cause_of,
+    down_to,
     seen,
     unknown,
 )
@@ -80,7 +82,7 @@ def causes_of_trace(
         *_of_garbage(trace),
         *_of_diagnostics(diagnostics, peak, tried or {}),
     )
-    return [*_of_plans(trace, peak, device), *filter(None, sized), *of_codes]
+    return [*_of_plans(trace, peak, rerun, device), *filter(None, sized), *of_codes]
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,19 @@ def _resized(trace: Trace, storages: Sequence[int], size: Callable[[int], int]) 
     )
 
 
-def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
+def _of_plans(trace: Trace, peak: Peak, rerun: Callable[[Trace], Peak], device: Device) -> Iterator[Cause]:
     """As parts of their peaks, how those of networks that no tree was grown from change once cuDNN is asked: workspaces
-    move the peak, and memory reserved for them is used by others later, so that a small one may move much."""
+    move the peak, and memory reserved for them is used by others later, so that a small one may move much. Down to the
+    trace without the workspaces that are predicted, as plans may need none."""
     if trace.predicted_plans:
         cause = _as_networks("cuDNN's plans", f"of {trace.predicted_plans} shapes predicted", peak, device)
-        yield replace(cause, remedy="--cudnn PATH asks a cuDNN")
+        predicted = [index for index, storage in enumerate(trace.storages) if storage.label == CUDNN_ESTIMATE]
+        without = rerun(_resized(trace, predicted, lambda _: 0)) if predicted else peak
+        spreads = {
+            level: down_to(spread, _between(peak, [without], level).points[0][1])
+            for level, spread in cause.spreads.items()
+        }
+        yield replace(cause, spreads=spreads, remedy="--cudnn PATH asks a cuDNN")
 
 
 def _as_networks(name: str, source: str, peak: Peak, device: Device) -> Cause:
@@ -215,20 +224,30 @@ def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mappin
 
 
 def _open(name: str, source: str, found: Sequence[Diagnostic]) -> Cause:
-    """A cause with an end that nothing bounds. Much room is enough, but for diagnostics of any size of which too few
-    programs were recorded."""
+    """A cause with an end that nothing bounds. Much room is enough, and less where its record is long; but none for
+    diagnostics of any size of which too few programs were recorded."""
     effects = {one.effect for one in found}
     spread = Spread(below=any(_OPEN[one].below for one in effects), above=any(_OPEN[one].above for one in effects))
     codes = {one.code.name.lower() for one in found}
+    records = {code: Record(_changes({code})) for code in codes}
     of_any_size = {one.code.name.lower() for one in found if one.meaning.any_size}
-    times = None if any(len(_changes({code})) < _ENOUGH for code in of_any_size) else MOST_TIMES
-    record = Record(_changes(codes)) if all(map(_changes, ({code} for code in codes))) else None
+    is_any = any(len(records[code].changes) < _ENOUGH for code in of_any_size)
+    times = None if is_any else max(map(_times, records.values()))
+    record = Record(_changes(codes)) if all(one.changes for one in records.values()) else None
     spreads = dict.fromkeys(TRACE_LEVELS, spread)
     return Cause(name, UNKNOWN, source, spreads, times=times, record=record, remedy=REMEDIES.get(name, ""))
 
 
-#: Recorded programs from which on a record shows of which size a cause is.
-_ENOUGH = 10
+#: Recorded programs from which on a record shows of which size a cause is; room is enough for as many times the most
+#: that any of those took.
+_ENOUGH, _BEYOND = 10, 10
+
+
+def _times(record: Record) -> int:
+    """How many times the reserved peak are room enough for a diagnostic with this record."""
+    if len(record.changes) < _ENOUGH:
+        return MOST_TIMES
+    return min(MOST_TIMES, math.ceil(_BEYOND * (1 + max(0.0, *record.changes))))
 
 
 def _changes(codes: set[str]) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from graphmem.capture.compile.frame_evaluation import (
     without_validation,
 )
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
+from graphmem.capture.device.unnoticed import Hiding, NoTensor
 from graphmem.capture.patches import Patches, constant, ignored_warnings
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch
@@ -276,6 +277,16 @@ def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
     # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
     patches.where_found([convert_frame], dict.fromkeys(_ASKING_FOR_MODES, constant(False)))
     patches.share(torch.compiler, "is_compiling", _compiling_here(torch.compiler.is_compiling, patches.threads))
+    module_variable = private("torch._dynamo.variables.misc.PythonModuleVariable", _LOST)
+    patches.around(module_variable, {"var_getattr": _name_in_module})
+
+
+def _name_in_module(original: Callable[..., Any], variable: Any, transaction: Any, name: str) -> Any:
+    """A name in a module, in traced code. What ``torch._subclasses.FakeTensor`` is depends on who asks, and compiled
+    code is valid while it is what it was: the class that libraries find is traced as a constant."""
+    if name == "FakeTensor" and isinstance(variable.value, Hiding):
+        return variable.build(transaction, NoTensor)
+    return original(variable, transaction, name)
 
 
 def _compiling_here(original: Callable[[], bool], threads: Threads) -> Callable[[], bool]:

@@ -37,6 +37,7 @@ def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: Recorder
     """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows, and generators take states that ``values``
     knows."""
     patches.table(torch._C, {f"_cuda_{name}": function for name, function in _C_FUNCTIONS.items()})
+    patches.set(torch._C, "_cuda_getCurrentRawStream", lambda *_: book.streams.current)
     patches.set(torch._C, "_CudaDeviceProperties", _Properties)
     _patch_functions(patches, shown_card)
     _patch_generators(patches, values)

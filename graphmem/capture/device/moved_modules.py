@@ -20,11 +20,7 @@ from graphmem.capture.device.borrowed import Borrowed, is_fake
 from graphmem.capture.device.factories import moved_lazy
 from graphmem.capture.patches import Patches
 from graphmem.capture.torch_internals import FakeTensor, is_traceable_wrapper_subclass
-from graphmem.errors import CaptureError
 
-_OF_TORCHSCRIPT = (
-    "TorchScript runs outside Python, where an analysis cannot follow it; analyse the module before torch.jit"
-)
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -46,8 +42,6 @@ def _apply_of(borrowed: Borrowed, originals: _Originals) -> Callable[..., nn.Mod
     """``Module._apply``."""
 
     def apply(self: nn.Module, fn: _Convert, recurse: bool = True) -> nn.Module:
-        if isinstance(self, torch.jit.ScriptModule):
-            raise CaptureError(_OF_TORCHSCRIPT)
         originals.note(self)
         for module in self.children() if recurse else ():
             module._apply(fn)

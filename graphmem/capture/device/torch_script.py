@@ -1,42 +1,71 @@
-"""TorchScript: what it is made of is Python, and runs as that, as it does with PyTorch's own switch ``PYTORCH_JIT=0``.
+"""TorchScript: PyTorch's own executor runs scripted code in C++, whose operators pass through the modes of a capture.
 
-A scripted function runs in C++, below Python, and its fuser joins element-wise operators after some runs: what they
-would have kept between them is then not there on a card. Such a step may need less than is found here, with a remark.
+A function's first run is its operators one by one. From the second on, what needs a gradient is taken out of autograd
+and run with TorchScript's own derivatives, which keep other tensors (``ProfilingGraphExecutorImpl``,
+torch/csrc/jit/runtime/profiling_graph_executor_impl.cpp). On a card the fuser joins element-wise operators of later
+runs: what they kept between them is gone, and their results are all there at once. Here nothing is fused: a later
+backward pass takes what the first one of its derivatives took, which a fused one seldom exceeds.
+
+Code that asks a tensor for its device is told ``meta`` by C++, and runs as the Python that it is made of.
 """
 
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from collections.abc import Callable
 from functools import partial, reduce
-from types import FunctionType
+from typing import Any
 
 import torch
 
 from graphmem.capture.patches import Patches, around
 from graphmem.diagnostics import Code, Diagnostic
+from graphmem.torch_names import private
+
+_ASKS_DEVICE = re.compile(r"= (prim::device|prim::is_\w+|aten::is_(cuda|cpu|meta)|aten::get_device)\(")
+#: Runs before the executor optimizes what it runs: more than there are.
+_NEVER = 2**31
+
+_set_profiled_runs: Any = private(
+    "torch._C._jit_set_num_profiled_runs", "gradients of scripted code may keep more", lambda runs: runs
+)
 
 
 def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -> None:
-    """Leave functions, classes and modules as they are until ``patches`` are undone, but PyTorch's own, which go into
-    tables of its own; the others are given to ``remark``."""
+    """Compile what is scripted, and run it unfused, until ``patches`` are undone. ``remark`` is told what ran."""
 
     def script(original: Callable[..., object], obj: object, *args: object, **kwargs: object) -> object:
         obj = getattr(obj, "__original_fn", obj)
-        if isinstance(obj, (type, FunctionType)) and obj.__module__.startswith("torch."):
+        if isinstance(obj, type):
             return original(obj, *args, **{"_rcb": partial(_named_in, obj.__module__), **kwargs})
+        scripted = original(obj, *args, **kwargs)
+        if "_rcb" in kwargs or not _ASKS_DEVICE.search(str(getattr(scripted, "inlined_graph", ""))):
+            return scripted  # with a resolution callback: a part of what is being compiled
         remark(Code.SCRIPT_AS_PYTHON.about())
         return obj
 
-    functions: dict[str, Callable[..., object]] = {
-        "script": script,
-        "freeze": _unless_python,
-        "optimize_for_inference": _unless_python,
-    }
-    patches.around(torch.jit, functions)
+    def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        remark(Code.SCRIPT_UNFUSED.about())
+        return original(*args, **kwargs)
+
+    patches.around(torch.jit, {"script": script, "freeze": _unless_python, "optimize_for_inference": _unless_python})
+    for called in (torch.jit.ScriptFunction, torch.ScriptMethod):
+        patches.around(called, {"__call__": call})
+    for path in ("torch.autograd.graph._engine_run_backward", "torch.autograd._engine_run_backward"):
+        patches.wrap(path, "gradients of scripted code may keep more", around(_without_optimizing))
     lost = "PyTorch's own modules that are scripted fail"
     patches.wrap("torch.jit._builtins._find_builtin", lost, around(_builtin_behind))
+
+
+def _without_optimizing(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """A backward pass in which derivatives that run for the first time are not optimized later."""
+    before = _set_profiled_runs(_NEVER)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _set_profiled_runs(before)
 
 
 def _named_in(module: str, name: str) -> object:

@@ -52,7 +52,7 @@ class NoTensor:
     """Stands for ``FakeTensor`` in libraries: nothing is an instance of it."""
 
 
-class _Hiding(ModuleType):
+class Hiding(ModuleType):
     """A module of PyTorch that shows ``FakeTensor`` to PyTorch and to graphmem only."""
 
     @property
@@ -75,7 +75,7 @@ def unnoticed() -> Iterator[None]:
     hidden = (_subclasses, fake_tensor)
     before = [module.__class__ for module in hidden]
     for module in hidden:
-        module.__class__ = _Hiding
+        module.__class__ = Hiding
     setattr(fake_tensor, _ANSWER, _answer)
     code = _recognises and _recognises.__code__
     if code is not None:

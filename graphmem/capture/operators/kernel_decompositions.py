@@ -292,15 +292,22 @@ def _allclose(self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-
 _is_alias: Any = private("torch._C._is_alias_of", "torch.equal of a tensor and its view is computed", lambda *_: False)
 
 
-def _equal(self: Tensor, other: Tensor) -> None:
+def _equal(self: Tensor, other: Tensor) -> bool | None:
     """Sizes that differ and two names of one tensor are answered on the host."""
-    if self.shape == other.shape and self.numel() and not _is_alias(self, other):
-        same = self.eq(other)
-        same.all()
+    if self.shape != other.shape:
+        return False
+    if not self.numel():
+        return True
+    if _is_alias(self, other) and self.stride() == other.stride() and self.storage_offset() == other.storage_offset():
+        return True
+    same = self.eq(other)
+    same.all()
+    return None
 
 
-#: Comparison that answers with one Python value -> what it computes on the device before that is read.
-COMPARISONS: dict[OpOverload, Callable[..., None]] = {
+#: Comparison that answers with one Python value -> what it computes on the device before that is read, and the answer
+#: where the host has it.
+COMPARISONS: dict[OpOverload, Callable[..., bool | None]] = {
     _aten.allclose.default: _allclose,
     _aten.equal.default: _equal,
 }

@@ -70,13 +70,13 @@ def works_outside(builder: Any, row: int, spans: Iterable[tuple[int, int]]) -> b
     return False
 
 
-def repeat(storages: Storages, marks: Sequence[int], times: int) -> list[int]:
+def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[int], int]:
     """Write the iteration between the last two of three ``marks``, which are rows, up to ``times`` more, as they would
-    follow now, if it is like the one before it; the marks of the last ones that are there then. Raises
-    ``torch.OutOfMemoryError`` where the card would."""
-    builder, marks = storages.builder, list(marks)
+    follow now, if it is like the one before it; the marks of the last ones that are there then, and how many were
+    written. Raises ``torch.OutOfMemoryError`` where the card would."""
+    builder, marks, written = storages.builder, list(marks), 0
     if times < 1 or not _is_steady(builder, *marks):
-        return marks
+        return marks, written
     memory, now, seen = storages.memory, storages.operator, list[object]()
     iteration = _Iteration(storages, *marks)
     for _ in range(min(times, MOST_REPEATED, max(1, MOST_EVENTS // (marks[2] - marks[1] + 1)))):
@@ -85,10 +85,11 @@ def repeat(storages: Storages, marks: Sequence[int], times: int) -> list[int]:
             break
         seen.append(state)
         iteration.write()
+        written += 1
         marks = [*marks[1:], len(builder.rows)]
     iteration.give_to_tensors()
     storages.operator = now
-    return marks
+    return marks, written
 
 
 def _is_steady(builder: Any, before: int, begin: int, end: int) -> bool:

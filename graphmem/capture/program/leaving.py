@@ -95,7 +95,8 @@ class Leaving:
     def findings(self) -> dict[Diagnostic, int]:
         """What the reader must know of steps, runs and batches that were not followed."""
         found = self.remarks | self.epochs.remarks
-        if self.is_ending and (self._runs_begun or self.epochs.varied):
+        jumped = any(one.code is Code.NUMBERS_COMPUTED for one in self.remarks)
+        if self.is_ending and (self._runs_begun or self.epochs.varied or jumped):
             found[Code.SHORTENED.about()] = 1
         return found
 
@@ -136,24 +137,25 @@ class Leaving:
         if loops:
             loops[-1].steps_itself = True
 
-    def doubt_others(self, since: int, where: str, are_known: bool = False) -> None:
+    def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
-        ``are_known``: the batches of those are, and they explain it."""
+        ``are_known``: the batches of those are, and they explain it; ``are_written``: so are those steps, as the last
+        one, with all that each keeps."""
         self._known.update(self.log[since:] if are_known else ())
         for number in sorted({*self.log[since:]} - self._doubted):
-            found = self._doubt(number, where)
+            found = self._doubt(number, where, are_written)
             if found is not None:
                 self._doubted.add(number)
                 self.recorder.assumed[found] += 1
 
-    def _doubt(self, number: int, where: str) -> Diagnostic | None:
+    def _doubt(self, number: int, where: str, are_written: bool) -> Diagnostic | None:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         spans, steps = self._spans(number), self.log.count(number)
         if self._spans_differ(number):
             return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
-        if kept <= NUMBERS_BYTES:
+        if kept <= NUMBERS_BYTES or are_written:
             return None
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
@@ -175,6 +177,10 @@ class Leaving:
         made = Counter(self.log[self._run_start :])
         few = [number for number in {*self.log[since:]} if made[number] < self.wanted + MOST_SETTLING]
         return any(self._spans_differ(number) for number in few)
+
+    def differ(self, since: int) -> bool:
+        """Whether the last two steps of an optimizer differ, from number ``since`` on."""
+        return any(map(self._spans_differ, {*self.log[since:]}))
 
     def _spans_differ(self, number: int) -> bool:
         """Whether the last two steps of an optimizer took and gave back other bytes, with all done before each."""
@@ -357,7 +363,7 @@ class Loop:
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
-            return self._tries_another_size() or self._settles() or self._end_training()
+            return self._tries_another_size() or self._settles() or self._goes_to_other_sizes() or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
             return self._end_alike()
         return True
@@ -368,9 +374,24 @@ class Loop:
         leaving = self._leaving
         if self.runs is None:
             return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
-        if not self.steps_itself or self._ends_itself or self._items < leaving.wanted:
+        return self._may_differ() and leaving.is_settling(self._since)
+
+    def _may_differ(self) -> bool:
+        """Whether the loop's own steps would go on, and their batches do not explain what differs."""
+        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted:
             return False
-        return not any(rest.differs for rest in self._rests()) and leaving.is_settling(self._since)
+        return not any(rest.differs for rest in self._rests())
+
+    def _goes_to_other_sizes(self) -> bool:
+        """Whether a loop over numbers whose last steps differ goes on with those of which its body computes other
+        values: a context that grows with the steps, up to its largest."""
+        leaving, runs = self._leaving, self.runs
+        if runs is None or not self._may_differ() or not (runs.jumped or leaving.differ(self._since)):
+            return False
+        goes_on = runs.go_to_others()
+        if runs.jumped:
+            leaving.remarks[Code.NUMBERS_COMPUTED.about(place=self.where, followed=runs.jumped)] = 1
+        return goes_on
 
     def _end_training(self) -> bool:
         """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
@@ -385,27 +406,30 @@ class Loop:
                 return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
-        self._repeat()
+        are_written = self._repeat() and self.runs is not None
         leaving.note_end()
         if not self._ends_itself:
             are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            leaving.doubt_others(self._since, self.where, are_known)
+            leaving.doubt_others(self._since, self.where, are_known, are_written)
         return has_batches
 
-    def _repeat(self) -> None:
+    def _repeat(self) -> bool:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
-        again and again, doing nothing beside."""
+        again and again, doing nothing beside. Whether all that follow are written then."""
         leaving, rests = self._leaving, self._rests()
-        left = max((rest.left for rest in rests if rest.is_known), default=self._left)
-        left = MOST_REPEATED * self._iterations if left is None else left
+        known = max((rest.left for rest in rests if rest.is_known), default=self._left)
+        left = MOST_REPEATED * self._iterations if known is None else known
         if len(self._marks) == ALIKE_ITERATIONS:
             marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
         else:
             marks, times, whole = leaving.last_steps, left * leaving.last_whole, 0
-            times *= not leaving.works_beside(self._top[0])
-        if marks and not any(rest.varies for rest in rests):
-            leaving.last_steps = iterations.repeat(leaving.recorder.storages, marks, times)
-            leaving.last_whole = whole + times
+            if leaving.works_beside(self._top[0]):
+                known, times = None, 0
+        if not marks or any(rest.varies for rest in rests):
+            return False
+        leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
+        leaving.last_whole = whole + times
+        return known is not None and written == times
 
     def _end_alike(self) -> bool:
         leaving = self._leaving

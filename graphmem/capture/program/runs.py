@@ -23,6 +23,8 @@ _RARE = 3
 _PLAIN = (int, float, str, bool, type(None))
 _COMBINATIONS = (itertools.product, itertools.permutations, itertools.combinations)
 _LONGEST_LABEL = 60
+#: Items of a range for which values are computed ahead.
+MOST_COMPUTED = 10_000
 #: Stands for an item that is not plain.
 _OTHER = object()
 
@@ -40,6 +42,7 @@ class Runs:
         self._item: Any = None  # the last one, if it is plain: others may hold memory of the card
         self._is_setting = False
         self._peaks: list[int] = []
+        self.jumped = 0  # items of a loop with steps of its own that are followed beside the first
         self.skipped = 0  # items; unknown ones count as 1
         self.differ = False  # whether those are other items than those that are followed
 
@@ -127,9 +130,27 @@ class Runs:
     def _choose(self, rest: list[Any], is_new: bool) -> None:
         of_counter = rest if is_new else self._of_other_keys(rest)
         chosen = of_counter if self._is_counter else _distinct(rest)
-        self._ahead = chosen if len(chosen) < MOST_RUNS else _spread(chosen, MOST_RUNS - 1)
+        self._ahead = _spread(chosen, list(map(_numbers_in, chosen)))
         self.differ = len(self._ahead) < len(chosen)
         self.skipped = len(rest) - len(self._ahead) if self.differ else 0
+
+    def go_to_others(self) -> bool:
+        """Whether other items of a range follow whose own steps differ: one for every value that the body computes of
+        none before, the largest among them, and the last two, which may be alike."""
+        if self._ahead is None and self._numbers is not None:
+            at = self._numbers.index(self._item) + 1
+            seen, chosen = {repr(self._key(one)) for one in self._numbers[:at]}, dict[int, list[float]]()
+            rest = _evenly(self._numbers[at:], MOST_COMPUTED)
+            for one in rest:
+                key = self._key(one)
+                if repr(key) not in seen:
+                    seen.add(repr(key))
+                    chosen[one] = _numbers_in([part or 0 for part in key])
+            if chosen:
+                spread = _spread(list(chosen), list(chosen.values()))
+                self._ahead = [*spread, *(one for one in rest[-2:] if one not in spread)]
+                self.jumped = len(self._ahead)
+        return bool(self._ahead)
 
     def _of_other_keys(self, rest: list[Any]) -> list[Any]:
         """The first item of every key, the others of rare ones, and the item after one whose key no other has: what is
@@ -183,16 +204,24 @@ def _numbers_in(item: Any) -> list[float]:
     return [part for part in parts if isinstance(part, (int, float))]
 
 
-def _spread(items: list[Any], most: int) -> list[Any]:
-    """``most`` of the items in their order: for every number in them those where it is largest and least, the first and
-    the last, and others between."""
-    rows = [_numbers_in(item) for item in items]
+def _spread(items: list[Any], rows: list[list[float]]) -> list[Any]:
+    """Fewer than :data:`MOST_RUNS` of the items in their order: for every number in their rows those where it is
+    largest and least, the first and the last, and others between."""
+    most = MOST_RUNS - 1
+    if len(items) <= most:
+        return items
     places = range(len(items))
     wanted = {places[-1]: None, 0: None}
     for column in range(min(map(len, rows))):
         by_column = sorted(places, key=lambda at: rows[at][column])
         wanted |= {by_column[-1]: None, by_column[0]: None}
     by_sum = sorted(places, key=lambda at: -sum(rows[at]))
-    even = [places[at * (len(items) - 1) // (most - 1)] for at in range(most)]
-    wanted |= dict.fromkeys(by_sum[:2]) | dict.fromkeys(even)
+    wanted |= dict.fromkeys(by_sum[:2]) | dict.fromkeys(_evenly(places, most))
     return [items[at] for at in sorted(list(wanted)[:most])]
+
+
+def _evenly(numbers: range, most: int) -> Sequence[int]:
+    """At most so many of the numbers, the first and the last among them."""
+    if len(numbers) <= most:
+        return numbers
+    return [numbers[at * (len(numbers) - 1) // (most - 1)] for at in range(most)]

@@ -451,7 +451,9 @@ def _gradient_formula(mode: RecordingMode, call: OperatorCall) -> object:
 def _decision(mode: RecordingMode, call: OperatorCall) -> object:
     if call.func in COMPARISONS and on_device(call.args) and not call.in_backward:
         with mode:
-            COMPARISONS[call.func](*call.args, **call.kwargs)
+            answer = COMPARISONS[call.func](*call.args, **call.kwargs)
+        if answer is not None:
+            return answer
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     if known is not None:
         mode.recorder.refuse_in_graph_capture("a tensor's value is read back", call.args[0])

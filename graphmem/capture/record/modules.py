@@ -147,7 +147,7 @@ class ModuleWatch:
 
 def _is_evaluated(module: nn.Module) -> bool:
     """True if a model that is trained runs without gradients. Frozen ones do so within a training step too."""
-    if torch.is_grad_enabled() or module.training:
+    if torch.is_grad_enabled() or getattr(module, "training", False):  # a frozen ScriptModule has none
         return False
     return any(parameter.requires_grad for parameter in module.parameters())
 

@@ -275,9 +275,13 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "TorchScript",
         "device/torch_script",
-        "scripted code runs below Python, which no mode sees: it runs as the Python that it is made of",
+        "its derivatives begin in a later run, its fuser is left out; code that asks for a device, `meta` in C++, runs "
+        "as the Python that it is made of",
         (
             "torch.jit.script",
+            "torch.jit.*ScriptFunction.__call__",
+            "torch.ScriptMethod.__call__",
+            "torch.autograd.*_engine_run_backward",
             "torch.jit.freeze",
             "torch.jit.optimize_for_inference",
             "torch.jit._builtins._find_builtin",
@@ -285,7 +289,13 @@ LAYERS: tuple[Layer, ...] = (
         "patch_torch_script",
         lambda context: (context.remark,),
         lost="scripted functions and modules are refused",
-        doors=THERE,
+        doors=(
+            "torch.jit.script",
+            "torch.jit.freeze",
+            "torch.jit.optimize_for_inference",
+            "torch.jit.ScriptFunction.__call__",
+            "torch.ScriptMethod.__call__",
+        ),
     ),
     Layer(
         "read-back",
@@ -391,6 +401,7 @@ LAYERS: tuple[Layer, ...] = (
         "numbered_as_on_a_card",
         keeps=lambda context, made: setattr(context, "numbers", made),
         lost="the order in which gradients of gradients are computed may be another one",
+        again=("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward"),
     ),
     Layer(
         "bitsandbytes",

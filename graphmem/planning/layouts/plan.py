@@ -153,10 +153,20 @@ def plan(
             "give a multiple of the number of cards"
         )
 
+    shelves: dict[tuple[Layout, int], RunCache] = {}  # of layouts that fit: advice may ask for their other loop
+
     def capture(layout: Layout, say: Progress, **changed: object) -> tuple[Estimate, str]:
         arguments = _asked(asked, layout, step, changed)
-        each = [replace(arguments["training"], rank=rank) for rank in layout.ranks]
-        found = [_captured(Question(model, example_inputs, **{**arguments, "training": one}), say) for one in each]
+        found = []
+        for rank in layout.ranks:
+            question = Question(
+                model, example_inputs, **{**arguments, "training": replace(arguments["training"], rank=rank)}
+            )
+            shelf = shelves.get((layout, rank), RunCache())
+            found.append(_captured(question, shelf, say))
+            fit = found[-1][0].fit
+            if advice and fit is not None and fit.fits:
+                shelves[layout, rank] = shelf
         return max(found, key=lambda one: (one[0].fit is not None and not one[0].fit.fits, one[0].device))
 
     chosen = links or links_of(cluster.card.name)
@@ -185,10 +195,9 @@ def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dic
     return {"top": 0, **options, "batch": layout.rows, "training": training, **changed}
 
 
-def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate, str]:
-    """Of one process. Where it does not fit as it is, and nobody chose the allocator's options, the same events with
-    segments that grow."""
-    shelf = RunCache()
+def _captured(question: Question, shelf: RunCache, say: Callable[[str], None]) -> tuple[Estimate, str]:
+    """Of one process, whose run is kept on ``shelf``. Where it does not fit as it is, and nobody chose the allocator's
+    options, the same events with segments that grow."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks, again and again
         estimate = stages.estimate_of(question, shelf, say)

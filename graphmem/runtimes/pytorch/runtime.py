@@ -11,15 +11,13 @@ from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.base import versions
+from graphmem.base.figures import BOUNDS, Cause, bounded
 from graphmem.devices import Device
-from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import Findings
 from graphmem.replay import replay
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
 from graphmem.trace import EventKind, Trace
-from graphmem.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class PyTorch(Runtime[PyTorchOptions]):
         )
         if not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
-        return replace(runs, findings=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
+        return replace(runs, find_doubts=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
 
     def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory:
         """The allocator that a captured program finds."""
@@ -101,13 +99,9 @@ class PyTorch(Runtime[PyTorchOptions]):
 RUNTIME = PyTorch()
 
 
-#: Share of the reserved bytes above which a remark names late events.
-_WORTH_A_REMARK = 0.01
-
-
-def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> Findings:
-    """What would be reserved if no event of another stream were ready before the program synchronizes, where a run
-    reserves ``reserved_bytes``.
+def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> Iterator[Cause]:
+    """More than ``reserved_bytes`` are reserved where events of other streams are late: up to what it is if none were
+    ready before the program synchronizes.
 
     A tensor that another stream uses (``record_stream``) is freed when that stream's work is done, which takes time
     that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst,
@@ -115,16 +109,14 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
     """
     driver = CudaDriver(event_lag=None)
     late = replay(trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=driver))
-    peaks = {"reserved_bytes": late.peak_reserved_bytes, "allocated_bytes": late.peak_allocated_bytes}
     more = late.peak_reserved_bytes - reserved_bytes
-    if more <= _WORTH_A_REMARK * reserved_bytes:
-        return Findings(details={"late_events": peaks})
-    words = (
-        f"work of other streams was taken to be done at once; if none were done before the program synchronizes, "
-        f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
-        "does, is not followed and makes it less)"
-    )
-    return Findings((Diagnostic(Code.NOTE, words),), {"late_events": peaks})
+    if more > 0:
+        source = (
+            "taken to be done at once; the most, if none were done before the program synchronizes (waiting for single "
+            "events, as FSDP's limit of all-gathers does, is not followed and makes it less)"
+        )
+        spreads = dict.fromkeys(("reserved", "device"), bounded(0, more))
+        yield Cause("work of other streams", BOUNDS, source, spreads)
 
 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:

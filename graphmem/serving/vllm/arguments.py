@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
-from graphmem.serving.options import flag, one_of, whole
+from graphmem.serving.options import flag, here, one_of, whole
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
 
@@ -246,7 +246,8 @@ def read(given: tuple[tuple[str, str], ...]) -> Arguments:
             continue
         if key not in _READERS:
             raise UsageError(
-                f"vLLM's option --{name.replace('_', '-')} is not followed; accepted: "
+                here(name)
+                or f"vLLM's option --{name.replace('_', '-')} is not followed; accepted: "
                 f"{', '.join('--' + one.replace('_', '-') for one in sorted(_READERS))}, and options without effect "
                 "on memory"
             )
