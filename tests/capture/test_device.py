@@ -498,7 +498,7 @@ def test_scripted_code_has_its_own_derivatives_from_the_second_run_on() -> None:
                 found.append(torch.cuda.max_memory_allocated())
 
         setting = Setting(H100, TORCH_VERSION)
-        memory = RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False)
+        memory = RUNTIME.live(RUNTIME.parse("", setting), setting, room=0)
         capture(lambda _: step(), source="test", device=H100, torch_version=TORCH_VERSION, memory=memory)
         return found
 

@@ -83,15 +83,17 @@ def test_a_predicted_plan_is_a_doubt() -> None:
     assert estimate.fit.verdict == "yes"
 
 
-@pytest.mark.parametrize("step", [reading, drawing])
-def test_a_value_that_decides_a_size_is_one(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a share where no recorded program had it."""
+@pytest.mark.parametrize(("step", "verdict"), [(reading, ("likely", None)), (drawing, ("yes", 1.0))])
+def test_a_value_that_decides_a_size_is_one(
+    step: Any, verdict: tuple[str, float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a share where no recorded program had it. One that is drawn is a possible one: much room is enough."""
     monkeypatch.setattr(causes, "_changes", lambda codes: ())
     estimate = _analysed(step, torch_version="2.13")
     assert _names(estimate) == ["values assumed"]
     assert estimate.interval("reserved") == (None, None)
     assert estimate.fit is not None
-    assert (estimate.fit.verdict, estimate.fit.probability) == ("likely", None)
+    assert (estimate.fit.verdict, estimate.fit.probability) == verdict
 
 
 def test_a_version_that_was_not_recorded_lies_between_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.analyze import analyze
-from graphmem.capture.program.loops import BEGIN, CALLS, GOES_ON, OVER, compiled
+from graphmem.capture.program.loops import BEGIN, CALLS, GO_ON, GOES_ON, LEFT, OVER, compiled
 from graphmem.devices import custom_device
 from graphmem.diagnostics import Code
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
@@ -124,6 +124,17 @@ LOOPS = {
         3,
         "15",
     ),
+    "something every so often": (
+        "for i in range(300):\n    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(*seen)",
+        7,
+        "step step step step 49 step step 99 step",
+    ),
+    "something every so often beside a loader": (
+        "def batches():\n    while True: yield from DataLoader(TensorDataset(torch.zeros(9, 4)))\ndata = batches()\n"
+        "for i in range(300):\n    next(data)\n    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(*seen)",
+        7,
+        "step step step step 49 step step 99 step",
+    ),
     "a step left over": (
         "for i in range(99):\n    model(x()).sum().backward()\n    if i % 2: optimizer.step()\n"
         "optimizer.step()\nprint(i)",
@@ -173,6 +184,13 @@ RUNS = {
     "phases": (
         "for phase in ('train', 'val'):\n    if phase == 'train': fit(8, data)\n    else: seen.append(1)",
         [8],
+        [],
+    ),
+    "a number that others are told": (
+        "from operator import mul\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for epoch in range(50):\n    width = mul(8, epoch)\n    for (batch,) in data:\n"
+        "        model(batch.cuda()).sum().backward()\n        opt.step()\n        seen.append(width)",
+        [0, 8, 392],
         [],
     ),
     "many that are alike": ("for fold in range(300): fit(8, data)", [8] * 7, ["0"] * 7),
@@ -272,7 +290,33 @@ def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.Captu
     source = "try:\n    list(map(lambda _: train_step(), range(3000)))\nexcept Exception: print('caught')"
     estimate = run(tmp_path, source)
     assert said(capsys) == ""
-    assert ending(estimate) == ("left", 3, 0, "")
+    assert ending(estimate) == ("left", 4, 0, "")
+
+
+_CALL = "timeit.timeit(train_step, number=99)"
+#: (what calls a library that trains, what has been done behind it, how it ended)
+LIBRARIES = {
+    "called": (_CALL, "step step step", "shortened"),
+    "called in a function": (f"def main():\n    {_CALL}\nmain()", "step step step", "shortened"),
+    "called twice": (f"{_CALL}\n{_CALL}", "step " * 7, "shortened"),
+    "taking turns": (
+        "other = torch.optim.SGD(model.parameters(), 1.0)\ndef turn():\n    train_step()\n    loss = model(x()).sum()\n"
+        "    loss.backward()\n    other.step()\n    seen.append('other')\ntimeit.timeit(turn, number=99)",
+        "step other step other step other step",
+        "shortened",
+    ),
+    "in a function that would go on": (f"def main():\n    value = {_CALL}\n    print(value)\nmain()", "", "left"),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_program_goes_on_behind_a_library_that_trains(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, says, how = LIBRARIES[name]
+    estimate = run(tmp_path, f"import timeit\n{source}\nprint(*seen)")
+    assert said(capsys) == says.strip()
+    assert ending(estimate)[0] == how
 
 
 def test_as_many_iterations_as_asked_for(tmp_path: Path) -> None:
@@ -309,6 +353,8 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
         "the first differ",
         "differ with equal batches",
         "keep",
+        "keep to an end that is near",
+        "keep in a while loop",
         "keep a number for a log",
     ],
 )
@@ -547,6 +593,8 @@ def f():
         out.append("never")
     while (n := n - 1) > 0: out.append(n)
     out.extend(x for x in g())
+    try: out.index("nothing")
+    except ValueError: out.append("not there")
     return out
 def g():
     for i in range(2):
@@ -565,6 +613,8 @@ answer = f(), C.k
         BEGIN: lambda where, **_: where,
         GOES_ON: lambda loop: True,
         CALLS: lambda *_, **__: None,
+        LEFT: KeyError,
+        GO_ON: lambda: None,
     }
     exec(compiled(source, "train.py"), rewritten)
     assert rewritten["answer"] == plain["answer"]
@@ -812,7 +862,7 @@ def test_a_loader_that_a_library_opens_anew_at_its_end_is_left(tmp_path: Path, m
     source = (
         "import cycling\ncycling.train(DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2), train_step, 100)"
     )
-    assert ending(run(tmp_path, source)) == ("left", 3, 0, "")
+    assert ending(run(tmp_path, source)) == ("shortened", 3, 0, "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

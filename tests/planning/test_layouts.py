@@ -363,6 +363,24 @@ def test_the_first_that_fits_is_the_cheapest_of_those_that_do(data: st.DataObjec
         assert min(chosen, key=lambda one: one.order) is min(fit, key=lambda one: one.order)
 
 
+def test_what_fails_where_nothing_is_left_to_shard_says_nothing_of_the_others() -> None:
+    asked = job(sequences=32)
+    shared = next(one for one in space(asked) if one.wrapper == "fsdp" and one.shards > 1)
+    alone = replace(shared, tensor=shared.processes)
+    others = [replace(shared, tensor=2), replace(alone, micro_batch=alone.micro_batch + 1)]
+
+    def refused(layout: Layout, say: Progress) -> Any:
+        raise UsageError("sharded and whole parameters in one list")
+
+    found = Search(asked, Links(450), 1, refused, lambda _: None)
+    found.candidates = [found._candidate(one) for one in (alone, *others)]
+    for one in found.candidates:
+        one.status = search.OPEN
+    found._confirm(found.candidates[0])
+    assert alone.shards == 1 < others[0].shards
+    assert [one.status for one in found.candidates] == [search.FAILED, search.OPEN, search.FAILED]
+
+
 def test_a_single_capture_is_of_one_that_surely_fits_and_not_of_the_smallest() -> None:
     asked = job(sequences=32)
     run = Search(asked, Links(450), 1, needing(lambda layout: bound(asked, layout).bytes, asked), lambda _: None)

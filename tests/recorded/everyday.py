@@ -56,7 +56,7 @@ class EverydayProgram:
 
         sys.argv = [str(self.path)]
         sys.path.insert(0, str(self.path.parent))
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # what it saves is left there
             tempfile.tempdir = folder
             try:
                 return runpy.run_path(str(self.path), run_name="__main__")

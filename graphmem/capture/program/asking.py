@@ -19,6 +19,7 @@ from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
 from graphmem.capture.program.leaving import Leaving, Left, Loop
 from graphmem.capture.program.loop_state import Lists
+from graphmem.capture.program.places import calls_a_library
 from graphmem.capture.program.runs import Key, Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
@@ -128,12 +129,13 @@ class Loops:
         calls: tuple[str, ...] = (),
         name: str = "",
         keys: Sequence[Key] = (),
+        is_handed_on: bool = False,
     ) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
         ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls; ``name`` of its items,
-        and the ``keys`` that it computes from them."""
+        and the ``keys`` that it computes from them, which ``is_handed_on`` to functions of others."""
         numbers = _range(items)
-        runs = Runs(items, name, numbers, keys)
+        runs = Runs(items, name, numbers, keys, is_handed_on)
         recorder = self._leaving.recorder
         can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
         if (is_even or is_numbered) and can_probe and numbers is not None and len(numbers) >= FEWEST:
@@ -144,6 +146,15 @@ class Loops:
     def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
         """A ``while`` loop begins."""
         return Loop(self._leaving, where, searches, calls, Runs())
+
+    def go_on(self) -> None:
+        """Called where a statement was left: goes on behind it, if the program itself called a library there. Else
+        raises the error anew: what the program's own function, or the library's, would do yet is not seen."""
+        error = sys.exc_info()[1]
+        assert error is not None
+        if not calls_a_library(error.__traceback__, self._leaving.files):
+            raise error
+        self._leaving.go_on(error)
 
     def know(self, file: str, /, **calls: tuple[str, ...]) -> None:
         """Note a file of the program, and what its functions call."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 _PURE = (
     ast.Attribute, ast.BinOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Dict, ast.IfExp, ast.List, ast.Name, ast.Set,
@@ -28,6 +28,7 @@ _TOLD = frozenset(
     | {"save_checkpoint", "save_pretrained", "set_description", "set_epoch", "set_postfix", "state_dict", "step"}
     | {"update_description", "warn", "warning", "write"}
 )
+_COLLECTING = frozenset({"add", "append", "extend", "insert"})
 _ITEM = "__graphmem_item__"
 #: More are of no loop around training.
 _MOST_KEYS = 12
@@ -39,6 +40,19 @@ def derived(loop: ast.For) -> list[ast.expr]:
     others = _bound(loop.body) - names
     found = {ast.unparse(part): part for part in _values(loop.body, names, others)}
     return [_of_item(loop.target, part) for part in found.values()] if len(found) <= _MOST_KEYS else []
+
+
+def is_handed_on(loop: ast.For, own: Container[str]) -> bool:
+    """Whether a call in the loop, of no function of the ``own`` file, is given its number: ``loss(x, epoch)``."""
+    names = _bound([loop.target])
+    calls = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and not _is_told(node))
+    for node in calls:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = (*node.args, *(word.value for word in node.keywords))
+        is_given = any(isinstance(value, ast.Name) and value.id in names for value in given)
+        if is_given and called not in own and called not in _PURE_FUNCTIONS and called not in _COLLECTING:
+            return True
+    return False
 
 
 def _of_item(target: ast.expr, value: ast.expr) -> ast.expr:

@@ -6,6 +6,7 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
   batches do not. Of the batches that it has not come to, those that are larger follow
   (:mod:`graphmem.capture.program.epochs`);
+- a loop over numbers then goes on at those *others* at which its body tests something else, or that a library is told;
 - a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
   in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
@@ -18,7 +19,8 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
 iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch, until
 another run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a
-library, is left by an exception when an optimizer begins a step beyond the last.
+library, is left by an exception behind one step more of its optimizers; the program goes on behind the
+statement in which it called that library (:meth:`Leaving.go_on`), or is over.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class Leaving:
         self.last_whole = 0  # how many there would be of them
         self.trained: list[tuple[int, int]] = []  # the rows of the loops that trained themselves
         self._reopened = 0  # how often by a new optimizer
+        self._leaves_since: int | None = None  # in the log, once the last steps have begun of a loop that is left
+        self._gone_on = 0  # how often behind a statement that was left
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -119,13 +123,16 @@ class Leaving:
             self.remarks[Code.RUNS_SKIPPED.about(place="a loop of a library", followed=MOST_RUNS)] = 1
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises :class:`Left` at a step beyond the last that no loop has asked for. Where loops were ended there may
-        be one more, of what is left over of micro-batches."""
+        """A step beyond the last that no loop has asked for is the last one. Where loops were ended there may be one
+        more, of what is left over of micro-batches."""
         since = max((loop.asked for loop in self._active()), default=0)
         since = max(since, self._run_start, self._ended)
-        if self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending:
+        if (
+            self._leaves_since is None
+            and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
+        ):
             self.doubt_others(0, "a loop that was left")
-            raise Left
+            self._leaves_since = since
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number, builder = self._number(optimizer), self.recorder.builder
@@ -136,6 +143,16 @@ class Leaving:
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
             loops[-1].steps_itself = True
+        if self._leaves_since is not None:
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        """Raises :class:`Left` behind the last step of all optimizers that take turns: in the middle, what their
+        backward passes would free may be held."""
+        made = Counter(self.log[self._leaves_since :])
+        if made[number] <= min(made.values()) or made[number] > self.wanted + ALIKE_ITERATIONS:
+            self._leaves_since = None
+            raise Left
 
     def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
@@ -214,6 +231,14 @@ class Leaving:
         """Every optimizer makes its steps once more, and loaders have batches again."""
         self._run_start = len(self.log)
         self._finished.clear()
+
+    def go_on(self, left: BaseException) -> None:
+        """A statement was left in which a library trained, and the program goes on behind it."""
+        self._gone_on += 1
+        if self._gone_on > MOST_RUNS:
+            raise left
+        self.note_end()
+        self.begin_epoch()
 
     def note_end(self) -> None:
         """A loop that has trained ends."""
@@ -297,7 +322,7 @@ class Loop:
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self.is_of_parts = self._ends_itself = False
+        self.is_of_parts = self._ends_itself = self._is_at_others = False
         self._begin_iteration()
         leaving.begin(self)
 
@@ -356,6 +381,8 @@ class Loop:
         self.is_over = True
 
     def _wants_more(self) -> bool:
+        if self.runs is None and any(loop._is_at_others for loop in self._leaving._active()):
+            return True
         if self.is_ending:
             return self._has_batches()
         self._note_peak()
@@ -378,7 +405,7 @@ class Loop:
 
     def _may_differ(self) -> bool:
         """Whether the loop's own steps would go on, and their batches do not explain what differs."""
-        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted:
+        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted or self._is_at_others:
             return False
         return not any(rest.differs for rest in self._rests())
 
@@ -404,14 +431,33 @@ class Loop:
                 return True
             if varies:
                 return True
+        if self._goes_to_others():
+            return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
-        are_written = self._repeat() and self.runs is not None
+        if not self._is_at_others:
+            self._conclude()
         leaving.note_end()
+        return has_batches
+
+    def _conclude(self) -> None:
+        """The last iterations show what the others take."""
+        are_written = self._repeat() and self.runs is not None
         if not self._ends_itself:
             are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            leaving.doubt_others(self._since, self.where, are_known, are_written)
-        return has_batches
+            self._leaving.doubt_others(self._since, self.where, are_known, are_written)
+
+    def _goes_to_others(self) -> bool:
+        """Whether numbers follow at which the loop does what it has not done yet."""
+        if self.runs is None or self.is_fed or not self.runs.go_to_tested(self.steps_itself):
+            return False
+        if not self._is_at_others and self.steps_itself:
+            self._conclude()
+        self._is_at_others = self.steps_itself
+        if not self.steps_itself:
+            self._leaving.begin_epoch()
+            self._since = len(self._leaving.log)
+        return True
 
     def _repeat(self) -> bool:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins

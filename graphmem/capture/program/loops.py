@@ -4,6 +4,11 @@
     while test: ...         __graphmem_loop_12__ = __graphmem_begin__("train.py:12")
                             while __graphmem_goes_on__(__graphmem_loop_12__) and (test): ...
 
+Statements that call something may be left in it, as a loop of a library is, and the program goes on behind them:
+
+    model.learn(steps)      try: model.learn(steps)
+                            except __graphmem_left__: __graphmem_go_on__()
+
 They give besides the names that they call, and every file gives those of its functions
 (:mod:`graphmem.capture.program.training_calls`).
 
@@ -24,17 +29,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from graphmem.base.imports import library_folder
 from graphmem.capture.device.unnoticed import with_shown_types
 from graphmem.capture.program.asking import Loops
-from graphmem.capture.program.derived import derived
-from graphmem.capture.program.leaving import Loop
+from graphmem.capture.program.derived import derived, is_handed_on
+from graphmem.capture.program.leaving import Left, Loop
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
 OVER, BEGIN, GOES_ON = "__graphmem_over__", "__graphmem_begin__", "__graphmem_goes_on__"
 CALLS = "__graphmem_calls__"
+LEFT, GO_ON = "__graphmem_left__", "__graphmem_go_on__"
+_COMPILES = ("torch.compile", "compile")
+#: Methods in which no loop trains.
+_OF_ONE_STEP = frozenset({"step", "update"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -49,7 +58,12 @@ def with_ends(tree: ast.Module, filename: str) -> ast.Module:
     """The tree of a file of this name, its loops rewritten."""
     tree = with_shown_types(tree)
     calls = calls_by_function(tree)
-    tree = _Rewritten(Path(filename).name).visit(tree)
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    tree = _Rewritten(Path(filename).name, functions).visit(tree)
+    if not any(
+        ast.unparse(node) in _COMPILES for node in ast.walk(tree) if isinstance(node, (ast.Attribute, ast.Name))
+    ):
+        tree = _Behind().visit(tree)  # Dynamo compiles no part of a function with "try" in it, should its graph break
     tree.body.insert(_first_statement(tree), _registering(filename, calls))
     return ast.fix_missing_locations(tree)
 
@@ -73,8 +87,8 @@ def _names(names: tuple[str, ...]) -> ast.expr:
 
 
 class _Rewritten(ast.NodeTransformer):
-    def __init__(self, file: str) -> None:
-        self._file = file
+    def __init__(self, file: str, functions: set[str]) -> None:
+        self._file, self._functions = file, functions
 
     def _visit_function(self, node: Any) -> object:
         return node if _yields(node) else self.generic_visit(node)
@@ -82,12 +96,14 @@ class _Rewritten(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
 
     def visit_For(self, node: ast.For) -> ast.For:
-        calls, keys = calls_in(node), derived(node)
+        calls, keys, is_handed = calls_in(node), derived(node), is_handed_on(node, self._functions)
         self.generic_visit(node)
         node.iter = self._call(OVER, node, calls, node.iter)
         node.iter.keywords.append(ast.keyword("name", ast.Constant(ast.unparse(node.target))))
         if keys:
             node.iter.keywords.append(ast.keyword("keys", ast.Tuple(keys, ast.Load())))
+        if is_handed:
+            node.iter.keywords.append(ast.keyword("is_handed_on", ast.Constant(True)))
         if not _does_every_so_often(node):
             name = "is_numbered" if _reads(node) else "is_even"
             node.iter.keywords.append(ast.keyword(name, ast.Constant(True)))
@@ -109,6 +125,24 @@ class _Rewritten(ast.NodeTransformer):
         where = ast.Constant(f"{self._file}:{node.lineno}")
         keywords = [ast.keyword("calls", _names(calls))] if calls else []
         return ast.Call(ast.Name(function, ast.Load()), [*arguments, where, *searches], keywords)
+
+
+class _Behind(ast.NodeTransformer):
+    """Lets a module and its functions go on behind statements that are calls; methods may be compiled elsewhere."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        return node if _yields(node) else cast(ast.FunctionDef, self.generic_visit(node))
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if called is None or getattr(called, "attr", None) in _OF_ONE_STEP:
+            return node
+        behind = ast.Expr(ast.Call(ast.Name(GO_ON, ast.Load()), [], []))
+        handler = ast.ExceptHandler(ast.Name(LEFT, ast.Load()), None, [_at(behind, node)])
+        return _at(ast.Try([node], [ast.copy_location(handler, node)], [], []), node)
 
 
 def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
@@ -180,6 +214,7 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
         return loop.goes_on()
 
     called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on, CALLS: loops.know}
+    called |= {LEFT: Left, GO_ON: loops.go_on}
     for name, traced in ((OVER, _compiled_over), (BEGIN, _compiled_begin), (GOES_ON, _compiled_goes_on)):
         called[name]._torchdynamo_inline = traced
     return called

@@ -20,6 +20,8 @@ MOST_RUNS = 25
 ALIKE_RUNS = 5
 #: As many items of one key are rare.
 _RARE = 3
+#: Numbers of a long loop that are looked at, and how many of those follow that are alike.
+_MOST_TESTED, _OTHERS = 100_000, 2
 _PLAIN = (int, float, str, bool, type(None))
 _COMBINATIONS = (itertools.product, itertools.permutations, itertools.combinations)
 _LONGEST_LABEL = 60
@@ -35,8 +37,12 @@ Key = Callable[[Any], object]
 class Runs:
     """The items of a loop; ``items`` is None for a ``while`` loop. ``name``: the loop's target as it is written."""
 
-    def __init__(self, items: object = None, name: str = "", numbers: range | None = None, keys: Sequence[Key] = ()):
+    def __init__(
+        self, items: object = None, name: str = "", numbers: range | None = None, keys: Sequence[Key] = (),
+        is_handed_on: bool = False,
+    ) -> None:  # fmt: skip
         self._items, self._name, self._numbers, self._keys = items, name, numbers, keys
+        self._is_handed_on = is_handed_on
         self._iterator: Iterator[Any] = iter(())
         self._ahead: list[Any] | None = None  # the items to follow, once that is decided
         self._item: Any = None  # the last one, if it is plain: others may hold memory of the card
@@ -117,6 +123,31 @@ class Runs:
             self.skipped, self.differ = 1, not is_alike
             return False
         return True
+
+    def go_to_tested(self, steps_itself: bool) -> bool:
+        """The last numbers that were taken are alike: whether others may follow, at which the body tests something
+        that it has not found before (``if step % 500 == 0``; twice, as what it leaves the first time may still be
+        there), and the next and the last, if others are told the number."""
+        if self._numbers is None or self._ahead is not None or not isinstance(self._item, int):
+            return bool(self._ahead)
+        at = self._numbers.index(self._item) + 1
+        rest, found = self._numbers[at:][:_MOST_TESTED], Counter[str]()
+        seen, places = {self._tested(item) for item in self._numbers[:at][-_MOST_TESTED:]}, set[int]()
+        for place, item in enumerate(rest if steps_itself and self._keys else ()):
+            tested = self._tested(item)
+            found[tested] += tested not in seen
+            if 0 < found[tested] <= _OTHERS and tested not in seen:
+                places |= {place, min(place + 1, len(rest) - 1)}
+        self._ahead = [rest[place] for place in sorted(places)[: MOST_RUNS - 1]]
+        if self._is_handed_on and at < len(self._numbers) and self._numbers[-1] not in self._ahead:
+            self._ahead += dict.fromkeys((*(() if steps_itself else rest[:1]), self._numbers[-1]))
+        if not self._ahead:
+            self._ahead = None
+        return bool(self._ahead)
+
+    def _tested(self, item: Any) -> str:
+        """What the body finds true of an item, and what false."""
+        return repr([value for value in self._key(item) if isinstance(value, bool)])
 
     def _known_rest(self) -> list[Any] | None:
         """The items that are left, where they can be listed without doing anything."""

@@ -164,7 +164,8 @@ class Search:
 
 def _kind(layout: Layout) -> tuple[object, ...]:
     """The part of a layout that decides whether a framework can run it at all."""
-    return layout.wrapper, layout.tensor > 1, layout.expert > 1, layout.pipeline > 1, layout.context > 1
+    split = layout.tensor > 1, layout.expert > 1, layout.pipeline > 1, layout.context > 1
+    return layout.wrapper, layout.shards > 1, *split
 
 
 def needs_no_more(one: Layout, other: Layout) -> bool:

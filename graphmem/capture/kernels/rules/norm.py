@@ -204,15 +204,16 @@ def native_batch_norm_backward_rule(call: Call) -> Script | None:
     if reduces and mask[0] and not channels_last and max(tensor.numel(), grad.numel()) < 2**31:
         gradients.emit(0, 1, 2)
         return script
+    stats = tensor.shape[1] * _accumulate_bytes(tensor)
+    deviations = [] if training else [script.take(stats, "deviations of the running variance")]
     sums = []
     if reduces:
-        stats = tensor.shape[1] * _accumulate_bytes(tensor)
         sums = [script.take(stats, "sums per channel") for _ in range(2)]
         gradients.emit(1, 2)
         if _layout(grad) == "channels_last" and channels_last:
             _channels_last_staging(script, tensor, values=2)
     gradients.emit(0)
-    return script.give(*reversed(sums))
+    return script.give(*reversed(sums), *deviations)
 
 
 # --- SyncBatchNorm: statistics, what the processes make of them, and the rest (the same files) ------------------------
