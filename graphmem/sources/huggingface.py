@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -110,6 +111,7 @@ def _load(transformers: ModuleType, name: str) -> TorchModel:
         notes=notes,
         quantizes=True,
         masks=True,
+        layers=_layers(config),
     )
 
 
@@ -300,6 +302,8 @@ def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes:
     started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
         config.decoder_start_token_id = config.pad_token_id = 0
+    if sizes.layers is not None:
+        config = _with_layers(config, sizes.layers)
     with offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
@@ -316,6 +320,25 @@ def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes:
     remarks = () if sizes.generate is not None else _beyond_table(model, inputs)
     said = (*notes, *of_generation)
     return Built(model, inputs, None, said, lambda other: _inputs(model, task, other)[0], draft, tuple(remarks))
+
+
+def _layers(config: PreTrainedConfig) -> int | None:
+    """How many layers a model of one kind of them has; None of others."""
+    layers = getattr(config, "num_hidden_layers", None)
+    if type(layers) is not int or config.sub_configs or getattr(config, "num_decoder_layers", None) is not None:
+        return None
+    by_layer = [one for one in vars(config).values() if isinstance(one, list) and len(one) == layers]
+    return layers if all(one.count(one[0]) == layers for one in by_layer) else None
+
+
+def _with_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+    """The configuration with so many layers."""
+    chosen, had = copy.deepcopy(config), _layers(config)
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == had:
+            setattr(chosen, name, value[:1] * layers)
+    chosen.num_hidden_layers = layers
+    return chosen
 
 
 def _draft(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel | None:
