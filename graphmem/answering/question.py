@@ -55,6 +55,7 @@ class Question:
     trust: bool = False
     margin: str | None = None
     bounds: bool = False
+    layers: int | None = None  # build the model with so many; of a TorchModel that has ``layers`` to choose
 
     def __post_init__(self) -> None:
         check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations, trip_count=self.trip_count)
@@ -130,7 +131,10 @@ class Question:
         seq_len = max(lengths) if lengths else self.seq_len
         training = isinstance(step, Training)
         generate = None if isinstance(step, Training) else step.generate
-        return Sizes(self.batch, seq_len, training, self.iterations, weights, step.dtype, step.attention_mask, generate)
+        mask = step.attention_mask
+        return Sizes(
+            self.batch, seq_len, training, self.iterations, weights, step.dtype, mask, generate, layers=self.layers
+        )
 
     @cached_property
     def asked(self) -> Asked:
@@ -198,6 +202,7 @@ def capture_key(question: Question) -> CaptureKey:
         question.shapes,
         question.optimization,
         question.trust,
+        question.layers,
     )
     planner, setting = question.planner, question.setting
     if planner is not None:

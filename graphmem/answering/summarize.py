@@ -147,7 +147,7 @@ def _held(trace: Trace, position: int) -> list[HeldBytes]:
         if storage.category in _BY_LINE and storage.place == Place.DEVICE:
             operator = trace.operators[births[index]]
             by_line[operator.source or operator.name] += storage.bytes
-    return [HeldBytes(size, line) for line, size in by_line.most_common()]
+    return [HeldBytes(size, line) for line, size in by_line.most_common() if size]
 
 
 def _births(trace: Trace) -> Iterator[tuple[int, int]]:

@@ -38,7 +38,15 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
     """The card asked for, None when the user named none. Raises :class:`UsageError`."""
     if gpu_memory is None:
         return None if gpu is None else device_named(gpu)
-    return custom_device(parse_size(gpu_memory), like=gpu)
+    size = parse_size(gpu_memory)
+    try:
+        like = gpu and device_named(gpu)
+    except UsageError as error:
+        raise UsageError(
+            f"{str(error).partition(';')[0]}; --gpu-memory {gpu_memory} is a card by itself, and --gpu-like NAME says "
+            "which known one it is like otherwise (leave --gpu out)"
+        ) from None
+    return custom_device(size, like=like)
 
 
 def _card(given: Given) -> Device | None:

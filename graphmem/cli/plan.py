@@ -104,8 +104,9 @@ def plan_command(model: str, asked: Asked, form: Format, output: str | None, wri
     """Which layout of MODEL's training over several cards fits: data, sharding, tensor and expert parallelism,
     micro-batch, recomputation, offloading.
 
-    Layouts that cannot fit are refused by what they need at least; of the others the cheapest are captured, each figure
-    is such a capture, and the first one's configuration is written for its framework. For example:
+    Layouts that cannot fit are refused by what they need at least; of the others the cheapest are captured (deep models
+    with a few layers, from which all are written), and the first one's configuration is written for its framework. For
+    example:
 
     \b
       graphmem plan hf:./llama --gpus 16xH100-80GB --nodes 2 \\

@@ -14,6 +14,8 @@ from graphmem.cli.output import check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.training import amp_named, dtype_named
+from graphmem.training.data_parallel import DataParallel
+from graphmem.training.sharding import FullyShard
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class Settings:
     vary: tuple[str, ...] = option(
         REQUIRED,
         "Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
-        "(on,off), zero-grad, zero-grad-at, loop, last-batch, alloc-conf (divided by ';'), runtime, iterations, or "
-        "dim:NAME. Repeatable.",
+        "(on,off), zero-grad, zero-grad-at, loop, last-batch, compile (on, off or a mode), ddp, fsdp and tp "
+        "(processes or off), alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
         metavar="NAME=V1,V2,...",
         repeated=True,
     )
@@ -52,6 +54,14 @@ def _switch(text: str) -> bool:
     return text == "on"
 
 
+def _processes(make: Callable[[int], object]) -> Callable[[str], object]:
+    return lambda text: None if text == "off" else make(_count(text))
+
+
+def _compile_mode(text: str) -> object:
+    return {"off": None, "on": "default"}.get(text, text)
+
+
 #: Option -> (name in the library, how a value is read).
 _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "batch": ("batch", _count),
@@ -66,6 +76,10 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "zero-grad-at": ("zero_grad_at", lambda text: text.replace("-", "_")),
     "loop": ("loop", str),
     "last-batch": ("last_batch", _count),
+    "compile": ("compile", _compile_mode),
+    "ddp": ("ddp", _processes(DataParallel)),
+    "fsdp": ("fsdp", _processes(FullyShard)),
+    "tp": ("tp", _processes(int)),
     "alloc-conf": ("alloc_conf", str),
     "runtime": ("runtime", str),
     "iterations": ("iterations", _count),

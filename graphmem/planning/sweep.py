@@ -74,7 +74,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain values, memory in bytes. A row of a store has its ``figures`` in place of an estimate."""
-        settings = {name: getattr(value, "name", value) for name, value in self.settings.items()}
+        settings = {name: _plain(value) for name, value in self.settings.items()}
         found = {
             "settings": settings,
             "estimate": self.estimate.to_dict() if self.estimate else None,
@@ -357,7 +357,12 @@ def words_of(settings: Mapping[str, object]) -> dict[str, str]:
 def _value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
-    return "default" if value == "" else str(getattr(value, "name", value))
+    return "default" if value == "" else str(_plain(value))
+
+
+def _plain(value: object) -> object:
+    """A card by its name, and a way of sharing out by its number of processes."""
+    return getattr(value, "name", getattr(value, "world_size", value))
 
 
 def _in_order(rows: Mapping[int, Row]) -> Rows:

@@ -53,10 +53,8 @@ _LEVELS = ("requested", "allocated", "reserved", "device")
 
 def document(estimate: Estimate, details: bool, top: int, budget_bytes: int | None) -> Document:
     """The whole report. ``details`` adds every phase, every storage the estimate kept and its further details;
-    otherwise ``top`` storages are shown. An estimate above ``budget_bytes`` of device memory says so first."""
-    over = over_budget(estimate, budget_bytes)
-    sections = [*([section("", Text([over], "no"))] if over else []), *_sections(estimate, details, top)]
-    return _document(estimate, sections)
+    otherwise ``top`` storages are shown. What comes first is whether the device memory is within ``budget_bytes``."""
+    return _document(estimate, [*_budget(estimate, budget_bytes), *_sections(estimate, details, top)])
 
 
 def brief(estimate: Estimate) -> Document:
@@ -85,12 +83,16 @@ def _document(estimate: Estimate, sections: Sequence[Section]) -> Document:
     return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict, about=about)
 
 
-def over_budget(estimate: Estimate, budget_bytes: int | None) -> str:
-    """By how much the estimate is over the budget, in words; empty where it is not, or there is none."""
-    if budget_bytes is None or estimate.device <= budget_bytes:
-        return ""
-    over, allowed = format_bytes(estimate.device - budget_bytes), format_bytes(budget_bytes)
-    return f"OVER THE BUDGET of {allowed} by {over} of device memory."
+def _budget(estimate: Estimate, budget_bytes: int | None) -> Iterator[Section]:
+    """Whether the estimate is within the budget, where there is one."""
+    if budget_bytes is None:
+        return
+    allowed, left = format_bytes(budget_bytes), budget_bytes - estimate.device
+    if left < 0:
+        words = f"OVER THE BUDGET of {allowed} by {format_bytes(-left)} of device memory."
+    else:
+        words = f"Within the budget of {allowed}: {format_bytes(left)} of device memory left."
+    yield section("", Text([words], "no" if left < 0 else "yes"))
 
 
 def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphmem.base.records import dataclass
+from graphmem.diagnostics import Diagnostic
 from graphmem.errors import SourceError, said
 from graphmem.sources.losses import OfTargets
 from graphmem.training.generation import Generation
@@ -42,7 +43,8 @@ class OnnxModel:
 class Sizes:
     """The sizes that the user asked for; None where the source's own default applies. ``weights``, ``dtype``,
     ``attention_mask`` and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is
-    given the first, only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt."""
+    given the first, only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt.
+    ``layers``: of a model whose number of them can be chosen (:attr:`TorchModel.layers`)."""
 
     batch: int | None = None
     seq_len: int | None = None
@@ -52,6 +54,7 @@ class Sizes:
     dtype: str = "fp32"
     attention_mask: str | None = None
     generate: Generation | None = None
+    layers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class Built:
 
     ``inputs`` is a tensor, a tuple (positional) or a dict (keyword arguments); ``loss`` is a callable on the model's
     output, or None for the default, and its attribute ``targets``, if it has one, moves to the device with the inputs;
-    ``notes`` are assumptions to show. ``batch_of`` makes the inputs of another batch, where that needs no second model.
-    ``draft``: the model that drafts what it generates.
+    ``notes`` are assumptions to show, ``remarks`` what else a reader must know. ``batch_of`` makes the inputs of
+    another batch, where that needs no second model. ``draft``: the model that drafts what it generates.
     """
 
     model: Any
@@ -70,6 +73,7 @@ class Built:
     notes: tuple[str, ...] = ()
     batch_of: Callable[[Sizes], Any] | None = None
     draft: Any = None
+    remarks: tuple[Diagnostic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class TorchModel:
     itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
     building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights; ``masks``:
     its batches can carry an attention mask. ``planned``: its own ``runtime`` tells the step without a capture,
-    given the card and the cuDNN to ask; None where it does not."""
+    given the card and the cuDNN to ask; None where it does not. ``layers``: how many layers the model has, all alike,
+    where ``build`` can be asked for another number of them."""
 
     name: str
     build: Callable[[Sizes], Built | None]
@@ -90,6 +95,7 @@ class TorchModel:
     quantizes: bool = False
     masks: bool = False
     planned: Callable[[Sizes, Device, Cudnn | None], Taken | None] | None = None
+    layers: int | None = None
 
 
 def call_factory(factory: Callable[..., object], name: str, sizes: Sizes) -> Built | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from graphmem.base.documents import shown
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import SourceError, first_line
 from graphmem.sources import hub
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
@@ -109,6 +111,7 @@ def _load(transformers: ModuleType, name: str) -> TorchModel:
         notes=notes,
         quantizes=True,
         masks=True,
+        layers=_layers(config),
     )
 
 
@@ -299,6 +302,8 @@ def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes:
     started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
         config.decoder_start_token_id = config.pad_token_id = 0
+    if sizes.layers is not None:
+        config = _with_layers(config, sizes.layers)
     with offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
@@ -310,7 +315,30 @@ def _build(architecture: type[PreTrainedModel], config: PreTrainedConfig, sizes:
         of_generation = _generation_beside(model, path)
         draft = _draft(model, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, (*notes, *of_generation), lambda other: _inputs(model, task, other)[0], draft)
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # as transformers takes it, which would warn of it
+    remarks = () if sizes.generate is not None else _beyond_table(model, inputs)
+    said = (*notes, *of_generation)
+    return Built(model, inputs, None, said, lambda other: _inputs(model, task, other)[0], draft, tuple(remarks))
+
+
+def _layers(config: PreTrainedConfig) -> int | None:
+    """How many layers a model of one kind of them has; None of others."""
+    layers = getattr(config, "num_hidden_layers", None)
+    if type(layers) is not int or config.sub_configs or getattr(config, "num_decoder_layers", None) is not None:
+        return None
+    by_layer = [one for one in vars(config).values() if isinstance(one, list) and len(one) == layers]
+    return layers if all(one.count(one[0]) == layers for one in by_layer) else None
+
+
+def _with_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+    """The configuration with so many layers."""
+    chosen, had = copy.deepcopy(config), _layers(config)
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == had:
+            setattr(chosen, name, value[:1] * layers)
+    chosen.num_hidden_layers = layers
+    return chosen
 
 
 def _draft(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel | None:
@@ -498,20 +526,39 @@ _TABLES = re.compile(r"(.*\.)?(wpe|embed_positions|positions?_embed(ding)?s?|pos
 def _check_positions(model: PreTrainedModel, prompt: int, generation: Generation, notes: list[str]) -> None:
     """A card looks a position up in a table, where the model has one: raises :class:`SourceError` where it ends before
     the last token that is read. Other positions are computed, and are noted beyond those of the configuration."""
-    import torch
-
     longest = _longest(model.config.get_text_config(decoder=True))
     read = generation.max_new_tokens if model.config.is_encoder_decoder else prompt + generation.max_new_tokens - 1
     if longest is None or read <= longest:
         return
-    lookups = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
     words = f"{prompt} tokens of the prompt and {generation.max_new_tokens} generated"
-    if any(_TABLES.fullmatch(name) for name in lookups):
+    if _has_table(model):
         raise SourceError(
             f"{type(model).__name__}: {words} need {read} positions, and the model's table has {longest}; give less "
             "with --seq-len or --generate"
         )
     notes.append(f"{words} are more than the {longest} positions of the configuration")
+
+
+def _has_table(model: PreTrainedModel) -> bool:
+    """True for a model that looks its positions up, and computes none."""
+    import torch
+
+    lookups = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
+    return any(_TABLES.fullmatch(name) for name in lookups)
+
+
+def _beyond_table(model: PreTrainedModel, inputs: dict[str, Tensor | bool]) -> Iterator[Diagnostic]:
+    """That a card fails where sequences are longer than the model's table of positions."""
+    ids, longest = inputs.get("input_ids"), _longest(model.config.get_text_config(decoder=True))
+    if (
+        ids is not None
+        and not isinstance(ids, bool)
+        and longest is not None
+        and ids.shape[-1] > longest
+        and _has_table(model)
+    ):
+        words = f"{ids.shape[-1]} tokens are more than the table of {longest} positions of the model"
+        yield Diagnostic(Code.HEADLINE, f"{words}: this step would fail")
 
 
 def _attention_mask(model: PreTrainedModel, inputs: dict[str, Tensor | bool], which: str, side: str) -> Tensor:

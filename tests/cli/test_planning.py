@@ -65,6 +65,17 @@ def test_a_sweep_is_a_table_json_or_csv(model: str) -> None:
     assert run(*options).stdout.count("fits") == 4
 
 
+def test_processes_and_the_compiler_are_varied(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "m.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(256, 256), torch.zeros(8, 256)\n"
+    )
+    options = ("sweep", f"{tmp_path / 'm.py'}:make", "--vary", "ddp=off,2", "--vary", "compile=off", "--format", "json")
+    rows = json.loads(run(*options).stdout)["rows"]
+    assert [row["settings"] for row in rows] == [{"ddp": None, "compile": None}, {"ddp": 2, "compile": None}]
+    assert "DDP over 2 processes" in rows[1]["estimate"]["step"]
+
+
 def test_jobs_change_nothing_but_the_time(model: str) -> None:
     pytest.importorskip("joblib")
     options = ("sweep", model, "--vary", "batch=1,64", "--vary", "alloc-conf=enable_mem_pattern:0;io_binding:1")
@@ -90,6 +101,7 @@ def test_a_combination_that_fails_is_shown_and_makes_the_exit_code_1(model: str)
     [
         (["--vary", "colour=red"], "--vary knows no 'colour'"),
         (["--vary", "batch"], "NAME=V1,V2"),
+        (["--vary", "fsdp=two"], "--vary fsdp: 'two' is no whole number"),
         (["--vary", "batch=1,x"], "--vary batch: 'x' is no whole number"),
         (["--vary", "batch=1", "--vary", "batch=2"], "given twice"),
         (["--vary", "batch=1", "-b", "2"], "leave one out"),

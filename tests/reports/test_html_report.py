@@ -139,7 +139,8 @@ def test_a_report_over_its_budget_says_so_first() -> None:
     over = estimate.device - 1
     assert estimate.report(budget_bytes=over).startswith("OVER THE BUDGET")
     assert "OVER THE BUDGET" in estimate.report("html", budget_bytes=over).split("<h2>")[0]
-    assert "BUDGET" not in estimate.report(budget_bytes=estimate.device)
+    assert estimate.report(budget_bytes=estimate.device).startswith("Within the budget of")
+    assert "budget" not in estimate.report().lower()
 
 
 def test_printing_is_a_screen_and_a_notebook_shows_tables() -> None:

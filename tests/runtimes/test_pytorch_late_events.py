@@ -30,3 +30,14 @@ def test_the_worst_case_is_that_no_event_is_ready_before_a_synchronization(uses:
         assert estimate.interval("reserved") == (64 * MIB, 5 * 64 * MIB)
         assert estimate.interval("allocated") == (64 * MIB, 64 * MIB)
         assert "reserved 64.00 MiB to 320.00 MiB" in " ".join(estimate.report().split())
+
+
+def test_lines_that_hold_no_bytes_are_not_listed() -> None:
+    """FSDP frees the storage of a parameter that it keeps."""
+    builder = TraceBuilder("a program that holds a tensor of no bytes")
+    held = [
+        builder.alloc(size, builder.operator("aten.empty", source=f"fsdp.py:{size}"), Category.HELD) for size in (0, 8)
+    ]
+    estimate = replay_trace(builder.build(), device="A100-40GB", alloc_conf="", torch_version="2.13")
+    assert len(held) == 2
+    assert [one.source for one in estimate.held] == ["fsdp.py:8"]

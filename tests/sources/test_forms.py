@@ -212,6 +212,20 @@ def test_a_sequence_beyond_the_positions_of_the_model_is_told(tmp_path: Path) ->
     assert not any("longer" in line for line in graphmem.analyze(model, seq_len=32).assumptions)
 
 
+def test_a_sequence_beyond_a_table_of_positions_is_told_beside_the_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = '"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100, "n_positions": 32'
+    (tmp_path / "config.json").write_text(f'{{"model_type": "gpt2", {sizes}}}')
+    heads = [
+        " ".join(
+            graphmem.analyze(f"hf:{tmp_path / 'config.json'}", seq_len=length).report().split("Peak memory")[0].split()
+        )
+        for length in (40, 32)
+    ]
+    assert "40 tokens are more than the table of 32 positions of the model: this step would fail." in heads[0]
+    assert "positions" not in heads[1]
+
+
 def test_checkpointing_calls_nothing_that_transformers_has_deprecated(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)

@@ -138,6 +138,7 @@ class _Followed:
         if self._memory is not None:
             self._memory.lift_limit()
         self._notes += built.notes
+        session.recorder.assumed.update(built.remarks)
         self._run_step(session, built)
         self._iterations = session.recorder.phases.iteration
 

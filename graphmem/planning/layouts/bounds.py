@@ -121,12 +121,11 @@ class States:
 def _of_fsdp(job: Job, layout: Layout, parameters: int, trainable: int, kept: int, weight: int) -> States:
     """FSDP2's: shards among the processes of a replica, in the precision that the model has. Gradients that wait are
     whole, in the precision that they are reduced in (``FSDPParam.to_accumulated_grad_if_needed``,
-    torch/distributed/fsdp/_fully_shard/_fsdp_param.py), or shards."""
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py), or shards. A pipeline's schedule reduces them in the last
+    micro-batch (``backward_maybe_with_nosync``, torch/distributed/pipelining/stage.py)."""
     parts = layout.processes // layout.replicas // layout.pipeline
     waits = 0
-    if layout.pipeline > 1:
-        waits = 0  # the schedule decides when it reduces
-    elif layout.accumulate > 1 and layout.whole_gradients:
+    if (layout.accumulate > 1 and layout.whole_gradients) or (layout.pipeline > 1 and layout.in_flight > 1):
         each = _FP32 if job.step.amp and layout.expert == 1 else min(compute_bytes(job), _BYTES[job.step.dtype])
         waits = trainable * each * layout.shards // parts // max(1, layout.expert // layout.tensor)
     elif layout.accumulate > 1 and not layout.offload:

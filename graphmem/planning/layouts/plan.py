@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from graphmem.answering import stages
+from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, RunCache, shape_of
 from graphmem.base.spellings import also_named
@@ -132,7 +133,8 @@ def plan(
 
     ``global_batch``: of an optimizer step over all cards, in sequences or as ``1M-tokens``. ``training``: the step, by
     default AdamW with bf16 computation, fp16 on cards without it, and nothing that shares it out. ``confirm``: how many
-    layouts are captured at most; every figure of :attr:`Plan.fitting` is a capture. ``frameworks``: of ``ddp``,
+    layouts are captured at most; every figure of :attr:`Plan.fitting` is a capture, of deep models written from a few
+    layers. ``frameworks``: of ``ddp``,
     ``fsdp`` and ``deepspeed``; by default those that run here. ``links``: GB/s between the cards. ``advice``: look for
     what saves memory in the best one. ``options`` are those of :func:`graphmem.analyze`. Raises
     :class:`GraphmemError`.
@@ -196,8 +198,11 @@ def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dic
 
 
 def _captured(question: Question, shelf: RunCache, say: Callable[[str], None]) -> tuple[Estimate, str]:
-    """Of one process, whose run is kept on ``shelf``. Where it does not fit as it is, and nobody chose the allocator's
-    options, the same events with segments that grow."""
+    """Of one process, whose run is kept on ``shelf``; of a deep model by a template of its layers, where there is one.
+    Where it does not fit as it is, and nobody chose the allocator's options, the same events with segments that grow.
+    """
+    if shelf.last is None or shelf.last.other_loop is None:
+        run_of_layers(question, shelf, say)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks, again and again
         estimate = stages.estimate_of(question, shelf, say)

@@ -1,0 +1,125 @@
+"""The run of a deep model, written from captures of it with a few layers (:mod:`graphmem.capture.templates.depth`).
+
+    shelf = RunCache()
+    written = run_of_layers(question, shelf)  # None: it is captured whole
+    estimate_of(question, shelf)
+
+Three captures at least: two make the template, and a third one, event by event, proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from graphmem.answering.question import Question
+from graphmem.answering.runs import Progress, RunCache, labelled, load, silent
+from graphmem.run import Run
+from graphmem.sources import TorchModel
+from graphmem.trace import Trace, same
+from graphmem.training import Training
+
+if TYPE_CHECKING:
+    from graphmem.capture.templates.depth import DepthTemplate
+
+#: Numbers of layers that are captured: the first three, and further ones while they make no template.
+FEWEST, MOST = 4, 8
+#: A model with fewer layers is captured as fast as that.
+_WORTH_IT = 24
+
+
+def run_of_layers(question: Question, cache: RunCache, say: Progress = silent) -> Run | None:
+    """The run of a training step by a template of its layers, kept in ``cache``, without that of the other loop.
+
+    None where there is none: the layers differ, or are few, or a template refuses the step. Raises
+    :class:`GraphmemError` where the step with few layers does.
+    """
+    from graphmem.capture.loop.step import MANY_OPERATORS
+    from graphmem.capture.templates.layout import NoTemplate
+
+    layers = _layers(question)
+    if layers < _WORTH_IT:
+        return None
+    captured: dict[int, Run] = {}
+    for few in range(FEWEST, MOST + 1):
+        asked = replace(question, layers=few, iterations=_ITERATIONS)
+        run = RunCache().run(asked, labelled(say, f"with {few} of {layers} layers"))
+        captured[few] = replace(run, other_loop=None)
+        if few < FEWEST + 2:
+            continue
+        try:
+            run = _Written([captured[number] for number in range(few - 2, few + 1)], few, layers).run()
+        except NoTemplate:
+            continue
+        if _operators_of(run.trace, _ITERATIONS) <= MANY_OPERATORS:
+            return None  # so small a step runs more often
+        seen = ", ".join(str(number) for number in sorted(captured))
+        run = replace(run, notes=(*run.notes, f"by template of the captures with {seen} of its {layers} layers"))
+        cache.keep(question, run)
+        return run
+    return None
+
+
+#: Of a step of many operators (``_run_alike``, graphmem/capture/loop/step.py).
+_ITERATIONS = 2
+
+
+def _layers(question: Question) -> int:
+    """How many layers the model of a training step has; 0 where it cannot be built with fewer."""
+    step = question.step
+    if not isinstance(step, Training) or step.optimizer == "lbfgs" or step.epoch.varies or question.iterations:
+        return 0
+    if step.pp is not None:
+        return 0  # so many micro-batches of a stage's layers take as long as all layers
+    loaded = load(question)
+    return loaded.layers or 0 if isinstance(loaded, TorchModel) else 0
+
+
+def _operators_of(trace: Trace, iteration: int) -> int:
+    own = {number for number, phase in enumerate(trace.phases) if phase.iteration == iteration}
+    return sum(one.phase in own for one in trace.operators)
+
+
+class _Written:
+    """The run of ``layers`` layers from three runs, the deepest of which has ``few``."""
+
+    def __init__(self, runs: Sequence[Run], few: int, layers: int) -> None:
+        self._runs, self._few, self._layers = runs, few, layers
+
+    def run(self) -> Run:
+        """The run. Raises :class:`NoTemplate`."""
+        made = self._extended("run", self._runs)
+        assert isinstance(made, Run)
+        return made
+
+    def _extended(self, name: str, values: Sequence[Any]) -> Any:
+        """A value at ``layers`` that was these with one layer after the other: as it was, or growing with each."""
+        from graphmem.capture.templates.layout import NoTemplate
+
+        first = values[0]
+        if any(type(value) is not type(first) for value in values):
+            raise NoTemplate(f"its {name} is of another kind with another layer")
+        if isinstance(first, Trace):
+            return self._trace(values)
+        if isinstance(first, Run) or (is_dataclass(first) and not isinstance(first, type) and not _alike(values)):
+            parts = {one.name: [getattr(value, one.name) for value in values] for one in fields(first)}
+            return replace(first, **{part: self._extended(part, column) for part, column in parts.items()})
+        if type(first) is int and values[2] - values[1] == values[1] - first:
+            return values[2] + (self._layers - self._few) * (values[1] - first)
+        if not _alike(values):
+            raise NoTemplate(f"its {name} differs with another layer")
+        return first
+
+    def _trace(self, traces: Sequence[Trace]) -> Trace:
+        from graphmem.capture.templates.depth import DepthTemplate
+        from graphmem.capture.templates.layout import NoTemplate
+
+        template: DepthTemplate = DepthTemplate.learn((self._few - 1, traces[1]), (self._few, traces[2]))
+        if not same(template.at(self._few - 2), traces[0]):
+            raise NoTemplate("a capture with fewer layers is another")
+        return template.at(self._layers)
+
+
+def _alike(values: Sequence[object]) -> bool:
+    return all(value == values[0] for value in values)

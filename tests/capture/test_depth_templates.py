@@ -1,0 +1,160 @@
+"""Traces by the number of layers: what is written is what is captured, event by event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphmem import Training
+from graphmem.answering import deep
+from graphmem.answering.deep import run_of_layers
+from graphmem.answering.question import Question
+from graphmem.answering.runs import RunCache
+from graphmem.capture.templates.depth import DepthTemplate
+from graphmem.capture.templates.layout import NoTemplate
+from graphmem.run import Run
+from graphmem.trace import Category, Trace, TraceBuilder, same
+from graphmem.training import FullyShard
+from tests.support.examples import examples
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_layer": 8,
+    "vocab_size": 64, "n_positions": 32,
+}  # fmt: skip
+
+
+def written(folder: Path, config: dict[str, object]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return f"hf:{folder}"
+
+
+# --- made by hand -----------------------------------------------------------------------------------------------------
+
+
+def by_hand(layers: int, kept: tuple[int, ...], late: int, ahead: bool) -> Trace:
+    """Two steps of a model whose layers keep so many bytes each, and whose gradients are freed ``late`` layers later;
+    with ``ahead`` the buffer of the next layer is taken before the one of this layer is given back."""
+    builder = TraceBuilder("by hand")
+    of_model = builder.operator("build")
+    for layer in range(layers):
+        builder.alloc(100, of_model, Category.PARAMETER, label=f"layers.{layer}.weight")
+    for iteration in (1, 2):
+        saved = list(_forward(builder, iteration, layers, kept, ahead))
+        phase, waiting = builder.phase(iteration, "backward"), []
+        for layer in reversed(range(layers)):
+            call = builder.operator("mm", f"layers.{layer}", phase, "model.py:7")
+            waiting.append(builder.alloc(50, call, Category.GRADIENT, label=f"layers.{layer}.weight.grad"))
+            for one in saved[layer]:
+                builder.free(one, call)
+            if len(waiting) > late:
+                builder.free(waiting.pop(0), call)
+        norm = builder.operator("norm", "", phase)
+        builder.free(builder.alloc(8 * layers + 4, norm), norm)
+        for one in waiting:
+            builder.free(one, norm)
+    return builder.build()
+
+
+def _forward(
+    builder: TraceBuilder, iteration: int, layers: int, kept: tuple[int, ...], ahead: bool
+) -> Iterator[list[int]]:
+    phase, before = builder.phase(iteration, "forward"), None
+    for layer in range(layers):
+        call = builder.operator("linear", f"layers.{layer}", phase, "model.py:5")
+        saved = [builder.alloc(size, call, Category.ACTIVATION) for size in kept]
+        gathered = builder.alloc(30, call, Category.COMMUNICATION)
+        if before is not None:
+            builder.free(before, call)
+        before = gathered
+        if not ahead:
+            builder.free(gathered, call)
+            before = None
+        yield saved
+    if before is not None:
+        builder.free(before, builder.operator("end", "", phase))
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    kept=st.lists(st.integers(1, 3), max_size=4).map(tuple),
+    late=st.integers(0, 2),
+    ahead=st.booleans(),
+    layers=st.integers(6, 40),
+)
+def test_what_is_written_is_what_happens(kept: tuple[int, ...], late: int, ahead: bool, layers: int) -> None:
+    template = DepthTemplate.learn(*((few, by_hand(few, kept, late, ahead)) for few in (7, 8)))
+    assert same(template.at(layers), by_hand(layers, kept, late, ahead))
+
+
+def test_a_layer_that_is_unlike_the_others_makes_no_template() -> None:
+    def with_odd_last(layers: int) -> Trace:
+        trace = by_hand(layers, (1,), 0, False)
+        odd = replace(trace.storages[layers - 1], bytes=100 * layers * layers)
+        return replace(trace, storages=(*trace.storages[: layers - 1], odd, *trace.storages[layers:]))
+
+    for more in (7, 8):
+        with pytest.raises(NoTemplate):
+            DepthTemplate.learn((6, with_odd_last(6)), (more, with_odd_last(more)))
+
+
+# --- against captures -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [Training(), Training(amp="bf16", checkpoint_activations=True, fsdp=FullyShard(4))])
+def test_what_is_written_is_what_is_captured(tmp_path: Path, step: Training) -> None:
+    model = written(tmp_path, GPT2)
+    asked = Question(model, batch=2, seq_len=16, training=step, iterations=2)
+    captured = {few: RunCache().run(replace(asked, layers=few)).trace for few in (6, 7, 11)}
+    template = DepthTemplate.learn((6, captured[6]), (7, captured[7]))
+    assert same(template.at(11), captured[11])
+
+
+def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
+    asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=16, training=Training(dtype="bf16"), device="T4")
+    shelf, whole = RunCache(), RunCache()
+    run = run_of_layers(asked, shelf)
+    assert run is not None
+    assert shelf.run(asked) is run
+    real = whole.run(asked)
+    assert same(run.trace, real.trace)
+    assert run.notes == (*real.notes, "by template of the captures with 4, 5, 6 of its 32 layers")
+    known = {"trace": None, "notes": (), "other_loop": None}
+    assert replace(run, **known) == replace(real, **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "step"),
+    [
+        (LLAMA | {"num_hidden_layers": 12}, Training()),
+        (LLAMA | {"layer_types": ["full_attention", "sliding_attention"] * 16}, Training()),
+        (LLAMA, Training(optimizer="lbfgs")),
+    ],
+)
+def test_what_has_no_template_is_captured(tmp_path: Path, config: dict[str, object], step: Training) -> None:
+    assert run_of_layers(Question(written(tmp_path, config), batch=1, seq_len=16, training=step), RunCache()) is None
+
+
+def test_another_capture_disproves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, captured = RunCache.run, list[int | None]()
+
+    def odd(cache: RunCache, question: Question, *given: object) -> Run:
+        made = run(cache, question, *given)  # type: ignore[arg-type]
+        captured.append(question.layers)
+        first = made.trace.storages[0]
+        growing = replace(first, bytes=first.bytes + (question.layers or 0) ** 2)
+        return replace(made, trace=replace(made.trace, storages=(growing, *made.trace.storages[1:])))
+
+    monkeypatch.setattr(RunCache, "run", odd)
+    asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=16, training=Training(dtype="bf16"))
+    assert run_of_layers(asked, RunCache()) is None
+    assert captured == list(range(deep.FEWEST, deep.MOST + 1))
