@@ -70,8 +70,10 @@ def _layers(question: Question) -> int:
     step = question.step
     if not isinstance(step, Training) or step.optimizer == "lbfgs" or step.epoch.varies or question.iterations:
         return 0
-    if step.pp is not None:
-        return 0  # so many micro-batches of a stage's layers take as long as all layers
+    # Buckets of DDP and DeepSpeed, and its limit of live parameters, are filled by more layers than are captured; the
+    # compiler decides about the whole graph; and a stage's micro-batches take as long as all layers.
+    if any(one is not None for one in (step.ddp, step.zero, step.pp)) or step.compile:
+        return 0
     loaded = load(question)
     return loaded.layers or 0 if isinstance(loaded, TorchModel) else 0
 

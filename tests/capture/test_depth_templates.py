@@ -20,7 +20,7 @@ from graphmem.capture.templates.depth import DepthTemplate
 from graphmem.capture.templates.layout import NoTemplate
 from graphmem.run import Run
 from graphmem.trace import Category, Trace, TraceBuilder, same
-from graphmem.training import FullyShard
+from graphmem.training import DataParallel, FullyShard, ZeRO
 from tests.support.examples import examples
 
 LLAMA = {
@@ -138,6 +138,9 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
         (LLAMA | {"num_hidden_layers": 12}, Training()),
         (LLAMA | {"layer_types": ["full_attention", "sliding_attention"] * 16}, Training()),
         (LLAMA, Training(optimizer="lbfgs")),
+        (LLAMA, Training(ddp=DataParallel(2))),
+        (LLAMA, Training(amp="bf16", zero=ZeRO(2, 3))),
+        (LLAMA, Training(compile="default")),
     ],
 )
 def test_what_has_no_template_is_captured(tmp_path: Path, config: dict[str, object], step: Training) -> None:
