@@ -34,7 +34,8 @@ class Settings:
     )
     prices: str | None = option(
         None,
-        "Name the cheapest card that fits, by a TOML file of prices: T4 = 0.35. Without --vary gpu its cards are tried.",
+        "Name the cheapest card that fits, by a TOML file of prices (T4 = 0.35). Its cards, or those of --vary gpu, "
+        "are tried.",
         metavar="FILE",
     )
     jobs: int = option(1, "Workers of this machine, each with captures of its own (graphmem[parallel]).", Whole())

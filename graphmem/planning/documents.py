@@ -144,7 +144,7 @@ def _cheapest(rows: Rows) -> Iterator[str]:
     """The first card that fits surely, and the first that is likely to, where cards stand by their prices."""
     if not rows.prices:
         return
-    found = 0
+    found = 0.0
     for verdict, words in (("yes", "fits"), ("likely", "is likely to fit")):
         row = next((one for one in rows if (one.figures["fits"] or "").split(",")[0] == verdict), None)
         if row is None or (found and rows.prices[row.settings["device"].name] >= found):
