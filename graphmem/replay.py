@@ -28,6 +28,7 @@ from graphmem.allocators.base import (
     LimitedAllocator,
     PoolAllocator,
     SegmentView,
+    WaitingAllocator,
 )
 from graphmem.base.records import dataclass
 from graphmem.errors import DeviceOutOfMemory, TraceError
@@ -136,7 +137,7 @@ class Player:
         allocator = self._allocator
         actions: dict[int, _Action] = {
             EventKind.RECORD_STREAM: self._record_stream,
-            EventKind.SYNCHRONIZE: lambda *_: allocator.synchronize(),
+            EventKind.SYNCHRONIZE: self._synchronized(),
             EventKind.EMPTY_CACHE: lambda *_: allocator.empty_cache(),
         }
         if isinstance(allocator, LimitedAllocator):
@@ -149,6 +150,18 @@ class Player:
         if isinstance(allocator, PoolAllocator):
             actions |= self._actions_of_pools(allocator)
         return actions
+
+    def _synchronized(self) -> _Action:
+        allocator = self._allocator
+        waiting = allocator if isinstance(allocator, WaitingAllocator) else None
+
+        def synchronize(later: int, stream: int) -> None:
+            if later < 0:
+                allocator.synchronize()
+            elif waiting is not None:
+                waiting.wait_for(stream, later)
+
+        return synchronize
 
     def _actions_of_pools(self, allocator: PoolAllocator) -> dict[int, _Action]:
         return {

@@ -73,10 +73,11 @@ class EventKind(IntEnum):
     less. Between ``BEGIN_POOL`` and ``END_POOL`` requests are routed to it, though not all need be: each storage has a
     place. Between ``ENTER_CAPTURE`` and ``LEAVE_CAPTURE`` the current stream is captured into a CUDA graph.
 
-    ``REFUSED`` is a request that was out of memory, and that the program went on without: its storage never lives. From
-    ``MEMORY_FRACTION`` on only a part of the card's memory may be reserved; its subject is a row of the trace's table
-    of fractions. From ``ALLOCATOR_SETTINGS`` on PyTorch's allocator follows other settings
-    (``torch._C._accelerator_setAllocatorSettings``); its subject is a row of the table of their texts.
+    ``SYNCHRONIZE`` waits for all streams; with a subject, for its stream, but for what was given back last: so many
+    blocks that the stream used. ``REFUSED`` is a request that was out of memory, and that the program went on without:
+    its storage never lives. From ``MEMORY_FRACTION`` on only a part of the card's memory may be reserved; its subject
+    is a row of the trace's table of fractions. From ``ALLOCATOR_SETTINGS`` on PyTorch's allocator follows other
+    settings (``torch._C._accelerator_setAllocatorSettings``); its subject is a row of the table of their texts.
     """
 
     ALLOC = 0

@@ -124,6 +124,14 @@ class PoolAllocator(Allocator, Protocol):
 
 
 @runtime_checkable
+class WaitingAllocator(Allocator, Protocol):
+    """An allocator whose freed blocks wait for the streams that used them."""
+
+    def wait_for(self, stream: int, later: int) -> None:
+        """One stream has done its work, but for that behind which ``later`` blocks that it used were given back."""
+
+
+@runtime_checkable
 class LimitedAllocator(Allocator, Protocol):
     """An allocator whose limit a program may meet and set while it runs."""
 

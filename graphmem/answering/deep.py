@@ -9,7 +9,7 @@ Three captures at least: two make the template, and a third one, event by event,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Numbers of layers that are captured: the first three, and further ones while they make no template.
 FEWEST, MOST = 4, 8
 #: A model with fewer layers is captured as fast as that.
-_WORTH_IT = 24
+_WORTH_IT = 40
 
 
 def run_of_layers(question: Question, cache: RunCache, say: Progress = silent) -> Run | None:
@@ -70,8 +70,10 @@ def _layers(question: Question) -> int:
     step = question.step
     if not isinstance(step, Training) or step.optimizer == "lbfgs" or step.epoch.varies or question.iterations:
         return 0
-    if step.pp is not None:
-        return 0  # so many micro-batches of a stage's layers take as long as all layers
+    # Buckets of DDP and DeepSpeed, and its limit of live parameters, are filled by more layers than are captured; the
+    # compiler decides about the whole graph; and a stage's micro-batches take as long as all layers.
+    if any(one is not None for one in (step.ddp, step.zero, step.pp)) or step.compile:
+        return 0
     loaded = load(question)
     return loaded.layers or 0 if isinstance(loaded, TorchModel) else 0
 
@@ -105,6 +107,8 @@ class _Written:
         if isinstance(first, Run) or (is_dataclass(first) and not isinstance(first, type) and not _alike(values)):
             parts = {one.name: [getattr(value, one.name) for value in values] for one in fields(first)}
             return replace(first, **{part: self._extended(part, column) for part, column in parts.items()})
+        if isinstance(first, Mapping) and all(value.keys() == first.keys() for value in values):
+            return {key: self._extended(name, [value[key] for value in values]) for key in first}
         if type(first) is int and values[2] - values[1] == values[1] - first:
             return values[2] + (self._layers - self._few) * (values[1] - first)
         if not _alike(values):

@@ -125,6 +125,16 @@ compute_elementwise_output_strides: Any = private(
 current_graph_task_id: Any = private(
     "torch._C._current_graph_task_id", "what runs in a backward pass is taken to run in the forward pass", lambda: -1
 )
+_multithreaded: Any = private(
+    "torch._C._is_multithreading_enabled", "torch.autograd.set_multithreading_enabled is not heard", lambda: True
+)
+
+
+def on_engine_thread() -> bool:
+    """True if the autograd engine's device thread would run this: a backward pass, unless it has no threads."""
+    return current_graph_task_id() != -1 and bool(_multithreaded())
+
+
 current_autograd_node: Any = private(
     "torch._C._current_autograd_node",
     "operators of a backward pass are not given to the modules of their forward operators, and gradients that their "

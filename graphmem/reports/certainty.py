@@ -28,7 +28,20 @@ def sentence(estimate: Estimate) -> str:
     ]
     margin = estimate.fit.margin if estimate.fit is not None else None
     at = "" if margin is None else f"; device {_at_margin(estimate, margin)} at p{100 * margin:g}"
-    return f"How sure: {', '.join(levels)}{at}{_largest(estimate)}."
+    return f"How sure: {', '.join(levels)}{_all_the_same(estimate)}{at}{_largest(estimate)}."
+
+
+def _all_the_same(estimate: Estimate) -> str:
+    """Why a run surely fits a card that has less than it may hold without a limit; "" for any other."""
+    fit, most = estimate.fit, estimate.doubts.most("device")
+    if fit is None or not fit.fits or fit.probability != 1.0 or most is None:
+        return ""
+    room = fit.capacity_bytes - fit.others_bytes
+    if estimate.device + most <= room:
+        return ""
+    plans = any("cuDNN" in cause.name for cause in estimate.doubts.causes)
+    how = "cuDNN takes plans with smaller workspaces, or cached" if plans else "cached"
+    return f" without a limit (within {format_bytes(room)} it fits even then: {how} segments are given back)"
 
 
 def _largest(estimate: Estimate) -> str:

@@ -122,6 +122,18 @@ def test_one_workspace_a_thread_for_the_whole_run(trace: Trace) -> None:
     assert [born.label for born in taken] == ["cuBLAS workspace (main thread)", "cuBLAS workspace (autograd thread)"]
 
 
+def test_a_backward_pass_without_threads_of_its_own_takes_no_workspace_of_its_own() -> None:
+    """torchtitan switches them off."""
+
+    def step() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            x = torch.zeros(8, 8, device="cuda", requires_grad=True)
+            (x @ x).sum().backward()
+
+    taken = of(analyze(step).trace, Category.WORKSPACE)
+    assert [born.label for born in taken] == ["cuBLAS workspace (main thread)"]
+
+
 def test_nothing_on_the_device_is_unexplained(trace: Trace) -> None:
     # Held is what a whole program holds on to; COMMUNICATION takes several cards, KV_CACHE a generation.
     known = set(Category) - {Category.UNKNOWN, Category.COMMUNICATION, Category.HELD, Category.KV_CACHE}

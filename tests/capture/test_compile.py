@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import graphmem
 from graphmem.base.versions import COMPILER_FOLLOWED_SINCE
@@ -319,6 +322,30 @@ def test_trials_of_padded_products_take_what_they_take_on_the_cuda_build() -> No
         device = [event for event in trace.events() if trace.storages[event.subject].place is Place.DEVICE]
         sizes = [(1 - 2 * (event.kind is EventKind.FREE)) * trace.storages[event.subject].bytes for event in device]
         assert [size for size in sizes if abs(size) > 4][: len(TRIALS)] == TRIALS
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_regions_that_are_wrapped_for_modes_take_what_they_take_otherwise(threaded: bool) -> None:
+    """torchtitan compiles its attention so, chooses what is checkpointed, and starts threads."""
+
+    def peak(options: dict[str, bool] | None) -> int:
+        activation = torch.compile(lambda x: torch.nn.functional.gelu(x) * 2, options=options)
+
+        def choose(*_: object, **__: object) -> CheckpointPolicy:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+
+        def step() -> None:
+            if threaded:
+                thread = threading.Thread(target=lambda: torch.zeros(8, device="cuda"))
+                thread.start()
+                thread.join()
+            x = torch.zeros(256, 64, device="cuda", requires_grad=True)
+            contexts = functools.partial(create_selective_checkpoint_contexts, choose)
+            checkpoint(lambda x: activation(x * 2), x, use_reentrant=False, context_fn=contexts).sum().backward()
+
+        return graphmem.analyze(step, gpu="T4").peak.allocated_bytes
+
+    assert peak({"wrap_inductor_compiled_regions": True}) == peak(None)
 
 
 def test_pytorch_is_left_as_it_was(factories: Path) -> None:

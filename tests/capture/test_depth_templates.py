@@ -20,12 +20,12 @@ from graphmem.capture.templates.depth import DepthTemplate
 from graphmem.capture.templates.layout import NoTemplate
 from graphmem.run import Run
 from graphmem.trace import Category, Trace, TraceBuilder, same
-from graphmem.training import FullyShard
+from graphmem.training import DataParallel, FullyShard, ZeRO
 from tests.support.examples import examples
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+    "num_hidden_layers": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
 }  # fmt: skip
 GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_layer": 8,
@@ -127,7 +127,7 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
     assert shelf.run(asked) is run
     real = whole.run(asked)
     assert same(run.trace, real.trace)
-    assert run.notes == (*real.notes, "by template of the captures with 4, 5, 6 of its 32 layers")
+    assert run.notes == (*real.notes, "by template of the captures with 4, 5, 6 of its 40 layers")
     known = {"trace": None, "notes": (), "other_loop": None}
     assert replace(run, **known) == replace(real, **known)  # type: ignore[arg-type]
 
@@ -136,8 +136,11 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
     ("config", "step"),
     [
         (LLAMA | {"num_hidden_layers": 12}, Training()),
-        (LLAMA | {"layer_types": ["full_attention", "sliding_attention"] * 16}, Training()),
+        (LLAMA | {"layer_types": ["full_attention", "sliding_attention"] * 20}, Training()),
         (LLAMA, Training(optimizer="lbfgs")),
+        (LLAMA, Training(ddp=DataParallel(2))),
+        (LLAMA, Training(amp="bf16", zero=ZeRO(2, 3))),
+        (LLAMA, Training(compile="default")),
     ],
 )
 def test_what_has_no_template_is_captured(tmp_path: Path, config: dict[str, object], step: Training) -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.diagnostics import Code  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
@@ -120,6 +121,22 @@ def trained(**options: Any) -> None:
     for _ in range(2):
         parallel(torch.empty(8, 512, device="cuda")).sum().backward()
         parallel.zero_grad()
+
+
+def test_the_kind_of_a_reduction_is_no_scripted_code() -> None:
+    """It is asked of an object of C++, whose methods Python calls as TorchScript's."""
+
+    def step(session: object) -> None:
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        dist.all_reduce(torch.ones(8, device="cuda"))
+        torch.jit.script(_doubled)(torch.ones(8, device="cuda"))
+
+    run = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
+    assert run.assumed[Code.SCRIPT_UNFUSED.about()] == 1
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 def test_buckets_are_communication_and_hold_every_gradient_once() -> None:

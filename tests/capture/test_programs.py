@@ -49,6 +49,20 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.strip()
 
 
+def test_checkpointing_of_a_model_in_eval_mode_is_told(tmp_path: Path) -> None:
+    """What ``from_pretrained`` returns is in eval mode, and transformers recomputes nothing there."""
+    source = """
+model.gradient_checkpointing = True
+for _ in range(2):
+    train_step()
+"""
+    told = [
+        any("call model.train()" in one.message for one in run(tmp_path, mode + source).diagnostics)
+        for mode in ("model.eval()", "model.train()")
+    ]
+    assert told == [True, False]
+
+
 def test_it_runs_as_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv, path, main = list(sys.argv), list(sys.path), sys.modules["__main__"]
     (tmp_path / "beside.py").write_text("WIDTH = 8", encoding="utf-8")

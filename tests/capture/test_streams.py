@@ -120,6 +120,28 @@ def test_a_library_finds_the_handle_of_the_current_stream() -> None:
     assert found == [True, True]
 
 
+def test_waits_for_events_and_streams_are_in_the_trace() -> None:
+    """With what the awaited stream had waited for itself, and what was given back behind the event."""
+
+    def step() -> None:
+        side = torch.cuda.Stream()
+        used = [torch.ones(1024, device="cuda") for _ in range(3)]
+        for one in used:
+            one.record_stream(side)
+        del one, used[0]
+        event = side.record_event()
+        event.synchronize()  # one was given back before
+        del used[0]
+        event.synchronize()  # another behind it
+        torch.cuda.current_stream().wait_stream(side)
+        del used[0]
+        torch.cuda.current_stream().synchronize()  # which has waited for the side stream before the last
+
+    trace = record(step)
+    waits = [event for event in trace.events() if event.kind is EventKind.SYNCHRONIZE]
+    assert [(event.subject, event.stream != 0) for event in waits] == [(0, True), (1, True), (1, True)]
+
+
 def test_streams_are_as_before_when_a_capture_ends() -> None:
     before = torch.cuda.Stream, torch.cuda.current_stream, torch.Stream, torch.Tensor.record_stream
     record(lambda: torch.cuda.set_stream(torch.cuda.Stream()))

@@ -210,6 +210,20 @@ def test_what_would_have_to_multiply_the_peak_does_not_decide_where_there_is_roo
     assert _chance(trace, capacity, 512 * MIB, both) is None
 
 
+def test_what_fits_though_its_range_exceeds_the_card_says_how() -> None:
+    """A T4's 14.57 GiB beside 11.42 to 15.49 GiB, and FITS."""
+    estimate = replay_trace(_run(GIB)[0], device="A100-40GB", alloc_conf="", torch_version="2.13")
+    fit = Fit("a card", estimate.device + 100 * MIB, estimate.device, 100 * MIB, True, probability=1.0)
+    doubts = [
+        Doubts((_cause(name, bounded(0, most)),)) for name, most in (("a", GIB), ("cuDNN's plans", GIB), ("a", MIB))
+    ]
+    said = [certainty.sentence(replace(estimate, fit=fit, doubts=one)) for one in doubts]
+    assert "without a limit (within 1.5" in said[0]
+    assert "it fits even then: cached segments are given back)" in said[0]
+    assert "it fits even then: cuDNN takes plans with smaller workspaces, or cached segments are given back)" in said[1]
+    assert "limit" not in said[2]
+
+
 def test_a_later_plan_may_make_it_fit_where_the_first_does_not() -> None:
     """What is live at once with the first plan says nothing of a call that can do without a workspace."""
     builder = TraceBuilder("a run")

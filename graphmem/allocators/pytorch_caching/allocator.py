@@ -181,6 +181,11 @@ class PyTorchCachingAllocator(PoolInterface):
         if self.driver.synchronize_completes_events:
             self._events.complete()
 
+    def wait_for(self, stream: int, later: int) -> None:
+        """``torch.cuda.Event.synchronize``: a stream's outstanding events complete, but for the ``later`` last ones."""
+        if self.driver.synchronize_completes_events:
+            self._events.complete_on(stream, later)
+
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``: give back every segment in which nothing is allocated, except of held pools."""
         release_cached_blocks(self, self._large, self._small)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from graphmem.allocators.pytorch_caching.blocks import Block
 
@@ -64,6 +65,12 @@ class EventQueues:
         for queue in self.streams.values():
             for event in queue:
                 event.queries_left = 0
+
+    def complete_on(self, stream: int, later: int) -> None:
+        """Let the events of one stream be ready at their next query, but for the ``later`` last ones."""
+        queue = self.streams.get(stream, deque[_Event]())
+        for event in islice(queue, max(0, len(queue) - later)):
+            event.queries_left = 0
 
     def _completed(self, event: _Event) -> Iterator[Block]:
         left = self._outstanding[event.block] - 1

@@ -25,8 +25,10 @@ from graphmem.capture.compile.frame_evaluation import (
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
 from graphmem.capture.device.unnoticed import Hiding, NoTensor
 from graphmem.capture.patches import Patches, constant, ignored_warnings
+from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.started_threads import let_recorder_run
 from graphmem.capture.threads import Threads
 from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.capture.values.callers import place_of
@@ -44,6 +46,8 @@ _HOOK_TABLES: Any = (
     private("torch.nn.modules.module._global_forward_hooks_always_called", _HOOKS, {}),
 )
 
+_WRAPPED: Any = private("torch._higher_order_ops.inductor_compiled_code", _LOST, None)
+_WITHOUT_MODE: Any = private("torch._C.DispatchKey.CompositeExplicitAutograd", _LOST)
 
 #: By which Dynamo asks whether there is a dispatch mode: of 2.6, and since 2.9.
 _ASKING_FOR_MODES = (
@@ -155,6 +159,7 @@ class CompiledCode:
             return
         self._ready = True
         _forget_compiled()
+        _follow_wrapped_regions()
         self._stack.enter_context(_quiet())
         self._stack.enter_context(pretend_inductor(self._device, self._recorder, self.assumed))
 
@@ -187,6 +192,21 @@ class CompiledCode:
         self._stack.close()
         if self._ready:
             _forget_compiled()
+
+
+def _follow_wrapped_regions() -> None:
+    """Code that is compiled with ``wrap_inductor_compiled_regions`` is an operator of higher order wherever a mode is
+    active (``CompiledFxGraph.post_compile``, torch/_inductor/output_code.py of 2.13): the recorder runs it as without
+    the option."""
+    if _WRAPPED is None:
+        return
+    compiled = _WRAPPED.py_kernels[_WITHOUT_MODE]
+
+    def run(mode: RecordingMode, *args: object, **kwargs: object) -> object:
+        with mode:
+            return compiled(*args, **kwargs)
+
+    let_recorder_run(_WRAPPED, run)
 
 
 @contextlib.contextmanager

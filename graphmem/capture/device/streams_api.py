@@ -25,11 +25,14 @@ class Event:
 
     streams: ClassVar[Streams]
     pools: ClassVar[MemoryPools]
+    storages: ClassVar[Storages]
+    joined: ClassVar[dict[int, dict[int, int]]]  # stream -> what it has waited for, as in an event
     device = property(lambda self: cards().own)
     cuda_event = event_id = 0
 
     def __init__(self, *_: object, **__: object) -> None:
         self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
+        self._after: dict[int, int] = {}  # streams, and the row of the trace before which they are done once it is
 
     def query(self) -> bool:
         return True
@@ -37,13 +40,20 @@ class Event:
     def elapsed_time(self, _: object) -> float:
         return 1.0
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        for stream, row in self._after.items():
+            self.storages.waited(stream, row)
 
     def record(self, stream: Stream | None = None) -> None:
-        self.capture = self.pools.captured(self._index(stream))
+        index = self._index(stream)
+        self._after = {**self.joined.get(index, {}), index: len(self.storages.builder.rows)}
+        self.capture = self.pools.captured(index)
 
     def wait(self, stream: Stream | None = None) -> None:
-        self.pools.join(self._index(stream), self.capture)
+        index = self._index(stream)
+        joined = self.joined.setdefault(index, {})
+        joined.update((other, row) for other, row in self._after.items() if row > joined.get(other, -1))
+        self.pools.join(index, self.capture)
 
     def _index(self, stream: Stream | None) -> int:
         return self.streams.current if stream is None else int(stream.stream_id)
@@ -96,7 +106,8 @@ class Stream:
         event.record(self)
         return event
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
 
     def wait_stream(self, stream: Stream) -> None:
         self.wait_event(stream.record_event())
@@ -123,7 +134,7 @@ class StreamContext:
 def patch_streams(patches: Patches, streams: Streams, pools: MemoryPools, storages: Storages) -> None:
     """Make the stream functions of ``torch`` and ``torch.cuda`` act on these books."""
     books = {"streams": streams, "pools": pools}
-    event_class: Any = type("Event", (Event,), dict(books))
+    event_class: Any = type("Event", (Event,), {**books, "storages": storages, "joined": {}})
     stream_class: Any = type("Stream", (Stream,), {**books, "event_class": event_class})
 
     def current_stream(*_: object, **__: object) -> Stream:

@@ -47,7 +47,8 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
         return obj
 
     def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        remark(Code.SCRIPT_UNFUSED.about())
+        if _is_compiled(args[0]):
+            remark(Code.SCRIPT_UNFUSED.about())
         return original(*args, **kwargs)
 
     patches.around(torch.jit, {"script": script, "freeze": _unless_python, "optimize_for_inference": _unless_python})
@@ -57,6 +58,14 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
         patches.wrap(path, "gradients of scripted code may keep more", around(_without_optimizing))
     lost = "PyTorch's own modules that are scripted fail"
     patches.wrap("torch.jit._builtins._find_builtin", lost, around(_builtin_behind))
+
+
+def _is_compiled(called: Any) -> bool:
+    """False for a method of a class of C++, such as the kind of reduction that a collective is given."""
+    try:
+        return called.graph is not None
+    except RuntimeError:
+        return False
 
 
 def _without_optimizing(original: Callable[..., object], *args: object, **kwargs: object) -> object:

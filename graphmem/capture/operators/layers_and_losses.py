@@ -78,8 +78,12 @@ LAYERS_AND_LOSSES: dict[OpOverload, Decomposition] = {
 
 @named("aten.rms_norm.default")
 def _rms_norm(card: Card, call: Arguments) -> Tensor:
-    """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later)."""
-    if not versions.FUSED_RMS_NORM.holds(card.torch_version) or not hasattr(_aten, "_fused_rms_norm"):
+    """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later), but for a weight of
+    another type, complex numbers and channels last."""
+    fused = versions.FUSED_RMS_NORM.holds(card.torch_version) and hasattr(_aten, "_fused_rms_norm")
+    mixed = call.weight is not None and call.weight.dtype is not call.input.dtype
+    contiguous = suggest_memory_format(call.input) is torch.contiguous_format
+    if not fused or mixed or call.input.is_complex() or not contiguous:
         return composed_rms_norm(card.torch_version, call.input, call.normalized_shape, call.weight, call.eps)
     return _aten._fused_rms_norm.default(call.input, call.normalized_shape, call.weight, call.eps)[0]
 

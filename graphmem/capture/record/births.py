@@ -13,6 +13,7 @@ from graphmem.capture.record.calls import CallLog, NotedCall
 from graphmem.capture.record.cublas_workspaces import NOTHING, Workspaces, WorkspaceUse
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.torch_internals import on_engine_thread
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, EventKind
 
@@ -60,15 +61,14 @@ class Births:
             script = rule(call.args, call.kwargs, outputs, card)
         workspaces = NOTHING
         if facts.calls_cublas and on_device(outputs):
-            workspaces = self._workspaces.use(
-                call.func, call.args, call.kwargs, call.in_backward, storages.streams.current
-            )
+            on_engine = call.in_backward and on_engine_thread()
+            workspaces = self._workspaces.use(call.func, call.args, call.kwargs, on_engine, storages.streams.current)
         if script is None:
             reserve = self._copied_reserve(call.args[0]) if call.func is _CLONE else None
             for tensor in outputs:
                 storages.see(tensor, reserve)
         else:
-            self._follow(script, outputs, workspaces, call.in_backward)
+            self._follow(script, outputs, workspaces)
             workspaces = NOTHING
         if facts.resizes:
             storages.resized(call.args[0].untyped_storage())
@@ -127,7 +127,7 @@ class Births:
         }
         graph.record(call.func, call.args, call.kwargs, out, meta)
 
-    def _follow(self, script: Script, outputs: Sequence[object], workspaces: WorkspaceUse, in_backward: bool) -> None:
+    def _follow(self, script: Script, outputs: Sequence[object], workspaces: WorkspaceUse) -> None:
         """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
         storages = self._storages
         taken: dict[int, int] = {}
@@ -139,7 +139,7 @@ class Births:
             elif step.kind == "take":
                 taken[step.index] = storages.take(step)
             elif step.kind == "product":
-                self._take(self._workspaces.use_cublas(in_backward, storages.streams.current))
+                self._take(self._workspaces.use_cublas(on_engine_thread(), storages.streams.current))
             elif step.kind == "empty_cache":
                 storages.builder.event(EventKind.EMPTY_CACHE, storages.operator)
             else:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.record.started_threads import let_recorder_run
 from graphmem.diagnostics import Code
 from graphmem.torch_names import private
 
@@ -27,8 +28,7 @@ _DENSE: Any = private("torch._C.DispatchKey.CompositeExplicitAutograd", _LOST)
 def flex_attention_followed() -> Iterator[None]:
     """Let the recorder run the operator and its gradient as a card does. For all captures of the process."""
     for operator in _OPERATORS:
-        if RecordingMode not in operator.python_key_table:
-            operator.py_impl(RecordingMode)(_under(operator.py_kernels[_DENSE]))
+        let_recorder_run(operator, _under(operator.py_kernels[_DENSE]))
     yield
 
 

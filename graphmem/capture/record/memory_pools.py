@@ -9,11 +9,10 @@ c10/cuda/CUDACachingAllocator.cpp).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from graphmem.capture.torch_internals import current_graph_task_id
+from graphmem.capture.torch_internals import on_engine_thread
 from graphmem.errors import CaptureError
-from graphmem.torch_names import private
 from graphmem.trace import Category, EventKind
 
 if TYPE_CHECKING:
@@ -37,17 +36,7 @@ class Route:
         """True if an allocation on ``stream``, now, goes this way."""
         if self.streams is not None:
             return stream in self.streams
-        return self.any_thread or not _on_engine_thread()
-
-
-_multithreaded: Any = private(
-    "torch._C._is_multithreading_enabled", "torch.autograd.set_multithreading_enabled is not heard", lambda: True
-)
-
-
-def _on_engine_thread() -> bool:
-    """True if the autograd engine's device thread would run this."""
-    return current_graph_task_id() != -1 and bool(_multithreaded())
+        return self.any_thread or not on_engine_thread()
 
 
 class MemoryPools:

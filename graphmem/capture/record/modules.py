@@ -19,6 +19,7 @@ from graphmem.capture.record.key_value_caches import KeyValueCaches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensor, current_graph_task_id
 from graphmem.capture.values.callers import called_to_generate, named_arguments
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.trace import Category
 
 
@@ -114,8 +115,11 @@ class ModuleWatch:
         elif recorder.phases.stage == "backward" or recorder.phases.is_aside:
             recorder.phases.enter("forward")
         recorder.phases.note_pass()
-        if recorder.on_forward is not None and torch.is_grad_enabled():
-            recorder.on_forward(module, given)
+        if torch.is_grad_enabled():
+            if recorder.on_forward is not None:
+                recorder.on_forward(module, given)
+            if _checkpoints_nothing(module):
+                recorder.assumed[_EVALUATED] = 1
         for tensor in tensors:
             if tensor.is_leaf:
                 recorder.storages.label_input(tensor)
@@ -150,6 +154,21 @@ def _is_evaluated(module: nn.Module) -> bool:
     if torch.is_grad_enabled() or getattr(module, "training", False):  # a frozen ScriptModule has none
         return False
     return any(parameter.requires_grad for parameter in module.parameters())
+
+
+#: ``GradientCheckpointingLayer`` of transformers (``modeling_layers.py``) asks whether it is in training.
+_EVALUATED = Diagnostic(
+    Code.NOTE,
+    "gradient checkpointing is enabled and the model is in eval mode, in which transformers recomputes nothing: call "
+    "model.train()",
+)
+
+
+def _checkpoints_nothing(module: nn.Module) -> bool:
+    """True if a model in eval mode has transformers' gradient checkpointing enabled."""
+    if getattr(module, "training", True):
+        return False
+    return any(getattr(part, "gradient_checkpointing", False) is True for part in module.modules())
 
 
 def _as_written(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.dispatch import Named, RecordingMode
@@ -47,6 +48,14 @@ class _OneAtATime(RecordingMode):
     ) -> object:
         with self.lock:
             return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def let_recorder_run(operator: Any, run: Callable[..., object]) -> None:
+    """``run(mode, ...)`` runs an operator of higher order, which asks for the class of the topmost mode and knows no
+    classes made of that. For all captures of the process."""
+    for kind in (RecordingMode, _OneAtATime):
+        if kind not in operator.python_key_table:
+            operator.py_impl(kind)(run)
 
 
 class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]

@@ -55,6 +55,7 @@ class Storages:
         self.error: weakref.ref[BaseException] | None = None  # of the last refusal, until it is settled
         self.on_first: Callable[[], None] | None = None  # before the first storage on the card
         self.outgrown: set[int] = set()  # storages that ended because they were resized
+        self._used_on: dict[int, set[int]] = {}  # stream -> storages of other streams that it used
         self.gathered: dict[int, list[int]] = {}  # storage -> others, without a tensor, that end with it
         self._purpose: tuple[Category, str] | None = None
 
@@ -194,6 +195,16 @@ class Storages:
         ref = self.of(tensor)
         if ref is not None and self.builder.places[ref.index] is Place.DEVICE:
             self.builder.event(EventKind.RECORD_STREAM, self.operator, ref.index, stream)
+            if self.builder.streams[ref.index] != stream:
+                self._used_on.setdefault(stream, set()).add(ref.index)
+
+    def waited(self, stream: int, row: int) -> None:
+        """The program has waited for what a stream did before a row of the trace."""
+        used = self._used_on.get(stream)
+        if used:
+            self.settle()
+            later = sum(kind == EventKind.FREE and subject in used for kind, subject, *_ in self.builder.rows[row:])
+            self.builder.event(EventKind.SYNCHRONIZE, self.operator, later, stream)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage that grew or shrank in place is a new allocation: the old bytes go back after the copy."""

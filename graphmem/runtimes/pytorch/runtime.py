@@ -104,17 +104,14 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
     ready before the program synchronizes.
 
     A tensor that another stream uses (``record_stream``) is freed when that stream's work is done, which takes time
-    that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst,
-    and more than can be where the program waits for single events or streams, which a trace does not have either.
+    that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst.
+    The program synchronizes where it waits for the device, a stream or an event, as FSDP's limit of all-gathers does.
     """
     driver = CudaDriver(event_lag=None)
     late = replay(trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=driver))
     more = late.peak_reserved_bytes - reserved_bytes
     if more > 0:
-        source = (
-            "taken to be done at once; the most, if none were done before the program synchronizes (waiting for single "
-            "events, as FSDP's limit of all-gathers does, is not followed and makes it less)"
-        )
+        source = "taken to be done at once; the most, if none were done before the program waits for it"
         spreads = dict.fromkeys(("reserved", "device"), bounded(0, more))
         yield Cause("work of other streams", BOUNDS, source, spreads)
 
