@@ -29,6 +29,9 @@ else:
 
 # --- modes ---
 
+in_kernel_invocation_manager: Any = private(
+    "torch._subclasses.fake_tensor.in_kernel_invocation_manager", "compressed sparse tensors cannot be made"
+)
 unset_fake_temporarily: Any = private(
     "torch._subclasses.fake_tensor.unset_fake_temporarily", "host tensors cannot be computed while shapes are"
 )

@@ -310,3 +310,13 @@ def test_a_model_called_by_name_begins_its_iteration() -> None:
     assert named == [(0, "build"), (1, "forward"), (1, "backward")]
     pixels = next(storage for storage in found.storages if storage.bytes == 4096 * 64 * 4)
     assert pixels.category is Category.INPUT
+
+
+def test_a_module_may_have_a_list_named_buffers() -> None:
+    """As Megatron's ``DistributedDataParallel`` has; and its method is not asked for."""
+
+    class Bucketed(nn.Linear):
+        buffers = ()  # type: ignore[assignment]
+
+    found = births(record(lambda: Bucketed(4, 4).cuda()(torch.zeros(2, 4, device="cuda"))))
+    assert [born.category for born in found][:2] == [Category.PARAMETER, Category.PARAMETER]

@@ -434,7 +434,7 @@ def test_tensors_that_are_swapped_hold_each_others_data() -> None:
     ("ask", "said"),
     [
         (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], device="cuda"), "nested tensors"),
-        (lambda: torch.zeros(4, 4, device="cuda").to_sparse_csr(), "sparse tensors"),
+        (lambda: torch.zeros(4, 4, device="cuda").to_sparse_bsr((2, 2)), "sparse tensors"),
         (lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))), "quantized"),
         (
             lambda: pack_padded_sequence(

@@ -19,7 +19,7 @@ from tests.support import packages, ratchet  # noqa: E402
 ASKED = KIND.folder.parent / "everyday_ratchet.json"
 TREES = KIND.folder.parent / "everyday_trees_ratchet.json"
 #: Predicted in a second or two each.
-QUICK = ("mnist", "moe", "simclr", "wgan_gp")
+QUICK = ("mnist", "moe", "pruned_compressed", "simclr", "wgan_gp")
 _PROGRAMS = programs()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -62,10 +64,47 @@ def test_the_assumption_is_said() -> None:
     assert captured.assumed[Code.SPARSE_INDICES.about()] == 1
 
 
+def _parts() -> tuple[torch.Tensor, ...]:
+    """Real indices and, of random numbers, fake values."""
+    return torch.tensor([0, 2, 3, 5]), torch.tensor([0, 2, 1, 0, 2]), torch.randn(5)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.sparse_csr_tensor(*_parts(), (3, 3)).cuda(),
+        lambda: torch.sparse_csr_tensor(*_parts(), (3, 3), device="cuda"),
+        lambda: torch.sparse_csr_tensor(*(part.cuda() for part in _parts())),
+        lambda: torch.sparse_csr_tensor([0, 2, 3, 5], [0, 2, 1, 0, 2], [1.0] * 5, (3, 3), device="cuda"),
+        lambda: torch.sparse_csc_tensor(*_parts(), (3, 3)).cuda().t(),
+        lambda: torch.tensor([[1.0, 0, 2], [0, 3, 0], [4, 0, 5]]).to_sparse_csr().cuda(),
+        lambda: torch.tensor([[1.0, 0, 2], [0, 3, 0], [4, 0, 5]]).cuda().to_sparse_csr(),
+        lambda: torch.tensor([[1.0, 0, 2], [0, 3, 0], [4, 0, 5]]).cuda().to_sparse_csr().t().to_sparse_csr(),
+    ],
+)  # fmt: skip
+def test_a_compressed_matrix_keeps_its_parts_however_it_is_made(made: Callable[[], torch.Tensor]) -> None:
+    def step() -> None:
+        matrix, x = made(), torch.zeros(3, 4, device="cuda", requires_grad=True)
+        assert (matrix.layout, matrix.shape, matrix._nnz()) == (torch.sparse_csr, (3, 3), 5)
+        assert matrix.device == matrix.crow_indices().device == torch.device("cuda", 0)
+        (matrix @ x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == (3, 4)
+
+    record(step)
+
+
+def test_the_indices_of_a_compressed_matrix_stay_known() -> None:
+    def step() -> None:
+        matrix = torch.sparse_csr_tensor(*_parts(), (3, 3), device="cuda")
+        assert matrix.crow_indices().tolist() == [0, 2, 3, 5]
+
+    record(step)
+
+
 def test_what_is_not_followed_is_refused() -> None:
     def step() -> None:
-        matrix = torch.zeros(4, 4).to_sparse_csr().to("cuda")
-        torch.sparse.mm(matrix, torch.zeros(4, 4, device="cuda"))
+        torch.zeros(4, 4).to_sparse_csr().to("cuda") * 2.0
 
     with pytest.raises(CaptureError, match="sparse tensors"):
         record(step)

@@ -252,6 +252,10 @@ class TrueValues(TorchFunctionMode):
         if n in ("nonzero", "argwhere") or (n == "where" and len(args) + len(kwargs) == 1):
             v = mask(a0)
             return None if v is None else [i4(torch.count_nonzero(v))]
+        if n == "to_sparse_csr":  # what is not zero is looked for twice, for indices and for values
+            v = a0 if a0.layout is not torch.strided else val(a0)
+            v = torch.ones(a0.shape) if v is None and SELECT_ALL else v
+            return None if v is None or v.layout is not torch.strided else [i4(torch.count_nonzero(v))] * 2
         if n == "nms":  # torchvision's: what is kept is data of its kernel, never followed
             return [i4(a0.shape[0])] if SELECT_ALL else None
         if n in ("__getitem__", "__setitem__", "index_put_", "index_put", "_index_put_impl_", "index"):
@@ -494,7 +498,8 @@ class TrueValues(TorchFunctionMode):
             odd = any(not self.plain(t) for t in dev)
             primed = None
             hosts = {} if odd else {id(t): self.host(t) for t in dev}
-            if self._prime and self.table and dev and (not odd or n in ("_transformer_encoder_layer_fwd", "coalesce")):
+            counted = not odd or n in ("_transformer_encoder_layer_fwd", "coalesce")
+            if self._prime and (self.table or SELECT_ALL) and dev and counted:
                 try:
                     with torch.no_grad():
                         primed = self.counts(n, tuple(args), kwargs)

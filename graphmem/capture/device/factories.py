@@ -22,6 +22,8 @@ _FROM_DATA = ("tensor", "as_tensor", "asarray")
 _META = torch.device("meta")
 _Make = Callable[..., torch.Tensor]
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+#: Sparse tensors that are made of parts -> how many.
+_OF_PARTS = {"sparse_coo_tensor": 2, "sparse_csr_tensor": 3, "sparse_csc_tensor": 3, "sparse_compressed_tensor": 3}
 
 
 _modes_on: Any = private(
@@ -42,7 +44,9 @@ def patch_factories(patches: Patches) -> None:
     # PyTorch remembers those it finds: they must be its own.
     found: set[Any] = {*known(), *(getattr(torch, name) for name in _LIKE)}
     own = [name for name in (one.__name__ for one in found) if getattr(torch, name, None) in found]
+    own = [name for name in own if name not in _OF_PARTS]
     patches.around(torch, dict.fromkeys(own, _with_numbered_device) | dict.fromkeys(_FROM_DATA, _host_then_copy))
+    patches.around(torch, {name: _with_parts_there(count) for name, count in _OF_PARTS.items()})
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
     lost = "devices named by a number, or as cuda, are not understood by torch.set_default_device and Tensor.to"
     patches.wrap("torch.utils._device.DeviceContext.__init__", lost, around(_begin_context))
@@ -87,6 +91,21 @@ def _with_numbered_device(original: _Make, *args: object, **kwargs: object) -> t
     if "device" in kwargs:
         kwargs["device"] = device_named(kwargs["device"])
     return original(*args, **kwargs)
+
+
+def _with_parts_there(count: int) -> _Make:
+    """A sparse tensor of ``count`` parts, each moved to the device that is named: the values, then their indices
+    (``sparse_csr_tensor_ctor``, torch/csrc/utils/tensor_new.cpp)."""
+
+    def make(original: _Make, *args: Any, device: object = None, **kwargs: Any) -> torch.Tensor:
+        place = device_named(device)
+        if place is None or len(args) < count:
+            return _with_numbered_device(original, *args, **kwargs | ({} if device is None else {"device": device}))
+        values = torch.as_tensor(args[count - 1], device=place, dtype=kwargs.pop("dtype", None))
+        indices = [torch.as_tensor(part, device=place) for part in args[: count - 1]]
+        return original(*indices, values, *args[count:], **kwargs)
+
+    return make
 
 
 def _host_then_copy(

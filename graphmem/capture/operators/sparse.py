@@ -16,9 +16,10 @@ from torch import Tensor
 
 from graphmem.capture.kernels.parts.cub import counted_positions_bytes, sorted_pairs_bytes
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.operators import Decomposition, Perhaps
+from graphmem.capture.operators import Decomposition, Perhaps, compressed
 from graphmem.capture.torch_internals import OpOverload, current_autograd_node
 from graphmem.capture.values.assumed_values import Selection
+from graphmem.capture.values.tensors import COMPRESSED, tensors_in
 from graphmem.diagnostics import Code
 
 _aten = torch.ops.aten
@@ -239,8 +240,7 @@ def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: 
     return out
 
 
-#: Operators on sparse tensors -> what they are made of.
-DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
+_COO: dict[OpOverload, Decomposition] = {
     _aten.clone.default: _clone,
     _aten.detach.default: _detach,
     _aten._coalesce.default: coalesce,
@@ -261,6 +261,24 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten._foreach_add_.List: _one_by_one(_aten.add_.Tensor),
 }
 
+
+def _by_layout(func: OpOverload) -> Decomposition:
+    coo, rows = _COO.get(func), compressed.DECOMPOSITIONS.get(func)
+
+    def run(selection: Selection, *args: object, **kwargs: object) -> object:
+        is_compressed = any(tensor.layout in COMPRESSED for tensor in tensors_in(args))
+        chosen = rows if is_compressed else coo
+        return NotImplemented if chosen is None else chosen(selection, *args, **kwargs)
+
+    return run
+
+
+#: Operators on sparse tensors -> what they are made of.
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
+    func: _by_layout(func) for func in (*_COO, *compressed.DECOMPOSITIONS)
+}
+DECOMPOSITIONS |= dict.fromkeys(compressed.MAKING, compressed.of_parts)
+
 #: Those that cuSPARSE multiplies, and the remark about them: PyTorch gives the library a buffer of the size it asks for
 #: (``cusparseSpMM_bufferSize``), which no source documents.
 PRODUCTS = frozenset({_aten.mm.default, _aten.mv.default, _aten.addmm.default, _aten._sparse_addmm.default})
@@ -273,4 +291,4 @@ PARTS = frozenset(
         "_indices", "_values", "_nnz", "dense_dim", "sparse_dim", "is_coalesced", "_coalesced_",
         "_sparse_coo_tensor_with_dims_and_tensors",
     )
-)  # fmt: skip
+) | compressed.PARTS  # fmt: skip

@@ -142,7 +142,7 @@ def _tensors(value: object, depth: int = 3) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, nn.Module):
-        yield from (*value.parameters(), *value.buffers())
+        yield from (*value.parameters(), *nn.Module.buffers(value))
     elif depth and isinstance(value, (list, tuple, set)):
         yield from (one for item in value for one in _tensors(item, depth - 1))
     elif depth and isinstance(value, Mapping):

@@ -19,7 +19,7 @@ import torch
 from graphmem.capture.device.backward_thread import Numbers
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.device.fake_tensors import without_classes
-from graphmem.capture.operators import collectives, nested, sparse
+from graphmem.capture.operators import collectives, compressed, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
 from graphmem.capture.operators.data_dependent_sizes import outputs_of
 from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
@@ -39,7 +39,7 @@ from graphmem.capture.torch_internals import (
 from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, is_forward_derivative, node_name
 from graphmem.capture.values.known_values import INTEGERS
-from graphmem.capture.values.tensors import has_sparse, on_device, tensors_in
+from graphmem.capture.values.tensors import has_sparse, on_device, sparse_parts, tensors_in
 from graphmem.torch_names import private
 from graphmem.trace import Category, Place
 
@@ -359,10 +359,15 @@ def _sparse(mode: RecordingMode, call: OperatorCall) -> object:
 
 def _made_sparse(mode: RecordingMode, call: OperatorCall) -> object:
     """A sparse tensor's indices are those it is made with; of real ones fake tensors make others."""
-    known = mode.recorder.values.of(call.args[3])
-    out: torch.Tensor = mode.finish(call, mode.run(call))
-    if known is not None:
-        mode.recorder.values.learn(out._indices(), known)
+    values, is_coo = mode.recorder.values, call.func is _SPARSE
+    known = [values.of(indices) for indices in (call.args[3:4] if is_coo else call.args[:2])]
+    out: Any = mode.run(call) if is_coo else _in_place_of_kernel(mode, call, compressed.of_parts)
+    if out is NOT_HANDLED:
+        return out
+    mode.finish(call, out)
+    for indices, value in zip(sparse_parts(out), known, strict=False):
+        if value is not None:
+            values.learn(indices, value)
     return out
 
 
@@ -637,7 +642,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     Interceptor(
         "sparse tensors that are made",
         "how many of their indices are distinct is data",
-        lambda facts: facts.func is _SPARSE,
+        lambda facts: facts.func is _SPARSE or facts.func in compressed.MAKING,
         _made_sparse,
     ),
     Interceptor(

@@ -44,7 +44,7 @@ class ModuleWatch:
                 name = _as_written(full_name)
                 if id(module) not in self._names:
                     self._remember(module, name or type(model).__name__)
-        self._has_lazy = any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+        self._has_lazy = any(is_lazy(tensor) for tensor in (*model.parameters(), *nn.Module.buffers(model)))
         for name, parameter in model.named_parameters():
             shard = getattr(parameter, "ds_tensor", parameter)  # of ZeRO-3, which leaves the parameter itself empty
             self._recorder.storages.label(shard, Category.PARAMETER, _as_written(name))

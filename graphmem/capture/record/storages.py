@@ -16,7 +16,7 @@ from graphmem.capture.record.memory_pools import MemoryPools
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.callers import clear_frames_below
-from graphmem.capture.values.tensors import NOWHERE
+from graphmem.capture.values.tensors import NOWHERE, SPARSE, sparse_parts
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 
@@ -69,9 +69,9 @@ class Storages:
         """Record the birth of the tensor's storage, unless it is known."""
         if not isinstance(tensor, FakeTensor):
             return
-        if tensor.layout is torch.sparse_coo:
-            self.see(tensor._indices())
-            self.see(tensor._values())
+        if tensor.layout in SPARSE:
+            for part in sparse_parts(tensor):
+                self.see(part)
             return
         if place is None:
             place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
@@ -267,9 +267,9 @@ class Storages:
         """A leaf given to the outermost module is an input, unless it is known to be something else."""
         if not isinstance(tensor, FakeTensor):
             return
-        if tensor.layout is torch.sparse_coo:
-            self.label_input(tensor._indices())
-            self.label_input(tensor._values())
+        if tensor.layout in SPARSE:
+            for part in sparse_parts(tensor):
+                self.label_input(part)
             return
         ref = self.of(tensor)
         if ref is not None and self.builder.categories[ref.index] in (Category.TEMPORARY, Category.ACTIVATION):

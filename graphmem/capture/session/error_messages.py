@@ -31,8 +31,9 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
     (r"HigherOrderOperator (?P<name>\w+)", "the higher-order operator {name} is not modelled; write plain Python"),
     (
         r"arguments from the 'Sparse|sparse_(csr|csc|bsr|bsc|coo|compressed)_tensor|storage of Sparse",
-        "of sparse tensors on the device, products, sums, coalescing and transposing of COO ones are modelled, and "
-        "this operator or layout is not",
+        "of sparse tensors on the device, COO ones are multiplied, summed, coalesced and transposed, CSR and CSC ones "
+        "are made, moved, transposed and multiplied with dense ones; this operator or layout is not modelled: work on "
+        "its values(), or on a COO or dense tensor, for the analysis",
     ),
     (
         r"arguments from the 'Quantized|_affine_quantized|quantized::",
@@ -45,8 +46,8 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
     ),
     (
         r"Could not run 'aten::empty_strided' with arguments from the 'CUDA'",  # the fake mode tries real tensors
-        "the operator of this line has no implementation for shapes alone, as those of compressed sparse tensors have "
-        "none; choose another one for the analysis",
+        "the operator of this line has no implementation for shapes alone, as those of sparse tensors in blocks (BSR, "
+        "BSC) have none; choose to_sparse_csr(), or another one, for the analysis",
     ),
     (
         r"Could not run '(?P<name>[\w:.]+)' with arguments from the",

@@ -15,6 +15,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 #: The floating-point types of 16 bits.
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
+#: The layouts of sparse tensors that are followed; of a compressed one, one kind of indices is counted.
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
+SPARSE = (torch.sparse_coo, *COMPRESSED)
+
 #: Where C++ and the fake mode find tensors of the device ``meta``, which hold nothing anywhere: a device of their own,
 #: for to both of them every tensor of the card is on ``meta``. No tensor of a program is on a second host.
 NOWHERE = torch.device("cpu", 1)
@@ -41,8 +45,17 @@ def innermost(tensor: Any) -> Any:
 
 
 def has_sparse(value: object) -> bool:
-    """True if one of the tensors in ``value`` is sparse, in COO layout."""
-    return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(value))
+    """True if one of the tensors in ``value`` is sparse, in COO, CSR or CSC layout."""
+    return any(tensor.layout in SPARSE for tensor in tensors_in(value))
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a sparse one is made of, as they lie in it: indices before values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout is torch.sparse_csr:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def on_device(value: object) -> bool:

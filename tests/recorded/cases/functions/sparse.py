@@ -1,4 +1,4 @@
-"""Products with sparse matrices in COO layout, and sparse gradients of embedding bags; recorded with true counts.
+"""Products with sparse matrices (COO and CSR), and sparse gradients of embedding bags; recorded with true counts.
 
 Nothing is recorded of cuSPARSE: the stub gives its products no buffer.
 """
@@ -18,11 +18,20 @@ group("sparse")
 _ROWS, _COLUMNS = 3000, 5000
 
 
-def _matrix(count: int = 20000) -> torch.Tensor:
-    """Of distinct indices, coalesced on the host and moved."""
+def _on_host(count: int = 20000) -> torch.Tensor:
+    """Of distinct indices, coalesced."""
     positions = torch.arange(count) * 37 % (_ROWS * _COLUMNS)
     indices = torch.stack([positions // _COLUMNS, positions % _COLUMNS])
-    return torch.sparse_coo_tensor(indices, torch.ones(count), (_ROWS, _COLUMNS)).coalesce().to("cuda")
+    return torch.sparse_coo_tensor(indices, torch.ones(count), (_ROWS, _COLUMNS)).coalesce()
+
+
+def _matrix(count: int = 20000) -> torch.Tensor:
+    return _on_host(count).to("cuda")
+
+
+def _of_parts() -> torch.Tensor:
+    parts = torch.arange(_ROWS + 1), torch.arange(_ROWS), torch.ones(_ROWS)
+    return torch.sparse_csr_tensor(*parts, (_ROWS, _COLUMNS), device="cuda")
 
 
 _CASES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -35,6 +44,18 @@ _CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "mm_of_slice": lambda x: torch.sparse.mm(_matrix(), x[:, :32]),
     "mm_large": lambda x: torch.sparse.mm(_matrix(600_000), x),
     "mm_of_values": lambda x: torch.sparse.mm(_matrix().requires_grad_(), x),
+    "compressed": lambda x: _matrix().to_sparse_csr(),
+    "compressed_mm": lambda x: _matrix().to_sparse_csr() @ x,
+    "compressed_mm_of_slice": lambda x: torch.sparse.mm(_matrix().to_sparse_csr(), x[:, :32]),
+    "compressed_mv": lambda x: _matrix().to_sparse_csr() @ x[:, 0],
+    "compressed_addmm": lambda x: torch.sparse.addmm(
+        torch.zeros(_ROWS, 64, device="cuda"), _matrix().to_sparse_csr(), x, beta=0.5
+    ),
+    "compressed_transposed_mm": lambda x: _matrix().to_sparse_csr().t() @ x[:_ROWS],
+    "compressed_transposed_mv": lambda x: _matrix().to_sparse_csr().t() @ x[:_ROWS, 0],
+    "compressed_on_host": lambda x: _on_host().to_sparse_csr().cuda() @ x,
+    "compressed_of_parts": lambda x: _of_parts() @ x,
+    "compressed_dense": lambda x: x.detach().to_sparse_csr(),
     "transposed": lambda x: _matrix().t(),
     "negative": lambda x: -_matrix(),
 }
