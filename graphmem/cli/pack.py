@@ -8,15 +8,13 @@ from typing import Any
 
 import click
 
-from graphmem.base.documents import read_bounded
 from graphmem.base.figures import parse_margin
 from graphmem.base.options import REQUIRED, option
-from graphmem.base.tables import parse_table
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
+from graphmem.cli.prices import prices_in, toml_in
 from graphmem.cli.sweep import reader_of
-from graphmem.devices import device_named
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_size
@@ -67,7 +65,7 @@ def pack_command(jobs: Path, cards: Cards, form: Format, output: str | None) -> 
     with working() as progress:
         from graphmem.planning.layouts.pack import Job, pack
 
-        prices = {} if cards.prices is None else _prices(Path(cards.prices))
+        prices = {} if cards.prices is None else prices_in(Path(cards.prices))
         jobs_read = [Job(**one) for one in read]
         found = pack(jobs_read, cards.gpus.split(","), margin=cards.margin, prices=prices, say=progress)
     publish(found, form, output)
@@ -77,30 +75,10 @@ def pack_command(jobs: Path, cards: Cards, form: Format, output: str | None) -> 
 
 def read_jobs(path: Path) -> list[dict[str, Any]]:
     """The jobs of a file, as arguments of :class:`graphmem.planning.layouts.pack.Job`. Raises :class:`UsageError`."""
-    tables = _toml(path).get("job")
+    tables = toml_in(path).get("job")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{path} has no table [[job]]")
     return [_job(path, number, table) for number, table in enumerate(tables, 1)]
-
-
-def _prices(path: Path) -> dict[str, float]:
-    """The price of a card of each kind, by its full name. Raises :class:`UsageError`."""
-    found = {}
-    for name, price in _toml(path).items():
-        if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 < price < 1e6:
-            raise UsageError(f"{path}: the price of {name} is a number above 0, not {price!r}")
-        found[device_named(name).name] = float(price)
-    return found
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            return parse_table(read_bounded(file).decode())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
 
 
 def _job(path: Path, number: int, table: dict[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
-from graphmem.base.options import REQUIRED, Whole, option
+from graphmem.base.options import Whole, option
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, device_of, form_options
 from graphmem.cli.output import check_output, publish, working
+from graphmem.cli.prices import prices_in
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.training import amp_named, dtype_named
@@ -23,12 +25,18 @@ class Settings:
     """The settings that are varied."""
 
     vary: tuple[str, ...] = option(
-        REQUIRED,
+        (),
         "Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
         "(on,off), zero-grad, zero-grad-at, loop, last-batch, compile (on, off or a mode), ddp, fsdp and tp "
         "(processes or off), alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
         metavar="NAME=V1,V2,...",
         repeated=True,
+    )
+    prices: str | None = option(
+        None,
+        "Name the cheapest card that fits, by a TOML file of prices (T4 = 0.35). Its cards, or those of --vary gpu, "
+        "are tried.",
+        metavar="FILE",
     )
     jobs: int = option(1, "Workers of this machine, each with captures of its own (graphmem[parallel]).", Whole())
     engine: str = option("", "Who works: processes, dask or ray (graphmem[dask], graphmem[ray]). Default: processes.")
@@ -133,18 +141,23 @@ def sweep_command(model: str, request: Request, settings: Settings, form: Format
     """
     check_output(output)
     names, vary = _vary(settings.vary)
+    prices = None if settings.prices is None else prices_in(Path(settings.prices))
+    if not vary and not prices:
+        raise UsageError("nothing is varied; write --vary batch=1,2,4, or --prices FILE for the cards in it")
     options = click.get_current_context().params
     for name in names:
         if options.get(name.replace("-", "_")):
             raise UsageError(f"--{name} and --vary {name} are given; leave one out")
     of_one_card = [name for name in ("already_used", "cuda", "capability") if options[name]]
-    if "gpu" in names and of_one_card:
-        raise UsageError(f"--{of_one_card[0].replace('_', '-')} is said of one card; leave it or --vary gpu out")
+    if ("gpu" in names or prices) and of_one_card:
+        raise UsageError(
+            f"--{of_one_card[0].replace('_', '-')} is said of one card; leave it, --vary gpu or --prices out"
+        )
     with working() as progress:
         from graphmem.planning.sweep import sweep
 
-        where = {name: value for name, value in vars(settings).items() if name != "vary"}
-        rows = sweep(model, vary=vary, say=progress, **where, **vars(request))
+        where = {name: value for name, value in vars(settings).items() if name not in ("vary", "prices")}
+        rows = sweep(model, vary=vary, prices=prices, say=progress, **where, **vars(request))
     publish(rows, form, output)
     if any(row.figures["error"] for row in rows):
         click.get_current_context().exit(1)

@@ -129,7 +129,7 @@ def of_sweep(rows: Rows) -> Document:
             errors.append(f"{' '.join(words.values())}: {figures['error']}")
     settled = [Column(name, "figure") for name in names]
     of_levels = [Column(level, "bytes") for level in LEVELS]
-    notes = _assumed_card(next((row.estimate for row in rows if row.estimate), None))
+    notes = [*_cheapest(rows), *_assumed_card(next((row.estimate for row in rows if row.estimate), None))]
     if len(rows) > len(shown):
         notes.append(f"{len(rows) - len(shown):,} more rows: --format csv or json has them all")
     table = Table([*settled, *of_levels[1:], Column(wraps=False)], shown)
@@ -138,6 +138,23 @@ def of_sweep(rows: Rows) -> Document:
     return Document(
         "sweep", title, [section("", table), *_sentences(*errors, *notes)], rows.to_dict, Table(columns, whole)
     )
+
+
+def _cheapest(rows: Rows) -> Iterator[str]:
+    """The first card that fits surely, and the first that is likely to, where cards stand by their prices."""
+    if not rows.prices:
+        return
+    found = 0.0
+    for verdict, words in (("yes", "fits"), ("likely", "is likely to fit")):
+        row = next((one for one in rows if (one.figures["fits"] or "").split(",")[0] == verdict), None)
+        if row is None or (found and rows.prices[row.settings["device"].name] >= found):
+            continue
+        card = row.settings["device"].name
+        others = ", ".join(f"{name} {value}" for name, value in row.words.items() if name != "gpu")
+        found = rows.prices[card]
+        yield f"The cheapest card that {words}: {card} at {found:g}{f' with {others}' if others else ''}."
+    if not found:
+        yield "No card that has a price fits."
 
 
 # --- what saves memory ------------------------------------------------------------------------------------------------

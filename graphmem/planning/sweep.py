@@ -22,6 +22,7 @@ from graphmem.answering.question import CaptureKey, Question, capture_key, check
 from graphmem.answering.runs import Progress, RunCache, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
+from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import LEVELS, Estimate
 from graphmem.planning.documents import of_sweep, verdict_words
@@ -84,7 +85,9 @@ class Row:
 
 
 class Rows(Answer, list[Row]):
-    """All combinations, which print as a table."""
+    """All combinations, which print as a table. ``prices``: of a card by its name; empty where none were given."""
+
+    prices: Mapping[str, float] = {}
 
     def document(self, *, details: bool = False) -> Document:
         """The table of ``graphmem sweep``."""
@@ -92,7 +95,8 @@ class Rows(Answer, list[Row]):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.sweep/1``; memory in bytes)."""
-        return {"schema": "graphmem.sweep/1", "rows": [row.to_dict() for row in self]}
+        prices = {"prices": dict(self.prices)} if self.prices else {}
+        return {"schema": "graphmem.sweep/1", **prices, "rows": [row.to_dict() for row in self]}
 
 
 @also_named("device", "gpu")
@@ -101,6 +105,7 @@ def sweep(
     example_inputs: object = None,
     *,
     vary: Mapping[str, Sequence[object]],
+    prices: Mapping[str, float] | None = None,
     jobs: int = 1,
     engine: str = "",
     scheduler: str | None = None,
@@ -111,7 +116,8 @@ def sweep(
     """Analyse every combination of ``vary``: name of a setting (see :meth:`Request.changed`) -> its values.
 
     The last setting changes fastest. A combination that cannot be analysed is a row with its error. Of four batches or
-    lengths and more, a template may write all but three, and their estimates' assumptions say so. ``jobs`` workers
+    lengths and more, a template may write all but three, and their estimates' assumptions say so. ``prices``, of a card
+    by its name: cards are varied from the cheapest on, all of them or those of ``vary``. ``jobs`` workers
     work side by side, each on settings of one capture or template, which needs a model that can be sent to them.
     ``engine`` (``processes``, ``dask``, ``ray``) says where, ``scheduler`` at which address. ``store`` names a file
     that rows are written to as they come, their figures alone, and from which a sweep that ended goes on. ``options``
@@ -121,6 +127,8 @@ def sweep(
     for name, values in vary.items():
         if isinstance(values, (str, bytes)) or not values:
             raise UsageError(f"vary[{name!r}] is a list of at least one value, not {values!r}")
+    if prices:
+        vary = _by_price(vary, prices)
     workers = _engine(jobs, engine, scheduler)
     request = Request(model, example_inputs, options)
     report = say or request.progress
@@ -143,7 +151,20 @@ def sweep(
                 row = row.brief
                 kept.add({"settings": row.words, "figures": row.figures})
             rows[number] = row
-    return _in_order(rows)
+    answer = _in_order(rows)
+    answer.prices = prices or {}
+    return answer
+
+
+def _by_price(vary: Mapping[str, Sequence[Any]], prices: Mapping[str, float]) -> dict[str, Sequence[Any]]:
+    """The settings with the cards first, the cheapest of them first. Raises :class:`UsageError`."""
+    given = vary.get("device") or vary.get("gpu") or list(prices)
+    cards = [card if isinstance(card, Device) else device_named(card) for card in given]
+    unknown = next((card.name for card in cards if card.name not in prices), None)
+    if unknown is not None:
+        raise UsageError(f"{unknown} has no price; priced: {', '.join(prices)}")
+    others = {name: values for name, values in vary.items() if name not in ("device", "gpu")}
+    return {"device": sorted(cards, key=lambda card: prices[card.name]), **others}
 
 
 def _engine(jobs: int, name: str, address: str | None) -> Engine | None:

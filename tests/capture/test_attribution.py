@@ -130,7 +130,9 @@ def test_a_backward_pass_without_threads_of_its_own_takes_no_workspace_of_its_ow
             x = torch.zeros(8, 8, device="cuda", requires_grad=True)
             (x @ x).sum().backward()
 
-    taken = of(analyze(step).trace, Category.WORKSPACE)
+    trace = analyze(step).trace
+    assert trace is not None
+    taken = of(trace, Category.WORKSPACE)
     assert [born.label for born in taken] == ["cuBLAS workspace (main thread)"]
 
 

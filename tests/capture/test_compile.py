@@ -343,7 +343,7 @@ def test_regions_that_are_wrapped_for_modes_take_what_they_take_otherwise(thread
             contexts = functools.partial(create_selective_checkpoint_contexts, choose)
             checkpoint(lambda x: activation(x * 2), x, use_reentrant=False, context_fn=contexts).sum().backward()
 
-        return graphmem.analyze(step, gpu="T4").peak.allocated_bytes
+        return graphmem.analyze(step, device="T4").peak.allocated_bytes
 
     assert peak({"wrap_inductor_compiled_regions": True}) == peak(None)
 

@@ -96,6 +96,23 @@ def test_a_combination_that_fails_is_shown_and_makes_the_exit_code_1(model: str)
     assert "own precision" in result.stdout
 
 
+def test_a_sweep_by_prices_names_the_cheapest_card_that_fits(tmp_path: Path) -> None:
+    model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+    prices = tmp_path / "prices.toml"
+    prices.write_text('L4 = 0.8\nT4 = 0.35\n"A10G" = 1.2\n')
+    found = run("sweep", model, "--vary", "batch=2", "--prices", str(prices))
+    assert found.exit_code == 0, found.stderr
+    rows = [line.split()[0] for line in found.stdout.splitlines()[1:4]]
+    assert rows == ["T4-16GB", "L4-24GB", "A10G-24GB"]
+    assert "The cheapest card that fits: T4-16GB at 0.35 with batch 2." in found.stdout
+    document = json.loads(run("sweep", model, "--prices", str(prices), "-b", "2", "--format", "json").stdout)
+    assert document["prices"] == {"L4-24GB": 0.8, "T4-16GB": 0.35, "A10G-24GB": 1.2}
+    unpriced = run("sweep", model, "--vary", "gpu=H200", "-b", "2", "--prices", str(prices))
+    assert (unpriced.exit_code, "has no price; priced: L4-24GB, T4-16GB" in unpriced.stderr) == (1, True)
+    nothing = run("sweep", model)
+    assert (nothing.exit_code, "nothing is varied" in nothing.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -1,1 +1,1 @@
-"""Traces as functions of one size of the step: learnt from a few captures, evaluated for any other size."""
+"""Traces as functions of one size of the step, or of the number of layers: learnt from a few captures."""
