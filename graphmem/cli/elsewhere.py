@@ -48,7 +48,10 @@ def explained() -> Iterator[None]:
     try:
         yield
     except click.NoSuchOption as error:
-        known = words_for(error.option_name)
+        name = error.option_name
+        known = words_for(name)
+        if error.ctx is not None and error.ctx.info_name == "run" and not known.startswith("--gpu"):
+            known = f"those of the program go after it: graphmem run train.py {name} ..."
         if not known:
             raise
-        raise click.UsageError(f"no option {error.option_name}; here: {known}", error.ctx) from None
+        raise click.UsageError(f"no option {name}; here: {known}", error.ctx) from None

@@ -63,7 +63,12 @@ def _switch(text: str) -> bool:
 
 
 def _processes(make: Callable[[int], object]) -> Callable[[str], object]:
-    return lambda text: None if text == "off" else make(_count(text))
+    def read(text: str) -> object:
+        if text == "on":
+            raise UsageError("among how many processes: write a number, as in off,4")
+        return None if text == "off" else make(_count(text))
+
+    return read
 
 
 def _compile_mode(text: str) -> object:

@@ -119,6 +119,7 @@ def test_a_sweep_by_prices_names_the_cheapest_card_that_fits(tmp_path: Path) -> 
         (["--vary", "colour=red"], "--vary knows no 'colour'"),
         (["--vary", "batch"], "NAME=V1,V2"),
         (["--vary", "fsdp=two"], "--vary fsdp: 'two' is no whole number"),
+        (["--vary", "ddp=off,on"], "--vary ddp: among how many processes: write a number, as in off,4"),
         (["--vary", "batch=1,x"], "--vary batch: 'x' is no whole number"),
         (["--vary", "batch=1", "--vary", "batch=2"], "given twice"),
         (["--vary", "batch=1", "-b", "2"], "leave one out"),
