@@ -316,7 +316,7 @@ def test_a_module_may_have_a_list_named_buffers() -> None:
     """As Megatron's ``DistributedDataParallel`` has; and its method is not asked for."""
 
     class Bucketed(nn.Linear):
-        buffers = ()  # type: ignore[assignment]
+        buffers = ()
 
     found = births(record(lambda: Bucketed(4, 4).cuda()(torch.zeros(2, 4, device="cuda"))))
     assert [born.category for born in found][:2] == [Category.PARAMETER, Category.PARAMETER]
