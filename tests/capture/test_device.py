@@ -571,6 +571,37 @@ def test_pytorch_scripts_itself_after_something_was_compiled(monkeypatch: pytest
     record(step)
 
 
+def test_pytorch_scripts_derivatives_that_ask_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first derivative in forward mode imports them (``torch.func.jvp``, ``hessian``)."""
+    name = "torch._decomp.decompositions_for_jvp"
+    importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    record(lambda: importlib.import_module(name))
+
+
+def test_scripted_code_calls_what_is_scripted_if_it_is_traced() -> None:
+    """Its names are looked up around the function (``torchvision.ops.batched_nms``), not around PyTorch's wrapper."""
+
+    def step() -> None:
+        doubled = torch.jit.script(calls_what_is_scripted_if_traced)
+        assert doubled(torch.ones(8, device="cuda")).is_cuda
+
+    record(step)
+
+
+@torch.jit.script_if_tracing  # type: ignore[misc]
+def scripted_if_traced(x: torch.Tensor) -> torch.Tensor:
+    return twice(x)
+
+
+def calls_what_is_scripted_if_traced(x: torch.Tensor) -> torch.Tensor:
+    return scripted_if_traced(x)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
 def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:
     library = torch.library.Library("graphmem_kernels", "DEF")
     try:

@@ -37,12 +37,15 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
     """Compile what is scripted, and run it unfused, until ``patches`` are undone. ``remark`` is told what ran."""
 
     def script(original: Callable[..., object], obj: object, *args: object, **kwargs: object) -> object:
-        obj = getattr(obj, "__original_fn", obj)
+        if not hasattr(obj, "__script_if_tracing_wrapper"):  # PyTorch unwraps those, with the names around them
+            obj = getattr(obj, "__original_fn", obj)
         if isinstance(obj, type):
             return original(obj, *args, **{"_rcb": partial(_named_in, obj.__module__), **kwargs})
         scripted = original(obj, *args, **kwargs)
-        if "_rcb" in kwargs or not _ASKS_DEVICE.search(str(getattr(scripted, "inlined_graph", ""))):
-            return scripted  # with a resolution callback: a part of what is being compiled
+        if "_rcb" in kwargs or str(getattr(obj, "__module__", "")).startswith("torch."):
+            return scripted  # a part of what is being compiled; what PyTorch scripts goes into tables of its own
+        if not _ASKS_DEVICE.search(str(getattr(scripted, "inlined_graph", ""))):
+            return scripted
         remark(Code.SCRIPT_AS_PYTHON.about())
         return obj
 
