@@ -589,7 +589,7 @@ def test_scripted_code_calls_what_is_scripted_if_it_is_traced() -> None:
     record(step)
 
 
-@torch.jit.script_if_tracing  # type: ignore[misc]
+@torch.jit.script_if_tracing
 def scripted_if_traced(x: torch.Tensor) -> torch.Tensor:
     return twice(x)
 

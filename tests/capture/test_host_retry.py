@@ -92,7 +92,7 @@ def test_a_failure_of_the_analysis_has_a_lower_bound_and_no_verdict(
     program = tmp_path / "train.py"
     program.write_text(
         f"import torch\nweight = torch.randn({width}, {width}, device='cuda')\nmore = weight @ weight\n"
-        "weight.to_sparse_csr()\nprint('never')\n",
+        "weight.to_sparse_bsr((2, 2))\nprint('never')\n",
         encoding="utf-8",
     )
     estimate = graphmem.analyze(Program(str(program)), device="T4")

@@ -108,6 +108,7 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "torch_version": ("2.6", True),
     "build_on": ("device", True),
     "trust": (True, True),
+    "layers": (4, True),
     "margin": ("p99", False),
 }
 
