@@ -114,12 +114,11 @@ class _Job:
             "complete": not self.is_cut,
             "kinds": rows,
         }
-        details = {**estimate.details, "ranks": job}
         failed = self._failed()
-        if failed:
-            details["program"] = self.done[failed[0]].estimate.details["program"]
+        program = {"program": self.done[failed[0]].estimate.details["program"]} if failed else {}
         remarks = self._headlines(most, failed)
-        return replace(estimate, diagnostics=(*remarks, *estimate.diagnostics), details=details)
+        estimate = estimate.with_details(ranks=job, **program)
+        return replace(estimate, diagnostics=(*remarks, *estimate.diagnostics))
 
     def _failed(self) -> list[int]:
         """Processes whose program ended with an error."""

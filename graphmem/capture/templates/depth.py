@@ -19,7 +19,7 @@ import contextlib
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ _BIRTHS = (int(EventKind.ALLOC), int(EventKind.REFUSED))
 _RESUMES = 256
 #: So many copies at either end have rules of their own; more, where fewer do not do.
 _EDGES = (1, 2)
+#: Texts that are remembered, more than a deep model has names of modules and tensors.
+_TEXTS = 1 << 16
 #: Tables of a trace that no layer changes.
 _SAME = ("phases", "pools", "fractions", "settings", "predicted_plans", "garbage_bytes")
 
@@ -128,10 +130,21 @@ def _check_tables(base: Trace, deeper: Trace) -> None:
 _DIGITS = re.compile("[0-9]+")
 
 
-@cache
+#: Where a number was left out of a text: no name holds it.
+_LEFT_OUT = "\0"
+
+
+@lru_cache(maxsize=_TEXTS)
 def _text(text: str) -> tuple[str, tuple[int, ...]]:
     """A text without its numbers, and these."""
-    return _DIGITS.sub("#", text), tuple(int(one) for one in _DIGITS.findall(text))
+    return _DIGITS.sub(_LEFT_OUT, text), tuple(int(one) for one in _DIGITS.findall(text))
+
+
+@lru_cache(maxsize=_TEXTS)
+def _filled(text: str, numbers: tuple[int, ...]) -> str:
+    """The text with these numbers in it."""
+    first, *rest = text.split(_LEFT_OUT)
+    return first + "".join(f"{number}{part}" for number, part in zip(numbers, rest, strict=True))
 
 
 def _elements(trace: Trace) -> Iterator[Element]:
@@ -277,11 +290,11 @@ class _Rule:
 def _rules(traces: Sequence[Sequence[Element]], places: Sequence[_Places]) -> dict[tuple[int, int], _Rule]:
     """The rule of each element of the base, by the part of its copies."""
     seen: dict[tuple[int, int], dict[tuple[int, int], Element]] = {}
-    for extra, (elements, where) in enumerate(zip(traces, places, strict=True)):
-        columns = (where.origin.tolist(), where.part.tolist(), where.counted.tolist())
+    known = [(where.origin.tolist(), where.copy.tolist()) for where in places]
+    for extra, (elements, where, (origins, _)) in enumerate(zip(traces, places, known, strict=True)):
+        columns = (origins, where.part.tolist(), where.counted.tolist())
         for element, origin, part, copy in zip(elements, *columns, strict=True):
             seen.setdefault((origin, part), {})[copy, extra] = element
-    known = [(where.origin.tolist(), where.copy.tolist()) for where in places]
     return {key: _rule(cases, known) for key, cases in seen.items()}
 
 
@@ -394,13 +407,3 @@ class _Writer:
             like = element.what
             label = _filled(like.label, tuple(numbers))
             yield Storage(size, like.category, like.stream, like.place, label, like.pool)
-
-
-@cache
-def _filled(text: str, numbers: tuple[int, ...]) -> str:
-    """A text with numbers in their places."""
-    left = iter(numbers)
-    return _DIGITS_LEFT_OUT.sub(lambda _: str(next(left)), text)
-
-
-_DIGITS_LEFT_OUT = re.compile("#")

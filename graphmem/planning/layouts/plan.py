@@ -134,10 +134,9 @@ def plan(
     ``global_batch``: of an optimizer step over all cards, in sequences or as ``1M-tokens``. ``training``: the step, by
     default AdamW with bf16 computation, fp16 on cards without it, and nothing that shares it out. ``confirm``: how many
     layouts are captured at most; every figure of :attr:`Plan.fitting` is a capture, of deep models written from a few
-    layers. ``frameworks``: of ``ddp``,
-    ``fsdp`` and ``deepspeed``; by default those that run here. ``links``: GB/s between the cards. ``advice``: look for
-    what saves memory in the best one. ``options`` are those of :func:`graphmem.analyze`. Raises
-    :class:`GraphmemError`.
+    layers. ``frameworks``: of ``ddp``, ``fsdp`` and ``deepspeed``; by default those that run here. ``links``: GB/s
+    between the cards. ``advice``: look for what saves memory in the best one. ``options`` are those of
+    :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
     """
     report = say or (lambda _: None)
     cluster = cluster_of(gpus, nodes, options.pop("device", None))
