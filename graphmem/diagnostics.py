@@ -129,6 +129,7 @@ class Code(Enum):
         CUT_SHORT,
         any_size=True,
     )
+    PROGRAM_LEFT = _more("{ending}", NOT_SEEN)
     RUNS_SKIPPED = _more(
         "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
         NOT_SEEN,
