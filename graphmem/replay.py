@@ -265,7 +265,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
 
 
 #: Replays of a trace that are kept: as many as a sweep may have settings of the allocator.
-_MOST_KEPT = 16
+_MOST_KEPT = 32
 
 
 def replay_kept(trace: Trace, rules: Hashable, make: Callable[[], Allocator]) -> Replay:

@@ -133,7 +133,8 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
 def _live_on_device(trace: Trace, position: int) -> npt.NDArray[np.int64]:
     """Indices of the storages on the device that live after an event."""
     live = trace.live_at(position)
-    return live[trace.columns.places[live] == Place.DEVICE]
+    on_device: npt.NDArray[np.int64] = live[trace.columns.places[live] == Place.DEVICE]
+    return on_device
 
 
 #: Whose source line says more than their category.
