@@ -196,7 +196,9 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequ
     of_sizes: dict[Hashable, list[tuple[CaptureKey | None, list[int]]]] = {}  # keys are compared, and sizes hashed
     cards: dict[int, tuple[str, int]] = {}
     for number in left:
-        key, sizes, cards[number] = None, (None, None), ("", 0)
+        key: CaptureKey | None = None
+        sizes: tuple[int | None, int | None] = (None, None)
+        cards[number] = "", 0
         with contextlib.suppress(GraphmemError):  # its own analysis will say why
             question = request.changed(**chosen[number]).question
             cards[number] = question.setting.device.name, question.setting.device.capacity_bytes

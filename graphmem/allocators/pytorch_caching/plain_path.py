@@ -71,7 +71,7 @@ def _insert(table: Table, row: int) -> None:
 def _remove_at(table: Table, pool: int, place: int) -> int:
     """Take the row at a place out of a set; the row."""
     sizes, free, count = table.free_sizes, table.free, table.counts[pool]
-    row = free[pool, place]
+    row: int = free[pool, place]
     for number in range(place, count - 1):
         free[pool, number] = free[pool, number + 1]
         sizes[pool, number] = sizes[pool, number + 1]
@@ -98,12 +98,12 @@ def _bits(number: int) -> int:
 @njit(cache=True, inline="always")
 def _rounded(size: int, divisions: Numbers) -> int:
     """``round_size``; the steps between powers of two are those of ``_next_division``."""
-    parts = divisions[min(max(_bits(size) - 21, 0), ROUNDUP_SLOTS - 1)]
+    parts: int = divisions[min(max(_bits(size) - 21, 0), ROUNDUP_SLOTS - 1)]
     if parts <= 1 or size <= MIN_BLOCK_BYTES * parts:
         return -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
     if size & (size - 1) == 0:
         return size
-    power = 1 << (_bits(size) - 1)
+    power: int = 1 << (_bits(size) - 1)
     step = power >> (_bits(parts) - 1)
     return 2 * power if step == 0 else -(-size // step) * step
 
@@ -112,7 +112,10 @@ def _rounded(size: int, divisions: Numbers) -> int:
 def _expanded(table: Table, row: int) -> int:
     """Bytes that a free block may grow to: ``_expandable_size``."""
     blocks, after = table.blocks, table.blocks[row, NEXT]
-    return blocks[row, SIZE] + (blocks[after, SIZE] if after >= 0 and blocks[after, STATE] == UNMAPPED else 0)
+    size: int = blocks[row, SIZE]
+    if after >= 0 and blocks[after, STATE] == UNMAPPED:
+        size += blocks[after, SIZE]
+    return size
 
 
 @njit(cache=True, inline="always")
@@ -128,7 +131,8 @@ def _best_fit(table: Table, rules: Rules, pool: int, rounded: int) -> int:
     size = table.free_sizes[pool, place]
     if (size >= rules.max_split) if rounded < rules.max_split else (size >= rounded + rules.most_rounding):
         return -1
-    return _remove_at(table, pool, place)
+    row: int = _remove_at(table, pool, place)
+    return row
 
 
 @njit(cache=True, inline="always")
