@@ -42,7 +42,7 @@ class Remembered:
         self, proto: onnx.NodeProto, specs: Mapping[str, TensorSpec], values: Mapping[str, Value]
     ) -> Hashable | None:
         """All that rules see of a node; None where there is more than is compared here."""
-        given = []
+        given: list[Hashable] = []
         for name in proto.input:
             if not name:
                 given.append(None)
