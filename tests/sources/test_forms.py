@@ -218,7 +218,10 @@ def test_a_sequence_beyond_a_table_of_positions_is_told_beside_the_verdict(tmp_p
     (tmp_path / "config.json").write_text(f'{{"model_type": "gpt2", {sizes}}}')
     heads = [
         " ".join(
-            graphmem.analyze(f"hf:{tmp_path / 'config.json'}", seq_len=length).report().split("Peak memory")[0].split()
+            graphmem.analyze(f"hf:{tmp_path / 'config.json'}", seq_len=length)
+            .report(details=True)
+            .split("Peak memory")[0]
+            .split()
         )
         for length in (40, 32)
     ]
