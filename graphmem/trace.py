@@ -314,6 +314,11 @@ class Trace:
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
+    def births(self) -> dict[int, int]:
+        """Storages, and the operators that made them, as indices."""
+        born = self.allocations
+        return dict(zip(self.subjects[born].tolist(), self.event_operators[born].tolist(), strict=True))
+
     def live_at(self, position: int) -> list[int]:
         """Indices of the storages alive after event ``position``, in order of allocation."""
         alive: list[int] = self.alive_at(position).tolist()
