@@ -113,10 +113,10 @@ def test_the_command_writes_a_pickle_of_plain_values(tmp_path: Path) -> None:
         "import torch\ndef build(batch=2):\n    return torch.nn.Linear(8, 8), torch.zeros(batch, 8)\n"
     )
     model, target = f"{tmp_path / 'net.py'}:build", tmp_path / "s.pickle"
-    refused = CliRunner().invoke(cli, ["export-trace", model, "--format", "snapshot"])
+    refused = CliRunner().invoke(cli, ["export", model, "--format", "snapshot"])
     assert refused.exit_code == 1
     assert "binary file" in refused.stderr
-    written = CliRunner().invoke(cli, ["export-trace", model, "--format", "snapshot", "-o", str(target)])
+    written = CliRunner().invoke(cli, ["export", model, "--format", "snapshot", "-o", str(target)])
     assert written.exit_code == 0, written.stderr
     assert set(pickle.loads(target.read_bytes())) >= {"segments", "device_traces"}
     assert CliRunner().invoke(cli, ["replay", str(target)]).exit_code == 0
