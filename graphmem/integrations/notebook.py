@@ -33,7 +33,7 @@ def _cell(shell: Any, line: str, cell: str) -> None:
         program = Path(folder, "cells.ipynb")
         program.write_text(json.dumps(notebook([*before, cell])), encoding="utf-8")
         command = [sys.executable, "-m", "graphmem", "run", "--format", "notebook", *options, "-o", str(answer)]
-        ran = subprocess.run([*command, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ran = subprocess.run([*command, str(program)], capture_output=True, text=True, check=False)
         if ran.stdout:
             print(ran.stdout, end="")
         if answer.exists():

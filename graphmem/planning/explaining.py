@@ -108,9 +108,10 @@ def explain_oom(
 ) -> Answer:
     """Why a run was out of memory. ``what``: the error that it caught, its message, or the file of a snapshot.
 
-    Of a snapshot, and of an error in a process that records its memory (``torch.cuda.memory._record_memory_history()``),
-    the answer is that of :func:`graphmem.replay`: who held the memory, and which settings would have saved it, each of
-    them tried, on ``device`` where one is named. Without a record it is what the words of the error say.
+    Of a snapshot, and of an error in a process that records its memory
+    (``torch.cuda.memory._record_memory_history()``), the answer is that of :func:`graphmem.replay`: who held it,
+    and which settings would have saved it, each of them tried, on ``device`` where one is named. Without a record it is
+    what the words of the error say.
     Raises :class:`graphmem.errors.GraphmemError`.
     """
     given: dict[str, Any] = {"alloc_conf": alloc_conf, "batch": batch}

@@ -42,8 +42,8 @@ class _Node:
         return [sum(column) for column in zip(*parts, strict=True)]
 
     def shape(self) -> tuple[object, ...]:
-        """The names below it, by which modules are alike."""
-        return tuple((name, child.shape()) for name, child in self.children.items())
+        """Its own parameters and the names below it, by which modules are alike."""
+        return (self.own[0], *((name, child.shape()) for name, child in self.children.items()))
 
     def add(self, other: _Node) -> None:
         """Take the bytes of another one that is made alike."""

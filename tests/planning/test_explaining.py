@@ -49,5 +49,5 @@ def test_the_cause_is_named(asked: str, free: str, cached: str, process: str, wo
 def test_an_error_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="no out-of-memory error of PyTorch: division by zero"):
         graphmem.explain_oom(ZeroDivisionError("division by zero"))
-    with pytest.raises(graphmem.GraphmemError, match="cannot read nowhere.pickle"):
+    with pytest.raises(graphmem.GraphmemError, match=r"cannot read nowhere\.pickle"):
         graphmem.explain_oom("nowhere.pickle")
