@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from graphmem.cli.web import web_command
 from graphmem.cli.web.jobs import Limits
 from tests import places
 from tests.support import onnx_samples
@@ -193,3 +195,15 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back() -> None:
         codes = [client.get("/v1/jobs/none").status_code for _ in range(5)]
         assert codes == [404, 404, 404, 429, 429]
         assert client.get("/healthz").status_code == 200
+
+
+def test_the_image_and_the_space_start_the_service_by_options_that_it_has() -> None:
+    image = (places.ROOT / "Dockerfile").read_text()
+    (line,) = (line for line in image.splitlines() if line.startswith("CMD"))
+    _, *words = json.loads(line.removeprefix("CMD "))
+    space = (places.ROOT / "examples" / "space" / "app.py").read_text()
+    found = re.search(r"cli\((\[.*\])\)", space)
+    assert found is not None
+    for given in (words, json.loads(found[1])):
+        assert given[0] == "web"
+        web_command.make_context("web", list(given[1:]))
