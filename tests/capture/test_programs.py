@@ -305,6 +305,7 @@ def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.Captu
     estimate = run(tmp_path, source)
     assert said(capsys) == ""
     assert ending(estimate) == ("left", 4, 0, "")
+    assert Code.PROGRAM_LEFT in {one.code for one in estimate.diagnostics}  # what follows it was not seen
 
 
 _CALL = "timeit.timeit(train_step, number=99)"
