@@ -26,6 +26,7 @@ class Counter:
         self._first: tuple[object, ...] | None = None  # what was computed before the number was counted on at all
         self._seen: deque[int] = deque(maxlen=ahead.MOST_TESTED)
         self._step = self._waited = 0
+        self.times = 0  # that it was counted on
         self.jumped = 0  # numbers of other sizes that are followed
         self._ahead: list[int] | None = None  # the numbers to come to, once that is decided
 
@@ -40,11 +41,12 @@ class Counter:
             self._first = tuple(value_of(key, value) for key in self._keys[: self._early])
         self._seen.append(following)
         self._step, self._waited = step, 0
+        self.times += 1
         return following - value
 
     def go_to_tested(self, left: int | None) -> bool:
         """Whether numbers follow at which the body tests something that it has not found before; ``left``: how often
-        the loop would go on, None where nobody knows."""
+        the loop would count it on, None where nobody knows."""
         return self._goes_on(ahead.tested(self._known(), self._rest(left), self._values) if self._is_new else None)
 
     def go_to_sized(self, left: int | None) -> bool:

@@ -485,22 +485,18 @@ class Loop:
         return any(rest.spares or not rest.is_known for rest in rests)
 
     def _left_of(self, counter: Counted) -> int | None:
-        """How often the loops that count a number on would go on; None where nobody knows."""
+        """How often loops that go on would count a number on; None where nobody knows."""
         loops = [loop for loop in self._leaving._active() if loop.runs is not None]
         inside = loops.index(self) if self in loops else 0
-        left: int | None = 0
+        found = 0
         for loop in loops[max(0, inside - counter.around) : inside + 1]:
-            whole, own = loop._whole
-            left = None if left is None or own is None or whole is None else left * whole + own
-        return left
-
-    @property
-    def _whole(self) -> tuple[int | None, int | None]:
-        """How many iterations the loop has, and how many are left."""
-        if self._left is None:
-            return None, None
-        left = max(0, self._left + 1 - self._items) if self.is_fed else self._left  # loaders give their length
-        return self._items + left, left
+            left = loop._left
+            if left is None:
+                return None
+            if loop.is_fed:  # loaders give their length
+                left += (loop is not self) - loop._items
+            found = found * (loop._items + left) + left
+        return found * counter.times // max(1, self._items)
 
     def _repeat(self) -> bool:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
