@@ -173,6 +173,12 @@ LOOPS = {
         5,
         "61 step step step step 60 step",
     ),
+    "something every so often, by a number of the loop's own": (
+        "for i, batch in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
+        "    step = 7 * 100 + i\n    train_step()\n    if step % 80 == 79: seen.append(step)\nprint(*seen)",
+        5,
+        "step step step step 719 step",
+    ),
     "something every so many steps of several batches": (
         "i = 0\nfor at, batch in enumerate(DataLoader(TensorDataset(torch.zeros(900, 4)), batch_size=4)):\n"
         "    model(x()).sum().backward()\n    if at % 3 == 2:\n        optimizer.step()\n        i += 1\n"
