@@ -176,8 +176,8 @@ LOOPS = {
     "something every so often, by a number of the loop's own": (
         "for i, batch in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
         "    step = 7 * 100 + i\n    train_step()\n    if step % 80 == 79: seen.append(step)\nprint(*seen)",
-        5,
-        "step step step step 719 step",
+        7,
+        "step step step step 719 step step 799 step",
     ),
     "something every so many steps of several batches": (
         "i = 0\nfor at, batch in enumerate(DataLoader(TensorDataset(torch.zeros(900, 4)), batch_size=4)):\n"
