@@ -247,6 +247,11 @@ class Trace:
         for kind, subject, operator, stream in self.rows():
             yield Event(EventKind(kind), subject, operator, stream)
 
+    def births(self) -> dict[int, int]:
+        """Storages, and the operators that made them, as indices."""
+        is_birth = self.kinds == EventKind.ALLOC
+        return dict(zip(self.subjects[is_birth].tolist(), self.event_operators[is_birth].tolist(), strict=True))
+
     def live_at(self, position: int) -> list[int]:
         """Indices of the storages alive after event ``position``, in order of allocation."""
         head = slice(0, position + 1)

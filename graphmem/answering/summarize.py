@@ -140,7 +140,7 @@ _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:
     """The bytes that the program holds, or whose purpose a recording does not have, by the line that made them."""
-    births = dict(_births(trace))
+    births = trace.births()
     by_line = Counter[str]()
     for index in trace.live_at(position):
         storage = trace.storages[index]
@@ -148,12 +148,6 @@ def _held(trace: Trace, position: int) -> list[HeldBytes]:
             operator = trace.operators[births[index]]
             by_line[operator.source or operator.name] += storage.bytes
     return [HeldBytes(size, line) for line, size in by_line.most_common() if size]
-
-
-def _births(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Storages, and the operators that made them."""
-    is_birth = trace.kinds == EventKind.ALLOC
-    yield from zip(trace.subjects[is_birth].tolist(), trace.event_operators[is_birth].tolist(), strict=True)
 
 
 def _pools(trace: Trace, replay: Replay, position: int) -> Iterator[PoolUse]:
@@ -198,7 +192,7 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
     """The ``top`` largest storages on the device that live at an event of the trace, with who made them."""
     live = [i for i in trace.live_at(position) if trace.storages[i].place == Place.DEVICE]
     largest = sorted(live, key=lambda index: (-trace.storages[index].bytes, index))[:top]
-    births = dict(_births(trace))
+    births = trace.births()
     found = []
     for index in largest:
         storage, operator = trace.storages[index], trace.operators[births[index]]
