@@ -129,11 +129,11 @@ class Code(Enum):
         CUT_SHORT,
         any_size=True,
     )
-    PROGRAM_LEFT = _more("{ending}", NOT_SEEN)
     RUNS_SKIPPED = _more(
         "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
         NOT_SEEN,
     )
+    PROGRAM_LEFT = _more("{ending}; it may take more", NOT_SEEN)
     EPOCH_VARIES = _more(
         "{read} batches of {place} were read, the largest of them analysed; sizes differ, and those that were not read "
         "may be larger (--epoch all reads on)",

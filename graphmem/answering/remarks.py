@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from graphmem.answering.question import Question
-from graphmem.answering.retries import is_left
 from graphmem.base.figures import Figure
 from graphmem.base.versions import beyond_known, other_compiler, version_notes, workspace_variables
 from graphmem.devices import DEFAULT_DEVICE, Device
@@ -51,8 +50,7 @@ def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnost
         if run.ending is not None and run.ending.failed:
             code = Code.NOT_FOLLOWED if run.ending.how == "unfollowed" else Code.PROGRAM_FAILED
             yield code.about(ending=run.ending.words())
-        elif is_left(run):
-            assert run.ending is not None
+        if run.ending is not None and run.ending.how == "left":
             yield Code.PROGRAM_LEFT.about(ending=run.ending.words())
         yield from run.cudnn.refused() if run.cudnn is not None else ()
     yield from taken.diagnostics
