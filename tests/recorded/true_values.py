@@ -258,9 +258,6 @@ class TrueValues(TorchFunctionMode):
             v = a0 if a0.layout is not torch.strided else val(a0)
             v = torch.ones(a0.shape) if v is None and SELECT_ALL else v
             return None if v is None or v.layout is not torch.strided else [i4(torch.count_nonzero(v))] * 2
-        if n == "normal":  # asks twice whether no deviation is negative: native/DistributionTemplates.h
-            deviation = args[1] if len(args) > 1 else kwargs.get("std")
-            return [b"\1"] * 2 if isinstance(deviation, torch.Tensor) and deviation.device.type == "cuda" else None
         if n == "nms":  # torchvision's: what is kept is data of its kernel, never followed
             return [i4(a0.shape[0])] if SELECT_ALL else None
         if n in ("__getitem__", "__setitem__", "index_put_", "index_put", "_index_put_impl_", "index"):
@@ -283,6 +280,9 @@ class TrueValues(TorchFunctionMode):
                             out.append(v.contiguous().reshape(-1)[:1].numpy().tobytes())
                 return out or None
             return None
+        if n == "normal":  # asks twice whether no deviation is negative: native/DistributionTemplates.h
+            deviation = args[1] if len(args) > 1 else kwargs.get("std")
+            return [b"\1"] * 2 if isinstance(deviation, torch.Tensor) and deviation.device.type == "cuda" else None
         if n in ("_nested_tensor_from_mask_left_aligned", "_nested_tensor_from_mask"):
             v = val(args[1])
             if v is None:
