@@ -125,7 +125,7 @@ def of_replay(run: Run, trace: Trace, runs: Runs) -> Iterator[Diagnostic]:
     yield from runs.diagnostics
     was_asked = run.cudnn is not None and run.cudnn.details().get("plans_asked")
     peak = runs.main.peak_reserved_bytes
-    sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
+    sizes = [trace.storages[index].bytes for label in WORKSPACES_OF_CUDNN for index in trace.labelled.get(label, ())]
     largest = max(sizes, default=0)
     if not was_asked and trace.predicted_plans and 0 < _NOTABLE * peak <= largest:  # no peak: refused at once
         yield Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak)

@@ -6,13 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache
+from graphmem.sources import huggingface
 from graphmem.trace import to_json
 
 _PROGRAM = """
@@ -83,3 +86,23 @@ def test_a_step_that_compiles(tmp_path: Path, function: str) -> None:
     trace, left = waiting(f"{file}:{function}")
     assert trace == here(f"{file}:{function}")
     assert "torch._dynamo" not in left, "it has run"
+
+
+def test_transformers_reads_the_folders_of_its_models_once() -> None:
+    """It keeps the last 128 of over 400 folders, and asks for all of them twice."""
+    module = ModuleType("transformers.utils.import_utils")
+    read: list[str] = []
+
+    def run() -> None:
+        module.create_import_structure_from_path = lru_cache(maxsize=1)(read.append)  # type: ignore[attr-defined]
+
+    huggingface._reading_once(module, run)
+    for path in ("a", "b", "a", "b"):
+        module.create_import_structure_from_path(path)
+    assert read == ["a", "b"]
+
+
+def test_another_transformers_is_left_as_it_is() -> None:
+    module = ModuleType("transformers.utils.import_utils")
+    huggingface._reading_once(module, lambda: None)
+    assert not hasattr(module, "create_import_structure_from_path")
