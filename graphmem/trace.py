@@ -252,6 +252,14 @@ class Trace:
         is_birth = self.kinds == EventKind.ALLOC
         return dict(zip(self.subjects[is_birth].tolist(), self.event_operators[is_birth].tolist(), strict=True))
 
+    def lives(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The events of birth and of death of every storage; -1 where it has none."""
+        born, died = (np.full(len(self.storages), -1, dtype=np.int64) for _ in range(2))
+        for events, kind in ((born, EventKind.ALLOC), (died, EventKind.FREE)):
+            at = np.flatnonzero(self.kinds == kind)
+            events[self.subjects[at]] = at
+        return born, died
+
     def live_at(self, position: int) -> list[int]:
         """Indices of the storages alive after event ``position``, in order of allocation."""
         head = slice(0, position + 1)

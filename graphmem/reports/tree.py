@@ -13,7 +13,7 @@ from graphmem.reports.document import Column, Section, Table, Text, section
 
 if TYPE_CHECKING:
     from graphmem.estimate import Estimate
-    from graphmem.trace import Trace
+    from graphmem.trace import Operator, Storage, Trace
 
 #: Rows that are shown at most; deeper modules count to those above them.
 _MOST_ROWS = 40
@@ -83,13 +83,17 @@ def _read(trace: Trace, event: int) -> tuple[_Node, list[int]]:
         storage = trace.storages[index]
         if storage.place.name != "DEVICE":
             continue
-        category = storage.category.name
-        path = trace.operators[makers[index]].module
-        if category in ("PARAMETER", "BUFFER", "GRADIENT") and storage.label:
-            path = storage.label.rpartition(".")[0]
+        category, path = storage.category.name, module_of(storage, trace.operators[makers[index]])
         column = next((at for at, (_, names) in enumerate(_COLUMNS) if category in names), len(_COLUMNS))
         (root.at(path) if path else nowhere).own[column] += storage.bytes
     return root, nowhere.own
+
+
+def module_of(storage: Storage, maker: Operator) -> str:
+    """The path of the module that a storage belongs to: what a module owns belongs to it, wherever it was made."""
+    if storage.label and storage.category.name in ("PARAMETER", "BUFFER", "GRADIENT"):
+        return storage.label.rpartition(".")[0]
+    return maker.module
 
 
 def _rows(root: _Node) -> list[_Row]:
