@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -251,6 +251,11 @@ class Trace:
         """Storages, and the operators that made them, as indices."""
         is_birth = self.kinds == EventKind.ALLOC
         return dict(zip(self.subjects[is_birth].tolist(), self.event_operators[is_birth].tolist(), strict=True))
+
+    def until(self, position: int) -> Trace:
+        """The trace as far as event ``position``."""
+        columns = ("kinds", "subjects", "event_operators", "event_streams")
+        return replace(self, **{name: getattr(self, name)[: position + 1] for name in columns})
 
     def lives(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The events of birth and of death of every storage; -1 where it has none."""

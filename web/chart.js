@@ -1,6 +1,6 @@
 // Curves on uPlot, in the colours of the page, with round ticks in binary units.
 import uPlot from "uplot";
-import { colour, element, steps, swatch, tick } from "./words.js";
+import { colour, element, largest, steps, swatch, tick } from "./words.js";
 
 const charts = new Set();
 const FONT = "12px system-ui, sans-serif";
@@ -32,7 +32,7 @@ export function drawLimit(u, [value, words]) {
   if (value > u.scales.y.max) return;
   const { ctx, bbox } = u, y = Math.round(u.valToPos(value, "y", true)), ratio = devicePixelRatio;
   ctx.save();
-  ctx.strokeStyle = ctx.fillStyle = colour("no");
+  ctx.strokeStyle = colour("no");
   ctx.lineWidth = 2 * ratio;
   ctx.beginPath();
   ctx.moveTo(bbox.left, y);
@@ -41,6 +41,10 @@ export function drawLimit(u, [value, words]) {
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
   ctx.textAlign = "right";
   ctx.textBaseline = "top";
+  const width = ctx.measureText(words).width;
+  ctx.fillStyle = colour("page");
+  ctx.fillRect(bbox.left + bbox.width - width - 8 * ratio, y + 2 * ratio, width + 6 * ratio, 15 * ratio);
+  ctx.fillStyle = colour("no");
   ctx.fillText(words, bbox.left + bbox.width - 4 * ratio, y + 3 * ratio);
   ctx.restore();
 }
@@ -57,7 +61,7 @@ export function chart(options, data, host, height) {
 /** The curves of a figure: values over time, or over a size. */
 export function curves(figure) {
   const { unit, names, values, over, axis, limit, marks, at } = JSON.parse(figure.dataset.curves);
-  const highest = Math.max(...values.flat()), words = tick(unit), host = element("div", { class: "plot" });
+  const highest = largest(values.map(largest)), words = tick(unit), host = element("div", { class: "plot" });
   const xs = over ?? values[0].map((_, index) => index);
   const said = element("p", { class: "said", "aria-live": "polite" });
   const nearest = (index) => [over ? `${axis} ${xs[index]}` : "", ...names.map((name, one) => `${name} ${words(values[one][index])}`)].filter(Boolean).join(", ");

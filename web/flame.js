@@ -28,7 +28,7 @@ export function tree(storages, way) {
   return partition()(made);
 }
 
-const largest = (sizes) => [...sizes].reduce((most, one) => (one[1] > most[1] ? one : most), [undefined, -1])[0];
+const mostly = (sizes) => [...sizes].reduce((most, one) => (one[1] > most[1] ? one : most), [undefined, -1])[0];
 
 export class Flame {
   constructor(colours, said) {
@@ -65,7 +65,7 @@ export class Flame {
       if (width < NARROWEST || !node.value) continue;
       const words = `${node.data.name}: ${bytes(node.value)}, ${share(node.value / whole)}`;
       const cell = element("button", { type: "button", title: words, "aria-label": words, tabindex: node === focus ? 0 : -1, class: `${above ? "above " : ""}${isHit(node) ? "hit" : ""}`, click: () => this.look(node) }, width > 0.03 ? node.data.name : "");
-      cell.style.cssText = `top:${node.depth * ROW}px;left:${above ? 0 : (100 * (node.x0 - focus.x0)) / span}%;width:${100 * width}%;height:${ROW - 1}px;background:var(--${this.colours(largest(node.data.sizes))})`;
+      cell.style.cssText = `top:${node.depth * ROW}px;left:${above ? 0 : (100 * (node.x0 - focus.x0)) / span}%;width:${100 * width}%;height:${ROW - 1}px;background:var(--${this.colours(mostly(node.data.sizes))})`;
       this.cells.set(node, cell);
     }
     this.node.replaceChildren(...this.cells.values());

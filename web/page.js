@@ -2,6 +2,7 @@
 import { curves, recolour } from "./chart.js";
 import { Flame, WAYS, tree } from "./flame.js";
 import { read } from "./run.js";
+import { segments } from "./segments.js";
 import { enhance, grid, searchBox } from "./tables.js";
 import { Timeline } from "./timeline.js";
 import { bytes, count, element, share } from "./words.js";
@@ -86,7 +87,7 @@ async function moments(host) {
     timeline.show(at);
     moment.show(at);
   });
-  host.replaceChildren(timeline.node, moment.node);
+  host.replaceChildren(timeline.node, moment.node, segments(run));
   timeline.draw();
   timeline.choose(run.peak);
   host.dataset.ready = "yes";

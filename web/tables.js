@@ -28,7 +28,7 @@ export function searchBox(label, search) {
 
 /** A table that stands in the page: sorted by its values, searched by its words. */
 export function enhance(table) {
-  const titles = [...table.querySelectorAll("thead th")], body = table.tBodies[0];
+  const titles = [...table.querySelectorAll("thead tr > *")], body = table.tBodies[0];
   if (!titles.length || !body) return;
   const rows = [...body.rows];
   const value = (row, column) => {
@@ -48,7 +48,7 @@ export function enhance(table) {
   }
 }
 
-/** A table of `columns` ({title, value, words?, isFigure}) for rows that change: {node, show(rows)}. */
+/** A table of `columns` ({title, value, words?, isFigure?, draw?}) for rows that change: {node, show(rows)}. */
 export function grid(columns, label) {
   const titles = columns.map(({ title, isFigure }) => element("th", { scope: "col", class: isFigure ? "n" : "" }, title));
   const body = element("tbody"), said = element("p", { class: "said" });
@@ -56,7 +56,7 @@ export function grid(columns, label) {
   let rows = [], room = SHOWN, by = null;
   const cell = (row) => (column) => {
     const value = column.value(row), words = column.words ? column.words(value) : String(value);
-    return element("td", { class: column.isFigure ? "n" : "" }, words);
+    return element("td", { class: column.isFigure ? "n" : column.draw ? "bar" : "" }, column.draw ? column.draw(row) : words);
   };
   function draw() {
     const sorted = by ? [...rows].sort((a, b) => by.direction * compare(by.value(a), by.value(b))) : rows;

@@ -1,6 +1,6 @@
 // The run over its events: what is requested, stacked; what is allocated and reserved; phases, and the card's edge.
 import { area, axes, chart, drawLimit, line, top } from "./chart.js";
-import { bytes, colour, count, element, swatch } from "./words.js";
+import { bytes, colour, count, element, largest, swatch } from "./words.js";
 
 const MOST_LAYERS = 10, LEAST_EVENTS = 10;
 const part = (path) => path.split(".").slice(0, 2).join(".") || "(no module)";
@@ -14,7 +14,7 @@ const STACKS = {
 
 export class Timeline {
   constructor(run, choose) {
-    Object.assign(this, { run, choose, moment: run.peak, stretches: run.stretches(), shown: [0, run.size - 1] });
+    Object.assign(this, { run, choose, moment: run.peak, stretches: run.stretches(), highest: largest(run.events.reserved), shown: [0, run.size - 1] });
     this.host = element("div", { class: "plot", tabindex: "0", role: "slider", "aria-label": "Event of the run", "aria-valuemin": 0, "aria-valuemax": run.size - 1, keydown: (event) => this.key(event), wheel: (event) => this.wheel(event) });
     this.strip = element("div", { class: "strip", "aria-hidden": "true" });
     this.said = element("div", { class: "readout" });
@@ -30,7 +30,7 @@ export class Timeline {
       button("Peak", "Choose the peak (P)", () => this.choose(this.run.peak)),
       button("+", "Zoom in (+)", () => this.zoom(0.5)), button("−", "Zoom out (-)", () => this.zoom(2)),
       button("←", "Earlier (page up)", () => this.pan(-0.5)), button("→", "Later (page down)", () => this.pan(0.5)),
-      button("All", "The whole run (0)", () => this.view(0, this.run.size - 1)),
+      button("All", "All of the run (0)", () => this.view(0, this.run.size - 1)),
       element("label", {}, "stacked by ", select),
       element("span", { class: "hint" }, "Drag to zoom, click to choose a moment; Ctrl + wheel zooms, Shift + wheel pans; arrow keys move."));
   }
@@ -39,7 +39,7 @@ export class Timeline {
   draw() {
     this.stack("category");
     const { run } = this;
-    const limits = () => ({ x: { time: false }, y: { range: () => [0, top(Math.max(...run.events.reserved))] } });
+    const limits = () => ({ x: { time: false }, y: { range: () => [0, top(this.highest)] } });
     this.overview = chart({
       scales: limits(), axes: [{ show: false }, { show: false }], padding: [2, 0, 2, 72],
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
@@ -64,7 +64,7 @@ export class Timeline {
     for (const { values } of layers) sums.push(values.map((value, event) => value + (sums.length ? sums.at(-1)[event] : 0)));
     this.requested = sums.at(-1);
     const { allocated, reserved } = run.events, edge = run.edge && [run.edge[1], `${run.edge[0]} ends, ${bytes(run.edge[1])}`];
-    const room = top(Math.max(...reserved), edge);
+    const room = top(this.highest, edge);
     this.note.textContent = edge && edge[0] > room ? `Far above: ${edge[1]}.` : "";
     this.drawn = chart({
       padding: [22, 8, 0, 0],

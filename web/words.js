@@ -40,3 +40,6 @@ export const swatch = (name) => {
   made.style.background = `var(--${name})`;
   return made;
 };
+
+/** The largest of many values. */
+export const largest = (values) => values.reduce((most, value) => (value > most ? value : most), 0);

@@ -16,6 +16,7 @@ from graphmem.reports.tree import module_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from graphmem.allocators.base import SegmentView
     from graphmem.estimate import Estimate
     from graphmem.trace import Trace
 
@@ -24,15 +25,15 @@ _STEPS = ("operator", "allocated", "reserved", "born")
 
 def tables(estimate: Estimate) -> Mapping[str, Any]:
     """The tables of an estimate that has its events: ``storages`` of the device in order of birth, with their ``lasts``
-    in events (0: to the end), ``operators``, and ``events`` with the levels after each. ``edge``: the card's name and
-    the bytes that segments can have there; ``outside``: those of the process beside segments. ``categories`` stand in
-    the order of the breakdown, by which they have their colours."""
+    in events (0: to the end), ``operators``, and ``events`` with the levels after each. ``segments``: the allocator's
+    at the peak. ``edge``: the card's name and the bytes that segments can have there. ``categories`` stand in the order
+    of the breakdown, by which they have their colours."""
     from graphmem.reports.estimate import WORDS, edge
 
     trace, timeline, words = estimate.trace, estimate.timeline, _Words()
     assert trace is not None
     assert timeline is not None
-    outside, end = estimate.device - estimate.reserved, edge(estimate)
+    end = edge(estimate)
     order = list(dict.fromkeys([*estimate.breakdown, *(one.category.name for one in trace.storages)]))
     return {
         "categories": [WORDS.get(name, name).partition(" (")[0] for name in order],
@@ -44,12 +45,18 @@ def tables(estimate: Estimate) -> Mapping[str, Any]:
             "allocated": _steps(timeline.allocated_bytes),
             "reserved": _steps(timeline.reserved_bytes),
         },
+        "segments": [] if estimate.find_segments is None else [_segment(one) for one in estimate.find_segments()],
         "steps": _STEPS,
         "strings": list(words),
         "peak": estimate.moment.event,
-        "outside": outside,
-        "edge": None if end is None else (end[0], max(0, end[1] - outside)),
+        "edge": None if end is None else (end[0], max(0, end[1] - (estimate.device - estimate.reserved))),
     }
+
+
+def _segment(view: SegmentView) -> dict[str, Any]:
+    """A segment with its blocks in the order of addresses: the bytes of each, negative where it is free."""
+    blocks = [block.size if block.state != "free" else -block.size for block in view.blocks]
+    return {"kind": view.kind, "stream": view.stream, "pool": view.pool, "blocks": blocks}
 
 
 class _Words(dict[str, int]):

@@ -164,6 +164,16 @@ def test_the_moments_are_those_of_the_trace() -> None:
         assert sum(sizes.values()) == timeline.requested_bytes[event]
 
 
+def test_the_segments_are_those_that_are_reserved_at_the_peak() -> None:
+    estimate = stepping_estimate()
+    timeline, event = estimate.timeline, estimate.moment.event
+    assert timeline is not None
+    blocks = [block for segment in _moments(estimate)["segments"] for block in segment["blocks"]]
+    assert sum(map(abs, blocks)) == timeline.reserved_bytes[event]
+    assert sum(block for block in blocks if block > 0) == timeline.allocated_bytes[event]
+    assert min(blocks) < 0, "there are holes"
+
+
 def test_the_edge_of_the_card_is_that_of_segments() -> None:
     estimate = stepping_estimate()
     assert estimate.fit is not None

@@ -123,7 +123,7 @@ def _shows_moment(page: _Browser, estimate: Estimate, event: int) -> None:
     assert trace is not None
     assert timeline is not None
     live = _live(trace, event)
-    (title,) = (words for words in page.texts("#moments h3"))
+    title, *_ = page.texts("#moments h3")
     assert f"event {event:,}: {format_bytes(sum(one[0] for one in live))} requested in {len(live)} storages" in title
     readout = " ".join(page.texts(".readout p"))
     for level in ("requested", "allocated", "reserved"):
@@ -153,6 +153,17 @@ def test_the_waterfall_ends_where_the_sum_does(page: _Browser, estimate: Estimat
     *parts, (_, whole) = bars
     assert np.allclose([x for x, _ in parts], [0, *np.cumsum([width for _, width in parts])[:-1]], atol=0.1)
     assert abs(sum(width for _, width in parts) - whole) < 0.1
+
+
+def test_the_segments_at_the_peak_sum_up(page: _Browser, estimate: Estimate) -> None:
+    assert estimate.timeline is not None
+    reserved, allocated = (
+        format_bytes(int(level[estimate.moment.event]))
+        for level in (estimate.timeline.reserved_bytes, estimate.timeline.allocated_bytes)
+    )
+    (said,) = page.texts(".segments > p")
+    assert said.startswith(f"{reserved} reserved in {len(page.all('.segments tbody tr'))} segments")
+    assert f"{allocated} are held" in said
 
 
 def test_keys_and_clicks_choose_a_moment(page: _Browser, estimate: Estimate) -> None:

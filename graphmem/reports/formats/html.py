@@ -148,7 +148,11 @@ def _rows(
 ) -> str:
     """A table of cells that are markup. With titles it can be sorted, by the ``values`` of figures."""
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
-    cells = [f'<th scope="col"{kind}>{_words(title)}</th>' for title, kind in zip(titles, classes, strict=False)]
+    heads = (
+        (f'th scope="col"{kind}', "th", title) if title else ("td", "td", "")
+        for title, kind in zip(titles, classes, strict=False)
+    )
+    cells = [f"<{begin}>{_words(title)}</{end}>" for begin, end, title in heads]
     lines = [f"<thead><tr>{''.join(cells)}</tr></thead>\n"] if cells else []
     for number, row in enumerate(rows):
         known = values[number] if cells and values is not None else [None] * len(row)
