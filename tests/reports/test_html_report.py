@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from tests import places
 from tests.support.estimates import failing_estimate, inference_estimate, stepping_estimate, training_estimate
 
 _VOID = {"meta"}
-_BUILT = places.ROOT / "graphmem" / "reports" / "page"
 
 
 class _Page(HTMLParser):
@@ -95,15 +95,15 @@ def test_it_needs_nothing_from_anywhere_and_its_policy_allows_nothing_else() -> 
 
 
 def test_the_script_is_built_of_its_sources_and_has_their_licences() -> None:
-    script = (_BUILT / "page.js").read_text(encoding="utf-8")
-    web = places.ROOT / "web"
-    if not web.exists():
+    script = files("graphmem.reports").joinpath("page", "page.js").read_text(encoding="utf-8")
+    sources = places.ROOT / "page"
+    if not sources.exists():
         pytest.skip("the installed package is tested, without the checkout")
     found = sha256()
-    for path in sorted(path for path in web.iterdir() if path.suffix in (".js", ".css", ".json")):
+    for path in sorted(path for path in sources.iterdir() if path.suffix in (".js", ".css", ".json")):
         found.update(f"{path.name}\n{path.read_text(encoding='utf-8')}\n".encode())
-    assert f"of sources {found.hexdigest()}" in script, "built anew by: cd web && npm run build"
-    locked = json.loads((web / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    assert f"of sources {found.hexdigest()}" in script, "built anew by: cd page && npm run build"
+    locked = json.loads((sources / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     for name in ("uplot", "d3-hierarchy"):
         assert f"{name} {locked[f'node_modules/{name}']['version']}" in script
     assert script.count("Permission") == 2

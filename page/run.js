@@ -39,12 +39,15 @@ class Run {
   /** The operator of an event in words: its name, module and source line. */
   operatorOf(event) {
     const at = this.events.operator[event];
-    return Object.fromEntries(["name", "module", "source"].map((name) => [name, this.strings[this.operators[name][at]]]));
+    return Object.fromEntries(
+      ["name", "module", "source"].map((name) => [name, this.strings[this.operators[name][at]]]),
+    );
   }
 
   /** A storage in words, with its maker's. */
   storage(one) {
-    const { storages, strings } = this, maker = this.operatorOf(storages.born[one]);
+    const { storages, strings } = this,
+      maker = this.operatorOf(storages.born[one]);
     const label = strings[storages.label[one]];
     return {
       bytes: storages.bytes[one],
@@ -60,7 +63,8 @@ class Run {
 
   /** The storages that live after an event. */
   liveAt(event) {
-    const found = [], { born } = this.storages;
+    const found = [],
+      { born } = this.storages;
     for (let one = 0; one < born.length && born[one] <= event; one++) if (this.dies[one] > event) found.push(one);
     return found;
   }
@@ -69,24 +73,29 @@ class Run {
   stretches() {
     const found = [];
     for (let event = 0; event < this.size; event++) {
-      const phase = this.phaseAt(event), last = found.at(-1);
+      const phase = this.phaseAt(event),
+        last = found.at(-1);
       if (last && last[2] === phase) last[1] = event;
       else found.push([event, event, phase]);
     }
     return found;
   }
 
-  /** The requested bytes of groups of storages after every event: [{keys, values}], the largest at the peak first. `key`
-   * gives the group of a storage; all beyond `most` groups are one. */
+  /** The requested bytes of groups of storages after every event: [{keys, values}], the largest at the peak first.
+   * `key` gives the group of a storage; all beyond `most` groups are one. */
   layers(key, most) {
-    const { bytes, born } = this.storages, keys = Array.from(bytes, (_, one) => key(one));
-    const sizes = new Map(keys.map((name) => [name, 0])), layers = new Map();
+    const { bytes, born } = this.storages,
+      keys = Array.from(bytes, (_, one) => key(one));
+    const sizes = new Map(keys.map((name) => [name, 0])),
+      layers = new Map();
     for (const one of this.liveAt(this.peak)) sizes.set(keys[one], sizes.get(keys[one]) + bytes[one]);
-    [...sizes].sort((a, b) => b[1] - a[1]).forEach(([name], at) => {
-      const layer = at > most ? [...layers.values()].at(-1) : { keys: [], values: new Float64Array(this.size) };
-      layer.keys.push(name);
-      layers.set(name, layer);
-    });
+    [...sizes]
+      .sort((a, b) => b[1] - a[1])
+      .forEach(([name], at) => {
+        const layer = at > most ? [...layers.values()].at(-1) : { keys: [], values: new Float64Array(this.size) };
+        layer.keys.push(name);
+        layers.set(name, layer);
+      });
     keys.forEach((name, one) => {
       const { values } = layers.get(name);
       values[born[one]] += bytes[one];

@@ -4,7 +4,9 @@ import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
 const out = "../graphmem/reports/page";
-const sources = readdirSync(".").filter((name) => /\.(js|css|json)$/.test(name)).sort();
+const sources = readdirSync(".")
+  .filter((name) => /\.(js|css|json)$/.test(name))
+  .sort();
 const hash = createHash("sha256");
 for (const name of sources) hash.update(`${name}\n${readFileSync(name, "utf8").replaceAll("\r\n", "\n")}\n`);
 
@@ -12,7 +14,8 @@ const libraries = ["uplot", "d3-hierarchy"].map((name) => {
   const { version, homepage } = JSON.parse(readFileSync(`node_modules/${name}/package.json`, "utf8"));
   return `${name} ${version}, ${homepage}\n\n${readFileSync(`node_modules/${name}/LICENSE`, "utf8").trim()}`;
 });
-const said = `Built by web/build.js of sources ${hash.digest("hex")}, with these libraries:\n\n${libraries.join("\n\n")}`;
+const made = `Built by page/build.js of sources ${hash.digest("hex")}, with these libraries:`;
+const said = [made, ...libraries].join("\n\n");
 
 await build({
   entryPoints: ["page.js", "page.css"],

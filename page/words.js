@@ -1,10 +1,22 @@
 // Figures as words, as graphmem.units and graphmem.reports.document write them; and elements.
-const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
+const UNITS = [
+  [2 ** 40, "TiB"],
+  [2 ** 30, "GiB"],
+  [2 ** 20, "MiB"],
+  [2 ** 10, "KiB"],
+];
 
 /** Numbers with so many digits after the point, halves to the even one. */
 const digits = (least, most) =>
-  new Intl.NumberFormat("en-US", { minimumFractionDigits: least, maximumFractionDigits: most, roundingMode: "halfEven" });
-const TWO = digits(2, 2), ONE = digits(1, 1), FEW = digits(0, 2), WHOLE = digits(0, 0);
+  new Intl.NumberFormat("en-US", {
+    minimumFractionDigits: least,
+    maximumFractionDigits: most,
+    roundingMode: "halfEven",
+  });
+const TWO = digits(2, 2),
+  ONE = digits(1, 1),
+  FEW = digits(0, 2),
+  WHOLE = digits(0, 0);
 
 const inUnits = (count, numbers) => {
   const unit = UNITS.find(([factor]) => Math.abs(count) >= factor);
@@ -16,7 +28,8 @@ export const count = (number) => WHOLE.format(number);
 export const share = (part) => `${ONE.format(100 * part)} %`;
 
 /** Labels of an axis in a unit: no more digits than they need. */
-export const tick = (unit) => ({ bytes: (n) => inUnits(n, FEW), share: (n) => `${FEW.format(100 * n)} %` })[unit] ?? FEW.format;
+export const tick = (unit) =>
+  ({ bytes: (n) => inUnits(n, FEW), share: (n) => `${FEW.format(100 * n)} %` })[unit] ?? FEW.format;
 
 /** Steps of an axis in a unit; undefined: the chart's own. */
 export const steps = (unit) => (unit === "bytes" ? Array.from({ length: 60 }, (_, power) => 2 ** power) : undefined);
