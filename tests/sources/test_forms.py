@@ -225,7 +225,7 @@ def test_a_sequence_beyond_a_table_of_positions_is_told_beside_the_verdict(tmp_p
         )
         for length in (40, 32)
     ]
-    assert "40 tokens are more than the table of 32 positions of the model: this step would fail." in heads[0]
+    assert "40 tokens are more than the table of 32 positions of the model: this step fails on a card." in heads[0]
     assert "positions" not in heads[1]
 
 
