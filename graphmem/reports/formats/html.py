@@ -1,8 +1,8 @@
 """A document as one HTML file that needs nothing else and asks nobody for anything: its policy forbids it to.
 
 What can be looked at (curves, the moments of a run, tables to sort) is data in attributes, which the page's script
-(``graphmem/reports/page``, built of ``page/``) draws; all else is readable without. The answer as JSON is inside, in the
-element ``graphmem-KIND``.
+(``graphmem/reports/page``, built of ``page/``) draws; all else is readable without. The answer as JSON is inside, in
+the element ``graphmem-KIND``.
 """
 
 from __future__ import annotations
