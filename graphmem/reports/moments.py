@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphmem.reports.tree import module_of
+from graphmem.reports.tree import owner
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -75,8 +75,8 @@ def _operators(trace: Trace, words: _Words) -> dict[str, list[int]]:
 
 
 def _storages(trace: Trace, order: list[str], words: _Words) -> dict[str, list[int]]:
-    born, died = (events.tolist() for events in trace.lives())
-    on_device = (at for at, one in enumerate(trace.storages) if one.place.name == "DEVICE" and born[at] >= 0)
+    born, died, end = trace.birth_of.tolist(), trace.death_of.tolist(), len(trace)
+    on_device = (at for at, one in enumerate(trace.storages) if one.place.name == "DEVICE" and born[at] < end)
     shown = sorted(on_device, key=lambda at: born[at])
     makers = trace.event_operators.tolist()
     rows = [(trace.storages[at], trace.operators[makers[born[at]]]) for at in shown]
@@ -84,9 +84,9 @@ def _storages(trace: Trace, order: list[str], words: _Words) -> dict[str, list[i
         "bytes": [one.bytes for one, _ in rows],
         "category": [order.index(one.category.name) for one, _ in rows],
         "label": [words[one.label] for one, _ in rows],
-        "module": [words[module_of(one, maker)] for one, maker in rows],
+        "module": [words[owner(one, maker)] for one, maker in rows],
         "born": _steps(born[at] for at in shown),
-        "lasts": [died[at] - born[at] if died[at] >= 0 else 0 for at in shown],
+        "lasts": [died[at] - born[at] if died[at] < end else 0 for at in shown],
     }
 
 

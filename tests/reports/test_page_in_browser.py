@@ -15,7 +15,7 @@ import pytest
 from graphmem.estimate import Estimate
 from graphmem.reports import format_named
 from graphmem.reports.document import Column, Curve, Curves, Document, Table, section
-from graphmem.reports.tree import module_of
+from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
 from graphmem.units import MIB, format_bytes
 from tests.support.estimates import stepping_estimate
@@ -113,7 +113,7 @@ def _live(trace: Trace, event: int) -> list[tuple[int, str, str]]:
     for index in trace.live_at(event):
         storage, maker = trace.storages[index], trace.operators[makers[index]]
         if storage.place is Place.DEVICE:
-            found.append((storage.bytes, module_of(storage, maker), maker.source))
+            found.append((storage.bytes, owner(storage, maker), maker.source))
     return found
 
 
