@@ -57,7 +57,7 @@ export function segments(run) {
       word("kind"),
       word("stream"),
       ...(rows.some((row) => row.pool) ? [word("private pool", "pool")] : []),
-      { title: "", value: (row) => row.size, draw: (row) => drawn(row, most) },
+      { title: "layout", value: (row) => row.size, draw: (row) => drawn(row, most) },
     ],
     "segments at the peak",
   );
