@@ -1,5 +1,5 @@
 /*
-Built by page/build.js of sources 9aef21a446e92c24735922df5add619c893127842c13aa118f3d50b52e5273ad, with these libraries:
+Built by page/build.js of sources 51c33bc7751fd5d2bf366f67e84ea5df90712631cff86aa761789f6b9d8706b8, with these libraries:
 
 uplot 1.6.32, https://github.com/leeoniya/uPlot#readme
 
