@@ -35,6 +35,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "transposed": lambda x: x.transpose(0, -1),
     "selected": lambda x: x[x != 1],
     "unique": lambda x: x.unique(),
+    "distinct columns": lambda x: x.reshape(1, -1).unique(dim=1),
+    "columns in a row": lambda x: torch.unique_consecutive(x.reshape(1, -1), dim=1),
     "positions": lambda x: x.nonzero(),
     "repeated": lambda x: x.reshape(-1).repeat_interleave(x.reshape(-1).abs() % 3),
     "counted": lambda x: torch.bincount(x.reshape(-1).abs()),

@@ -289,6 +289,29 @@ def test_the_largest_batches_of_an_epoch_follow(items: str, tmp_path: Path, caps
     assert (epoch["read"], epoch["whole"], epoch["shapes"], epoch["largest"]) == (16, True, 4, 64 * 64)
 
 
+OF_IMAGES = """
+class Images(dict):
+    @property
+    def shape(self):
+        width, height = self["data"].shape
+        return width, height
+    def __copy__(self): return Images(self)
+loader = DataLoader([Images(data=torch.zeros(8, 64)) for _ in range(8)], batch_size=2)
+for batch in loader:
+    model(batch["data"].cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(*batch["data"].shape)
+"""
+
+
+def test_a_batch_whose_shape_cannot_be_asked_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dictionary of TorchIO says the shape of images, and raises once a loader has stacked them."""
+    estimate = run(tmp_path, OF_IMAGES)
+    assert said(capsys).split() == ["2", "8", "64"]
+    assert [epoch["largest"] for epoch in estimate.details["epochs"]] == [2 * 8 * 64]
+
+
 AHEAD = """
 from itertools import islice
 def ahead(loader):

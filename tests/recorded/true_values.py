@@ -256,6 +256,12 @@ class TrueValues(TorchFunctionMode):
             v = a0 if a0.layout is not torch.strided else val(a0)
             v = torch.ones(a0.shape) if v is None and SELECT_ALL else v
             return None if v is None or v.layout is not torch.strided else [i4(torch.count_nonzero(v))] * 2
+        if n == "to_sparse" and a0.layout is torch.strided:  # what is not zero, and the distinct rows of it
+            v = val(a0)
+            v = torch.ones(a0.shape) if v is None and SELECT_ALL else v
+            places = None if v is None else v.nonzero()[:, : args[1] if len(args) > 1 else a0.dim()]
+            counts = () if places is None else (len(places), *([len(places.unique(dim=0))] if len(args) > 1 else []))
+            return list(map(i4, counts)) or None
         if n == "nms":  # torchvision's: what is kept is data of its kernel, never followed
             return [i4(a0.shape[0])] if SELECT_ALL else None
         if n in ("__getitem__", "__setitem__", "index_put_", "index_put", "_index_put_impl_", "index"):
@@ -481,8 +487,8 @@ class TrueValues(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         n = _name(func)
-        if n in PASSIVE:
-            return func(*args, **kwargs)
+        if n in PASSIVE or any(not isinstance(one, torch.Tensor) and _overrides(one) for one in args):
+            return func(*args, **kwargs)  # of what is not a tensor (a proxy of torch.fx) nothing is known
         with OFF():
             if n == "embedding" and kwargs.get("sparse", args[6] if len(args) > 6 else False):
                 self.looked_up(args[0], args[1])
@@ -721,6 +727,7 @@ def _decided(name, out, hosts):
 
 
 def _overrides(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or type(value) in PLAIN:
+    if type(value) in PLAIN:
         return False
-    return type(value).__torch_function__ is not torch._C._disabled_torch_function_impl
+    overriding = getattr(type(value), "__torch_function__", None)
+    return overriding not in (None, torch._C._disabled_torch_function_impl)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition, Perhaps
-from graphmem.capture.operators.compressed import to_csr
 from graphmem.capture.operators.deterministic import DETERMINISTIC
 from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
+from graphmem.capture.operators.sparse import OF_DENSE
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.capture.values.assumed_values import Selection
 from graphmem.torch_names import private
@@ -321,7 +321,6 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.index_put_.default: _index_put(_aten.index_put_.default),
     _aten._index_put_impl_.default: _index_put(_aten._index_put_impl_.default),
     _aten.masked_select.default: _masked_select,
-    _aten._to_sparse_csr.default: to_csr,
     _aten._embedding_bag_backward.default: _embedding_bag_backward,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _quantized,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantized,
@@ -333,4 +332,5 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.isclose.default: _isclose,
     **DETERMINISTIC,
     **LINEAR_ALGEBRA,
+    **OF_DENSE,
 }
