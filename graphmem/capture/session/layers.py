@@ -20,6 +20,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from graphmem.base import deferred
 from graphmem.capture.patches import Patches
 from graphmem.capture.session.doors import Asks, doors
 from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
@@ -169,6 +170,8 @@ def fake_mode() -> Iterator[None]:
 
 def _has_compiled(_: Context) -> bool:
     """True if something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
+    if deferred.is_waiting("torch._dynamo"):
+        return False
     seen: Any = private("torch._dynamo.convert_frame.input_codes", "the compiler is followed from the beginning", None)
     return seen is None or bool(seen.seen) or "graphmem.capture.compile.regions" in sys.modules
 
