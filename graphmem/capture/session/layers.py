@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from graphmem.capture.program.leaving import Leaving
     from graphmem.capture.record.modules import ModuleWatch
     from graphmem.capture.record.recorder import Recorder
+    from graphmem.training.program import LibraryFunction
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Context:
     leave_after: int | None = None
     shortens: bool = False
     ends_alike_loops: bool = True
+    opens: Sequence[LibraryFunction] = ()
     numbers: Numbers | None = field(init=False, default=None)
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
@@ -610,7 +612,13 @@ LAYERS: tuple[Layer, ...] = (
             "torch.optim.optimizer.Optimizer.__init__",
         ),
         "loops_left",
-        lambda context: (context.leave_after, context.recorder, context.ends_alike_loops, context.shortens),
+        lambda context: (
+            context.leave_after,
+            context.recorder,
+            context.ends_alike_loops,
+            context.shortens,
+            context.opens,
+        ),
         lambda context, made: setattr(context, "leaving", made),
         serves=lambda context: context.leave_after is not None,
     ),

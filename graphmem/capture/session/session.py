@@ -168,7 +168,7 @@ def capture(
         recorder.births.calls = calls
     shown_card = ShownCard(device, set() if asked is None else asked)
     mode = mode or RunMode()
-    context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)
+    context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops, mode.opens)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
@@ -197,6 +197,7 @@ def capture(
         if context.leaving is not None:
             assumed |= context.leaving.findings()
             found |= {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
+            found["left_in"] = context.leaving.left_in
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)
