@@ -281,14 +281,14 @@ class Trace:
         return frozenset(operator.name for operator in self.operators)
 
     @cached_property
-    def births(self) -> npt.NDArray[np.int64]:
+    def allocations(self) -> npt.NDArray[np.int64]:
         """Positions of the events that allocate, in order."""
         return np.flatnonzero(self.kinds == EventKind.ALLOC)
 
     @cached_property
     def birth_of(self) -> npt.NDArray[np.int64]:
         """The position of the event that allocates each storage; past the last event where none does."""
-        return self._position_of(self.births)
+        return self._position_of(self.allocations)
 
     @cached_property
     def death_of(self) -> npt.NDArray[np.int64]:
@@ -314,10 +314,22 @@ class Trace:
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
-    def live_at(self, position: int) -> npt.NDArray[np.int64]:
+    def births(self) -> dict[int, int]:
+        """Storages, and the operators that made them, as indices."""
+        born = self.allocations
+        return dict(zip(self.subjects[born].tolist(), self.event_operators[born].tolist(), strict=True))
+
+    def live_at(self, position: int) -> list[int]:
         """Indices of the storages alive after event ``position``, in order of allocation."""
-        allocated = self.subjects[self.births[: np.searchsorted(self.births, position, side="right")]]
-        return allocated[self.death_of[allocated] > position]
+        alive: list[int] = self.alive_at(position).tolist()
+        return alive
+
+    def alive_at(self, position: int) -> npt.NDArray[np.int64]:
+        """The same as an array."""
+        until = np.searchsorted(self.allocations, position, side="right")
+        allocated = self.subjects[self.allocations[:until]]
+        alive: npt.NDArray[np.int64] = allocated[self.death_of[allocated] > position]
+        return alive
 
 
 @dataclass

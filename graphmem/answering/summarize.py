@@ -132,7 +132,7 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
 
 def _live_on_device(trace: Trace, position: int) -> npt.NDArray[np.int64]:
     """Indices of the storages on the device that live after an event."""
-    live = trace.live_at(position)
+    live = trace.alive_at(position)
     on_device: npt.NDArray[np.int64] = live[trace.columns.places[live] == Place.DEVICE]
     return on_device
 
@@ -161,7 +161,7 @@ def _maker(trace: Trace, storage: int) -> Operator:
 def _pools(trace: Trace, replay: Replay, position: int) -> Iterator[PoolUse]:
     """The private pools at the peak, those with one label together."""
     requested = Counter[int]()
-    for index in trace.live_at(position).tolist() if trace.pools else ():
+    for index in trace.live_at(position) if trace.pools else ():
         requested[trace.storages[index].pool] += trace.storages[index].bytes
     by_label: dict[str, list[int]] = {}
     for number, pool in enumerate(trace.pools, 1):

@@ -48,6 +48,7 @@ _SHORT = {
     "pack": "Which jobs share which card.",
     "serve": "How many requests an inference engine holds at once.",
     "compare": "Two reports side by side, or a growth budget in CI.",
+    "check": "What a project watches: budgets, cards, committed figures.",
     "replay": "A recorded run on another card or allocator setting.",
     "export-trace": "The allocations and frees of a step as JSON.",
     "gpus": "The known cards, each figure with its source.",

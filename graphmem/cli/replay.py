@@ -34,7 +34,7 @@ def replay_command(
     run that ran out of memory the report says what was missing, who held the rest, and which settings would have saved
     it, each of them tried.
     """
-    check_output(output.output)
+    check_output(output.output, output.html)
     with working() as progress:
         from graphmem.planning.recordings import replay
 

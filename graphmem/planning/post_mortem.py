@@ -358,7 +358,7 @@ def _with_smaller_batch(trace: Trace, valleys: Sequence[int], batch: int, fewer:
     """The trace of about the same run with ``fewer`` samples: what an iteration makes and lets go shrinks where its
     bytes are a multiple of the batch, unless it has the size of something that stays, as gradients have of parameters.
     """
-    alive = [set(trace.live_at(position).tolist()) for position in (*valleys, len(trace) - 2)]
+    alive = [set(trace.live_at(position)) for position in (*valleys, len(trace) - 2)]
     kept = {i for before, after in pairwise(alive) for i in before & after}  # an output may be held for one iteration
     staying = {trace.storages[i].bytes for i in kept}
     storages = tuple(

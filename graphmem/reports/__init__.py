@@ -65,15 +65,11 @@ class Answer:
         found = format_named(form)
         return found.render(self.document(**{"details": found.has_room, **options}), width)
 
-    def brief(self) -> Document:
-        """The part that a screen or a notebook has room for."""
-        return self.document()
-
     def __str__(self) -> str:
-        return format_named("text").render(self.brief())
+        return format_named("text").render(self.document())
 
     def _repr_html_(self) -> str:
-        return format_named("notebook").render(self.brief())
+        return format_named("notebook").render(self.document())
 
     def _repr_markdown_(self) -> str:
-        return format_named("markdown").render(self.brief())
+        return format_named("markdown").render(self.document())
