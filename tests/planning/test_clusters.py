@@ -77,7 +77,7 @@ def dask_of(tmp_path: Path) -> Iterator[Callable[..., _Dask]]:
 
 
 def _square(task: tuple[int, str]) -> int:
-    """Squares a number. The first worker that does 4 dies of it; where it is asked for, each that does 7 fills its memory."""
+    """Squares a number. The first worker that does 4 dies of it; each that does 7 fills its memory, where asked to."""
     number, folder = task
     if number == 4 and not (Path(folder) / "died").exists():
         (Path(folder) / "died").touch()
