@@ -220,7 +220,7 @@ class Trace:
     private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of calls
     that can do with less than their storages have. ``settings`` are whole texts of PyTorch's allocator settings.
     ``predicted_plans``: of how many shapes of convolutions and recurrent networks cuDNN's plan was predicted, not
-    asked. ``garbage_bytes``: the most that died on the card when Python looked for cycles of garbage once.
+    asked. ``garbage_bytes``: the most that may wait on the card until Python looks for cycles of garbage.
     """
 
     source: str

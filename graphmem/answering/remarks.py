@@ -50,6 +50,8 @@ def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnost
         if run.ending is not None and run.ending.failed:
             code = Code.NOT_FOLLOWED if run.ending.how == "unfollowed" else Code.PROGRAM_FAILED
             yield code.about(ending=run.ending.words())
+        if run.ending is not None and run.ending.how == "left":
+            yield Code.PROGRAM_LEFT.about(ending=run.ending.words())
         yield from run.cudnn.refused() if run.cudnn is not None else ()
     yield from taken.diagnostics
 

@@ -211,7 +211,7 @@ def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cau
 
 
 def _of_garbage(trace: Trace) -> Iterator[Cause]:
-    """What one look for cycles gave back may have died before the peak, or as much more may live at it."""
+    """What one look for cycles gives back may have died before the peak, or as much more may live at it."""
     if size := trace.garbage_bytes:
         segments = round_up(size, _SEGMENT)
         blocks, reserved = bounded(-size, size), bounded(-segments, segments)
