@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def job_of(document: Document) -> Job | None:
     )
 
 
-def _sentences(data: dict[str, Any], most: int | None, tensors: int) -> Iterator[str]:
+def _sentences(data: Mapping[str, Any], most: int | None, tensors: int) -> Iterator[str]:
     yield f"{data['model']}: {data['step']}"
     known = f"at most {format_bytes(most)}" if most is not None else "nothing bounds it above"
     yield f"a process needs {format_bytes(data['peak']['device_bytes'])} of GPU memory, {known}"
