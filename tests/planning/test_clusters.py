@@ -134,6 +134,32 @@ def test_a_worker_of_ray_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     assert _all("ray", tmp_path) == _EXPECTED
 
 
+def _raylets() -> list[int]:
+    """Processes of Ray's nodes that this one began."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"raylet/raylet" in (folder / "cmdline").read_bytes().split(b"\0")[0]:
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_node_of_ray_that_is_gone_in_the_middle(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    killed: list[int] = []
+
+    def meanwhile(done: int) -> None:
+        if done == 3:
+            killed.extend(_raylets())
+            for one in killed:
+                os.kill(one, signal.SIGKILL)
+
+    (tmp_path / "died").touch()
+    assert _all("ray", tmp_path, meanwhile=meanwhile) == _EXPECTED
+    assert killed
+
+
 def test_rows_of_a_cluster_that_loses_all_are_those_of_one_process(
     dask_of: Callable[..., _Dask], tmp_path: Path
 ) -> None:
