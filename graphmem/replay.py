@@ -8,7 +8,6 @@ figures are bytes.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -223,15 +222,17 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     kinds = _device_kinds(trace, places, pools if private is not None else [])
     played = None
     if isinstance(allocator, ForwardingAllocator):
-        at_once = np.array([_AT_ONCE.get(kind, STOP) for kind in kinds], dtype=np.int64)
+        at_once = np.full(len(kinds), STOP, dtype=np.int64)
+        for kind, played_as in _AT_ONCE.items():
+            at_once[kinds == kind] = played_as
         played = allocator.fast_forward(at_once, trace.subjects, sizes, own_streams)
     before = 0 if played is None else len(played.allocated)
-    events = zip(kinds, trace.subjects.tolist(), trace.event_streams.tolist(), strict=True)
+    left = (column[before:].tolist() for column in (kinds, trace.subjects, trace.event_streams))
+    events = zip(*left, strict=True)
     shapes = [Calls(plans.bytes, plans.storages) for plans in trace.plans]
     calls = {index: shape for shape in shapes for index in shape.storages}
     handles = {} if played is None else played.handles
     player = Player(allocator, sizes, own_streams, pools if private is not None else [], calls, handles)
-    next(itertools.islice(events, before, before), None)
     while (subject := player.play(events, allocated.append, reserved.append, trace.fractions, trace.settings)) >= 0:
         refused.add(subject)
         if out_of_memory is None:
@@ -296,7 +297,7 @@ def events_on_device(
         yield kind, subject, stream
 
 
-def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int]) -> list[int]:
+def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int]) -> npt.NDArray[np.int64]:
     """The kind of every event, ``_ALLOC_IN_POOL`` where the storage goes to a private pool, or ``_ELSEWHERE`` where it
     is not on the device."""
     has_subject = np.isin(trace.kinds, _WITH_STORAGE)
@@ -307,8 +308,7 @@ def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int])
         allocates = kinds == _ALLOC
         in_pool = np.array(pools, dtype=np.int64)[trace.subjects[allocates]] != 0
         kinds[allocates] = np.where(in_pool, _ALLOC_IN_POOL, _ALLOC)
-    as_list: list[int] = kinds.tolist()
-    return as_list
+    return kinds
 
 
 def _live_bytes(
