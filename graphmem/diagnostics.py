@@ -133,6 +133,7 @@ class Code(Enum):
         "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
         NOT_SEEN,
     )
+    PROGRAM_LEFT = _more("{ending}; it may take more", NOT_SEEN)
     EPOCH_VARIES = _more(
         "{read} batches of {place} were read, the largest of them analysed; sizes differ, and those that were not read "
         "may be larger (--epoch all reads on)",
@@ -289,6 +290,7 @@ class Code(Enum):
         "workspaces of convolutions are predicted, the largest of {largest}, {share:.0%} of the reserved peak; with "
         "graphmem[cudnn] installed cuDNN tells them itself",
     )
+    STEP_FAILS = _harmless("{why}: this step fails on a card", "headline")
     HEADLINE = _harmless("{text}", "headline")
     UNKNOWN = Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True)
     WARNING = _harmless("{text}", "warning")

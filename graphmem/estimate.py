@@ -348,17 +348,20 @@ class Estimate(reports.Answer):
     trace: Trace | None = field(default=None, repr=False, compare=False)
     levels: Sequence[tuple[str, str]] = MEANINGS
 
-    def document(self, *, details: bool = False, top: int = 5, budget_bytes: int | None = None) -> Document:
-        """The report of ``graphmem analyze``, with ``top`` storages, or with ``details`` all that there is."""
-        from graphmem.reports import estimate
+    def document(self, *, details: bool = False, tree: bool = False, budget_bytes: int | None = None) -> Document:
+        """The report of ``graphmem analyze``: one screen, or with ``details`` all that there is; with ``tree`` also the
+        modules of the model, each with its bytes at the peak."""
+        from graphmem.reports import estimate, screen
 
-        return estimate.document(self, details, top, budget_bytes)
+        return estimate.document(self, budget_bytes) if details else screen.document(self, budget_bytes, tree)
 
-    def brief(self) -> Document:
-        """One screen of it: the verdict, the levels and their parts."""
-        from graphmem.reports import estimate
+    def to_frame(self, table: str = "storages", library: str | None = None) -> Any:
+        """The ``storages``, ``operators``, ``modules`` or ``phases`` of the run as a ``DataFrame``, a row each: of
+        pandas, or of polars where that is the one installed, or the ``library``. Raises
+        :class:`graphmem.errors.GraphmemError` where neither is, or the events of the run were not kept."""
+        from graphmem.reports import tables
 
-        return estimate.brief(self)
+        return tables.frame(self, table, library)
 
     def __repr__(self) -> str:
         return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"

@@ -14,9 +14,6 @@ from graphmem.cli.options import INPUTS, RANKS, STEP, Output, Request
 from graphmem.cli.output import check_output, emit, show, working
 from graphmem.errors import NotModelledError
 
-#: Storages kept in the estimate for --details and JSON.
-KEPT = 25
-
 
 @public_value(frozen=True)
 class Analysis(Request):
@@ -53,13 +50,13 @@ def analyze_command(model: str, more: tuple[str, ...], request: Analysis, output
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 does not fit (with --fail-on-oom).
     """
-    check_output(output.output)
+    check_output(output.output, output.html)
     with working() as progress:
         from graphmem.analyze import analyze
 
         try:
-            top = max(output.top, KEPT)
-            estimate = analyze([model, *more] if more else model, **vars(request), top=top, progress=progress)
+            models = [model, *more] if more else model
+            estimate = analyze(models, **vars(request), top=output.top, progress=progress)
         except NotModelledError as error:
             if output.form.name == "json":
                 known = {"provider": error.provider, "modelled": False, "known_bytes": error.known}

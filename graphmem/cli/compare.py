@@ -16,7 +16,7 @@ from graphmem.reports import Format
 from graphmem.units import format_bytes, parse_size
 
 
-def _read_growth(text: str) -> int | float:
+def read_growth(text: str) -> int | float:
     """Bytes, or a share of the first report's."""
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?%", text.strip()):
         return float(text.strip().rstrip("%")) / 100
@@ -28,7 +28,7 @@ class Growth:
     """The growth that the second report may have."""
 
     max_growth: int | float | None = option(
-        None, "Exit with 3 when device memory grows by more, e.g. 200MiB or 5%.", metavar="SIZE", read=_read_growth
+        None, "Exit with 3 when device memory grows by more, e.g. 200MiB or 5%.", metavar="SIZE", read=read_growth
     )
 
 

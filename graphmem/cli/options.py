@@ -359,8 +359,11 @@ class Written:
 class Output(Written):
     """The part of an estimate that is shown, its place, and when the command exits with 3."""
 
-    top: int = option(5, "Storages to list.", Whole(0))
-    details: bool = option(False, "Show all phases, storages and further details.")
+    details: bool = option(False, "Show the whole report: levels, phases, storages, assumptions, doubts.")
+    tree: bool = option(False, "Show the modules too, each with its bytes at the peak.")
+    top: int = option(25, "Largest storages of the peak that the whole report lists.", Whole(0))
+    html: str | None = option(None, "Write the whole report as a page for a browser, too.", metavar="FILE")
+    opens: bool = option(False, "Show that page in a browser (without --html: of a temporary file).", flags="--open")
     fail_on_oom: bool = option(False, "Exit with 3 when it does not fit the card.")
     budget_bytes: int | None = option(
         None,

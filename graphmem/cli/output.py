@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
+import tempfile
 import threading
 import warnings
+import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,9 @@ from graphmem.cli.fields import NO_CACHE
 from graphmem.cli.options import Output
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.reports import Answer, Format
+from graphmem.reports import Answer, Format, format_named
 from graphmem.reports.document import Document, clean
-from graphmem.reports.formats.text import MINIMUM_WIDTH
+from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
 from graphmem.units import format_bytes
 
 DOES_NOT_FIT = 3
@@ -45,15 +48,27 @@ _LIBRARIES = (
 def show(estimate: Estimate, options: Output) -> None:
     """Render and emit; then exit with 3 when ``--fail-on-oom`` or ``--budget`` asks for it. Raises
     :class:`UsageError`."""
-    chosen = {"top": options.top, "budget_bytes": options.budget_bytes}
-    publish(estimate, options.form, options.output, details=options.details, **chosen)
     budget = options.budget_bytes
+    publish(estimate, options.form, options.output, details=options.details, tree=options.tree, budget_bytes=budget)
+    if options.html or options.opens:
+        _page(estimate, options, budget_bytes=budget)
     if budget is not None and estimate.device > budget:
         over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
         click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
     if options.fail_on_oom and estimate.fit is not None and not estimate.fit.passes:
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _page(estimate: Estimate, options: Output, **chosen: Any) -> None:
+    """Write the whole report as a page, and show it where that is asked for. Raises :class:`UsageError`."""
+    name = options.html
+    if name is None:
+        descriptor, name = tempfile.mkstemp(prefix="graphmem-", suffix=".html")
+        os.close(descriptor)
+    publish(estimate, format_named("html"), name, **chosen)
+    if options.opens and not webbrowser.open(Path(name).absolute().as_uri()):
+        click.echo(f"graphmem: no browser was found to show {name}", err=True)
 
 
 def publish(
@@ -63,7 +78,16 @@ def publish(
     answer's document. Raises :class:`UsageError`."""
     whole = details or form.has_room
     document = answer if isinstance(answer, Document) else answer.document(details=whole, **chosen)
-    emit(form.render(document, width(output)), output)
+    columns = width(output)
+    shown = TERMINAL if form is FORMAT and columns is not None and _shows_colours() else form
+    emit(shown.render(document, columns), output)
+
+
+def _shows_colours() -> bool:
+    """Whether standard output, a terminal, shows colours and blocks, and nobody asked for none (no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def emit(content: str | bytes, output: str | None) -> None:
@@ -90,11 +114,14 @@ def _to_stdout(content: str | bytes) -> None:
         raise UsageError(f"cannot write to standard output: {error.strerror or error}") from None
 
 
-def check_output(output: str | None) -> None:
-    """Refuse a file that cannot be written before any work is done. Raises :class:`UsageError`."""
-    if output in (None, "-"):
-        return
-    assert output is not None
+def check_output(*outputs: str | None) -> None:
+    """Refuse files that cannot be written before any work is done. Raises :class:`UsageError`."""
+    for output in outputs:
+        if output is not None and output != "-":
+            _check_file(output)
+
+
+def _check_file(output: str) -> None:
     if "\0" in output or not output:
         raise UsageError(f"cannot write {output!r}: not the name of a file")
     path = Path(output)

@@ -14,7 +14,7 @@ from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.cli.prices import prices_in, toml_in
-from graphmem.cli.sweep import reader_of
+from graphmem.cli.sweep import settings_in
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_size
@@ -83,17 +83,16 @@ def read_jobs(path: Path) -> list[dict[str, Any]]:
 
 def _job(path: Path, number: int, table: dict[str, Any]) -> dict[str, Any]:
     rest = dict(table)
-    found: dict[str, Any] = {"name": str(rest.pop("name", f"job {number}")), "settings": {}}
+    found: dict[str, Any] = {
+        "name": str(rest.pop("name", f"job {number}")),
+    }
     try:
         for name in ("model", "count"):
             if name in rest:
                 found[name] = rest.pop(name)
         if "memory" in rest:
             found["memory_bytes"] = parse_size(str(rest.pop("memory")))
-        for name, value in rest.items():
-            known, read = reader_of(name)
-            text = ("on" if value else "off") if isinstance(value, bool) else str(value)
-            found["settings"][known] = read(text)
+        found["settings"] = settings_in(rest)
     except UsageError as error:
         raise UsageError(f"{path}, job {found['name']!r}: {error}") from None
     return found

@@ -30,8 +30,6 @@ from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
 from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, DataSet, Program, parse_data_set
 
-#: Storages kept in the estimate for --details and JSON.
-KEPT = 25
 #: Options with a program as their value, behind which all words are the program's.
 _NAMED = ("-m", "--module", "-c", "--code")
 #: Options of a process that is not passed on to those that it starts.
@@ -186,7 +184,7 @@ def run_command(
     """
     is_followed = children.is_followed()
     if not is_followed:
-        check_output(output.output)
+        check_output(output.output, output.html)
     started = (launcher.nproc_per_node, launcher.nnodes, launcher.node_rank, launcher.master_addr, launcher.master_port)
     launch = launch_of(*started, launcher.config)
     line = program_or_command(words, followed.module, followed.code, launch)
@@ -196,7 +194,7 @@ def run_command(
         "training": _step(followed, launcher, launch.processes, isinstance(line, Program)),
         "iterations": followed.iterations,
         "ranks": launcher.ranks if launch.processes is not None else None,
-        "top": max(output.top, KEPT),
+        "top": output.top,
         "bounds": followed.bounds,
         **vars(asked),
     }

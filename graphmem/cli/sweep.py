@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -123,6 +124,15 @@ def reader_of(name: str) -> tuple[str, Callable[[str], object]]:
     found = _READERS.get(name.replace("_", "-"))
     if found is None:
         raise UsageError(f"no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+    return found
+
+
+def settings_in(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a table of a TOML file, by their names in the library. Raises :class:`UsageError`."""
+    found = {}
+    for name, value in table.items():
+        known, read = reader_of(name)
+        found[known] = read(("on" if value else "off") if isinstance(value, bool) else str(value))
     return found
 
 

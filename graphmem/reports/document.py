@@ -104,10 +104,13 @@ class Table:
 @dataclass(frozen=True)
 class Shares:
     """The parts of a whole: (name, bytes, note) each. ``total``: name and bytes of their sum. A part without bytes and
-    note is not shown, and keeps its place in the order of colours."""
+    note is not shown, and keeps its place in the order of colours. ``edge``: the name and the bytes of the room that
+    the whole should stay in; ``as_bars``: a line of text has a bar for each part instead of its bytes exactly."""
 
     parts: Sequence[tuple[str, int, str]]
     total: tuple[str, int]
+    edge: tuple[str, int] | None = None
+    as_bars: bool = False
 
     def table(self) -> Table:
         """The parts and their sum as rows: name, bytes in short and exactly, share of the whole, note."""
@@ -124,6 +127,15 @@ class Shares:
     def shown(self) -> list[tuple[str, int, str]]:
         """The parts that there is something to say of."""
         return [part for part in self.parts if part[1] or part[2]]
+
+    def largest(self, count: int) -> list[tuple[str, int]]:
+        """(name, bytes) of ``count`` parts in their order: the largest, and where there are more, the rest as one."""
+        shown = [(name, size) for name, size, _ in self.shown()]
+        if len(shown) <= count:
+            return shown
+        kept = sorted(shown, key=lambda part: part[1], reverse=True)[: count - 1]
+        rest = sum(size for _, size in shown) - sum(size for _, size in kept)
+        return [*(part for part in shown if part in kept), (f"{len(shown) - len(kept)} others", rest)]
 
 
 @dataclass(frozen=True)
@@ -183,7 +195,8 @@ class Section:
 class Document:
     """An answer. ``kind`` is one word for what it is of (``estimate``, ``plan``); ``data`` gives the answer as plain
     values, the JSON document. ``rows``: the answer as rows for a spreadsheet, where these are more than what its tables
-    show; else ``about`` stands before these. ``width``: columns of its text."""
+    show; else ``about`` stands before these. ``width``: columns of its text; ``height``: lines that it is kept to by
+    showing fewer parts of a whole, where it can be."""
 
     kind: str
     title: str
@@ -192,6 +205,7 @@ class Document:
     rows: Table | None = None
     width: int = WIDTH
     about: Table | None = None
+    height: int | None = None
 
     def tables(self) -> list[Table]:
         """The tables of a spreadsheet: ``rows``, or ``about`` and every table that is shown."""
@@ -212,6 +226,14 @@ def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]], *, titled
     titles."""
     made = (Column(name, unit) if titled else Column(unit=unit, name=name) for name, unit in columns.items())
     return Table(tuple(made), rows)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, or its beginning and its end with dots between them, of at most ``length`` characters."""
+    if len(text) <= length:
+        return text
+    end = length // 3
+    return f"{text[: length - end - 3]}...{text[-end:]}"
 
 
 def clean(text: object) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphmem.reports import certainty, flight, post_mortem
+from graphmem.diagnostics import Code
+from graphmem.reports import certainty, flight, post_mortem, tree
 from graphmem.reports.document import Column, Curve, Curves, Document, Facts, Items, Shares, Table, Text, section, table
 from graphmem.units import format_bytes, format_enough
 
 if TYPE_CHECKING:
-    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Refusals, Timeline
+    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, Refusals, Timeline
     from graphmem.reports.document import Block, Section
 
 #: category -> the words of the breakdown
@@ -51,55 +52,41 @@ _CARD = {"part": "", "": "bytes", "certainty": ""}
 _LEVELS = ("requested", "allocated", "reserved", "device")
 
 
-def document(estimate: Estimate, details: bool, top: int, budget_bytes: int | None) -> Document:
-    """The whole report. ``details`` adds every phase, every storage the estimate kept and its further details;
-    otherwise ``top`` storages are shown. What comes first is whether the device memory is within ``budget_bytes``."""
-    return _document(estimate, [*_budget(estimate, budget_bytes), *_sections(estimate, details, top)])
+def document(estimate: Estimate, budget_bytes: int | None) -> Document:
+    """The whole report. What comes first is whether the device memory is within ``budget_bytes``. Its first screen is
+    :mod:`graphmem.reports.screen`."""
+    over = budget_bytes is not None and estimate.device > budget_bytes
+    budget = [section("", Text([line], "no" if over else "yes")) for line in budget_lines(estimate, budget_bytes)]
+    title = f"GPU memory of {estimate.model}"
+    sections = [*budget, *_sections(estimate)]
+    return Document("estimate", title, sections, estimate.to_dict, about=about(estimate))
 
 
-def brief(estimate: Estimate) -> Document:
-    """The part of the report that fits a screen: verdict, levels, what they are made of, when the peak happens, and
-    how many remarks the whole report has."""
-    counted = [
-        (title.split(":")[0].lower(), sum(found.kind == kind for found in estimate.diagnostics))
-        for kind, title in _DIAGNOSTIC_TITLES
-    ]
-    counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in counted if count)]
-    sections = (
-        *_head(estimate),
-        *_decided(estimate),
-        _levels(estimate),
-        _breakdown(estimate),
-        section("When the peak happens", Text([_where(estimate.moment)])),
-        section("", Text([f"Remarks: {', '.join(counts)}. The whole report: print(estimate.report())"])),
-    )
-    return _document(estimate, sections)
-
-
-def _document(estimate: Estimate, sections: Sequence[Section]) -> Document:
+def about(estimate: Estimate) -> Table:
+    """A row that says of what the tables of a spreadsheet are."""
     values = {"model": estimate.model, "step": estimate.step, "runtime": estimate.runtime, "gpu": estimate.gpu}
     values["fits"] = "" if estimate.fit is None else estimate.fit.verdict
-    about = Table([Column(name) for name in values], [tuple(values.values())])
-    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict, about=about)
+    return Table([Column(name) for name in values], [tuple(values.values())])
 
 
-def _budget(estimate: Estimate, budget_bytes: int | None) -> Iterator[Section]:
+def budget_lines(estimate: Estimate, budget_bytes: int | None) -> Iterator[str]:
     """Whether the estimate is within the budget, where there is one."""
     if budget_bytes is None:
         return
     allowed, left = format_bytes(budget_bytes), budget_bytes - estimate.device
     if left < 0:
-        words = f"OVER THE BUDGET of {allowed} by {format_bytes(-left)} of device memory."
+        yield f"OVER THE BUDGET of {allowed} by {format_bytes(-left)} of device memory."
     else:
-        words = f"Within the budget of {allowed}: {format_bytes(left)} of device memory left."
-    yield section("", Text([words], "no" if left < 0 else "yes"))
+        yield f"Within the budget of {allowed}: {format_bytes(left)} of device memory left."
 
 
-def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
+def _sections(estimate: Estimate) -> Iterator[Section]:
     yield from _head(estimate)
     if "out_of_memory" in estimate.details:
         yield from post_mortem.sections(estimate.details["out_of_memory"])
-    yield from _decided(estimate)
+    found = decided(estimate)
+    if found:  # before the figures that depend on it
+        yield section(DECIDED, Items(found))
     yield _levels(estimate)
     other = _other_loop(estimate)
     if other is not None:
@@ -111,30 +98,32 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
     if "runs" in estimate.details:
-        yield _runs(estimate.details["runs"], details)
+        yield _runs(estimate.details["runs"])
     if "followed" in estimate.details:
         yield _followed(estimate.details["followed"])
     yield _breakdown(estimate)
     if "formulas" in estimate.details:
         yield _formulas(estimate.details["formulas"])
-    yield _moment(estimate, details, len(estimate.top) if details else top)
+    yield _moment(estimate)
+    if estimate.trace is not None:
+        yield tree.section_of(estimate)
     if estimate.phases:
-        yield _phases(estimate, details)
-    yield from _beside_the_peak(estimate, details)
+        yield _phases(estimate)
+    yield from _beside_the_peak(estimate)
 
 
-def _beside_the_peak(estimate: Estimate, details: bool) -> Iterator[Section]:
+def _beside_the_peak(estimate: Estimate) -> Iterator[Section]:
     if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
         yield _host(estimate)
     if "sandbox" in estimate.details:
-        yield flight.section_of(estimate.details["sandbox"], details)
+        yield flight.section_of(estimate.details["sandbox"])
     yield from _remarks(estimate)
-    if details and estimate.doubts.causes:
+    if estimate.doubts.causes:
         yield section(
             "Why figures may be others (of device memory)",
             table({"cause": "", "off by": "", "source": ""}, tuple(certainty.rows(estimate))),
         )
-    if details and estimate.details.keys() - set(_SHOWN_ABOVE):
+    if estimate.details.keys() - set(_SHOWN_ABOVE):
         yield section("Details", Facts(tuple(_details(estimate.details))))
 
 
@@ -147,12 +136,24 @@ def _head(estimate: Estimate) -> Iterator[Section]:
     )
     yield section("", Facts(rows))
     fits = estimate.fit is None or estimate.fit.fits
-    yield section("", Text([*verdict(estimate), *headlines(estimate)], "yes" if fits else "no"))
+    needs_less = [] if fits or "program" not in estimate.details else remedy(estimate.breakdown)
+    yield section("", Text([*head_lines(estimate), *needs_less], "yes" if fits else "no"))
+
+
+def head_lines(estimate: Estimate) -> Sequence[str]:
+    """The verdict, and what limits every figure; that the step itself would fail comes before both."""
+    fails = [
+        f"FAILS BEFORE MEMORY MATTERS: {_diagnostic(one)}."
+        for one in estimate.diagnostics
+        if one.code is Code.STEP_FAILS
+    ]
+    return [*fails, *verdict(estimate), *headlines(estimate)]
 
 
 def headlines(estimate: Estimate) -> Sequence[str]:
     """The sentences beside the verdict that limit every figure, such as the assumption of a card."""
-    return [f"{_diagnostic(one)}." for one in estimate.diagnostics if one.kind == "headline"]
+    found = (one for one in estimate.diagnostics if one.kind == "headline" and one.code is not Code.STEP_FAILS)
+    return [f"{_diagnostic(one)}." for one in found]
 
 
 def verdict(estimate: Estimate) -> Sequence[str]:
@@ -189,14 +190,13 @@ def verdict(estimate: Estimate) -> Sequence[str]:
         why = "but the allocator's own limit or fragmentation stops it."
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
     if fit.failed_at:
-        lines.append(f"Runs out of memory in {_where(fit.failed_at)}{_held_then(estimate)}.")
+        lines.append(f"Runs out of memory in {where(fit.failed_at)}{_held_then(estimate)}.")
     least = estimate.details.get("least")
     if fit.refusals is not None:
         lines.append(_refused(fit.refusals))
         needed = format_enough(fit.refusals.needed_bytes + estimate.device - estimate.reserved)
         lines += [] if least is not None else [f"All that it asks for takes {needed} or more."]
     lines += _least(least)
-    lines += [] if fit.fits or "program" not in estimate.details else _remedy(estimate.breakdown)
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
 
@@ -233,11 +233,12 @@ _TAKES_LESS = {
 }
 
 
-def _remedy(breakdown: Mapping[str, int]) -> Iterator[str]:
+def remedy(breakdown: Mapping[str, int]) -> Iterator[str]:
     """What takes less of that of which there is most."""
     most = max(_TAKES_LESS, key=lambda category: breakdown.get(category, 0))
     if breakdown.get(most):
-        yield f"The most are {WORDS.get(most, most)}, {format_bytes(breakdown[most])}: {_TAKES_LESS[most]}."
+        words = WORDS.get(most, most).partition(" (")[0]
+        yield f"What to change first: most is {words}, {format_bytes(breakdown[most])}; {_TAKES_LESS[most]}."
 
 
 def _refused(refusals: Refusals) -> str:
@@ -357,15 +358,14 @@ def _lines(estimate: Estimate) -> list[tuple[int, str]]:
     return lines
 
 
-def _moment(estimate: Estimate, details: bool, top: int) -> Section:
-    blocks: list[Block] = [Text([_where(estimate.moment)])]
+def _moment(estimate: Estimate) -> Section:
+    blocks: list[Block] = [Text([where(estimate.moment)])]
     growth = estimate.last_growth
-    if growth is not None and _where(growth) != _where(estimate.moment):
-        blocks.append(Text([f"reserved memory grew for the last time in {_where(growth)}"]))
-    shown = estimate.top[:top]
-    if shown:
-        rows = [(one.bytes, WORDS.get(one.category, one.category), _storage(one, details)) for one in shown]
-        blocks.append(Text([f"largest of the storages alive then (requested bytes, {len(shown)} shown):"]))
+    if growth is not None and where(growth) != where(estimate.moment):
+        blocks.append(Text([f"reserved memory grew for the last time in {where(growth)}"]))
+    if estimate.top:
+        rows = [(one.bytes, WORDS.get(one.category, one.category), _storage(one)) for one in estimate.top]
+        blocks.append(Text([f"largest of the storages alive then (requested bytes, {len(rows)} shown):"]))
         blocks.append(table({"requested": "bytes", "for": "", "storage": ""}, rows))
     return section("When the peak happens", *blocks)
 
@@ -374,35 +374,26 @@ def _moment(estimate: Estimate, details: bool, top: int) -> Section:
 _NAMED_BY_MODEL = ("PARAMETER", "BUFFER")
 
 
-def _storage(storage: LiveStorage, details: bool) -> str:
-    """The name of a storage, or what made it; with ``details`` also when."""
+def _storage(storage: LiveStorage) -> str:
+    """The name of a storage, or what made it, and when."""
     made = " ".join(part for part in (storage.operator, _inside(storage.module), storage.source) if part)
     text = storage.label or made or "-"
     if storage.label and made and storage.category not in _NAMED_BY_MODEL:
         text = f"{text} ({made})"
-    return f"{text}, {storage.phase}" if details and storage.phase else text
+    return f"{text}, {storage.phase}" if storage.phase else text
 
 
-def _phases(estimate: Estimate, details: bool) -> Section:
-    shown = estimate.phases if details else _telling(estimate.phases, estimate.moment.phase)
+def _phases(estimate: Estimate) -> Section:
     rows = []
-    for phase in shown:
+    for phase in estimate.phases:
         name, peak = str(phase), phase.peak
         figures = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
         rows.append((name + (" *" if name == estimate.moment.phase else ""), *figures))
-    hidden = len(estimate.phases) - len(shown)
-    more = [Text([f"{hidden} more with --details"])] if hidden else []
-    return section("Peak by phase (* holds the peak)", Table(_by_level("phase"), rows), *more)
+    return section("Peak by phase (* holds the peak)", Table(_by_level("phase"), rows))
 
 
 def _by_level(name: str) -> list[Column]:
     return [Column(name=name), *(Column(level, "bytes") for level in _LEVELS)]
-
-
-def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
-    """The phases to show: before the iterations, of the first and the last (the steady state), and of the peak."""
-    last = max(phase.iteration for phase in phases)
-    return [p for p in phases if p.iteration in (0, 1, last) or str(p) == peak_phase]
 
 
 def _formulas(formulas: Mapping[str, Any]) -> Section:
@@ -449,18 +440,10 @@ def _ranks(ranks: Mapping[str, Any]) -> Section:
     return section(title, *blocks)
 
 
-#: Runs of a program's loops that are shown without details, the largest of them.
-_RUNS = 12
-
-
-def _runs(runs: Sequence[Mapping[str, Any]], details: bool) -> Section:
-    by_size = sorted(runs, key=lambda run: run["reserved_bytes"], reverse=True)
-    largest = runs if details else [run for run in runs if run in by_size[:_RUNS]]
-    rows = [(f"{run['where']}  {run['item']}", run["allocated_bytes"], run["reserved_bytes"]) for run in largest]
-    blocks: list[Block] = [Table((Column("run"), Column("allocated", "bytes"), Column("reserved", "bytes")), rows)]
-    if len(rows) < len(runs):
-        blocks.append(Text([f"{len(runs) - len(rows)} more need less (--details)"]))
-    return section("Runs of the program's loops", *blocks)
+def _runs(runs: Sequence[Mapping[str, Any]]) -> Section:
+    rows = [(f"{run['where']}  {run['item']}", run["allocated_bytes"], run["reserved_bytes"]) for run in runs]
+    columns = (Column("run"), Column("allocated", "bytes"), Column("reserved", "bytes"))
+    return section("Runs of the program's loops", Table(columns, rows))
 
 
 def _followed(followed: Mapping[str, Any]) -> Section:
@@ -493,11 +476,9 @@ def _remarks(estimate: Estimate) -> Iterator[Section]:
             yield section(title, Items(found))
 
 
-def _decided(estimate: Estimate) -> Iterator[Section]:
-    """Before the figures that depend on it: what was assumed of data that decides a size or a branch."""
-    found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == "assumed"]
-    if found:
-        yield section(DECIDED, Items(found))
+def decided(estimate: Estimate) -> Sequence[str]:
+    """What was assumed of data that decides a size or a branch."""
+    return [_diagnostic(one) for one in estimate.diagnostics if one.kind == "assumed"]
 
 
 def _diagnostic(diagnostic: Diagnostic) -> str:
@@ -521,7 +502,7 @@ def _details(details: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield name, str(value)
 
 
-def _where(moment: Moment) -> str:
+def where(moment: Moment) -> str:
     """``iteration 2 backward: aten.mm in layers.3 at model.py:33``."""
     parts = (moment.operator, _inside(moment.module), f"at {moment.source}" if moment.source else "")
     what = " ".join(filter(None, parts))

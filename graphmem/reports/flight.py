@@ -18,10 +18,10 @@ _MECHANISMS = {
 _SHOWN = 5
 
 
-def section_of(flight: Mapping[str, Any], details: bool) -> Section:
-    """The totals, the largest files, or with ``details`` all, and how they were kept."""
+def section_of(flight: Mapping[str, Any]) -> Section:
+    """The totals, the files, and how they were kept."""
     first, *others = _lines(flight)
-    files = table({"size": "figure", "change": "", "path": ""}, _rows(flight, details))
+    files = table({"size": "figure", "change": "", "path": ""}, _rows(flight))
     return section("Files that the program would have changed (none was)", Text([first]), files, Text(others))
 
 
@@ -50,9 +50,18 @@ def _lines(flight: Mapping[str, Any]) -> Iterator[str]:
     yield f"kept by {_MECHANISMS[flight['mechanism']]}{_unavailable(flight['unavailable'])}"
 
 
-def _rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]]:
-    """(size, what would have been done, path) of the largest files; of all with ``details``. Paths below the folder
-    that the program was started in are shown from there."""
+def summary(flight: Mapping[str, Any]) -> str:
+    """One sentence: the files that would have been changed; "" where there are none."""
+    files = flight["files"]
+    written = f"{_counted(files['count'], files['bytes'])} would be written" if files["count"] else ""
+    deleted = f"{_counted(files['deleted_count'], files['deleted_bytes'])} deleted" if files["deleted_count"] else ""
+    said = ", ".join(filter(None, (written, deleted)))
+    return f"Disk: {said}; none was changed." if said else ""
+
+
+def _rows(flight: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(size, what would have been done, path) of the files, the largest first. Paths below the folder that the program
+    was started in are shown from there."""
     files, below = flight["files"], flight["folder"].rstrip("/\\") + os.sep
     found = [
         *((one["bytes"], "written", one["path"]) for one in files["written"]),
@@ -61,10 +70,7 @@ def _rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]
         *((one["bytes"], "deleted", one["path"]) for one in files["deleted"]),
     ]
     found.sort(key=lambda row: -row[0])
-    shown = found if details else found[:_SHOWN]
-    more = files["count"] + files["deleted_count"] - len(shown)
-    table = [(format_bytes(size), kind, path.replace(below, "")) for size, kind, path in shown]
-    return [*table, ("", f"{more} more", "--details shows them")] if more and not details else table
+    return [(format_bytes(size), kind, path.replace(below, "")) for size, kind, path in found]
 
 
 def _counted(count: int, size: int) -> str:

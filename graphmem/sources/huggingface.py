@@ -557,8 +557,8 @@ def _beyond_table(model: PreTrainedModel, inputs: dict[str, Tensor | bool]) -> I
         and ids.shape[-1] > longest
         and _has_table(model)
     ):
-        words = f"{ids.shape[-1]} tokens are more than the table of {longest} positions of the model"
-        yield Diagnostic(Code.HEADLINE, f"{words}: this step would fail")
+        why = f"{ids.shape[-1]} tokens are more than the table of {longest} positions of the model"
+        yield Code.STEP_FAILS.about(why=why)
 
 
 def _attention_mask(model: PreTrainedModel, inputs: dict[str, Tensor | bool], which: str, side: str) -> Tensor:

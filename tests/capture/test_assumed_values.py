@@ -178,12 +178,12 @@ def test_the_report_names_them_at_the_top() -> None:
             y = super().forward(x)
             return y * 2 if y.max() > 1 else y
 
-    report = analyze(Branching(4, 4), torch.zeros(2, 4), iterations=1).report()
+    report = analyze(Branching(4, 4), torch.zeros(2, 4), iterations=1).report(details=True)
     line = Branching.forward.__code__.co_firstlineno + 2
     assert f"test_assumed_values.py:{line}: a question" in " ".join(report.split()).replace("/ ", "/")
     assert report.index("your data decides here") < report.index("Peak memory")
     told = Training(assume=((f"test_assumed_values.py:{line}", True),))
-    assert "your data decides" not in analyze(Branching(4, 4), torch.zeros(2, 4), training=told).report()
+    assert "your data decides" not in analyze(Branching(4, 4), torch.zeros(2, 4), training=told).report(details=True)
 
 
 def _drawing() -> None:

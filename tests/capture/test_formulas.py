@@ -61,7 +61,7 @@ def test_model_states_by_the_formula_stand_beside_the_simulation(step: object, f
     told = estimate.details["formulas"]
     assert told["model_states"] == {"formula": formula, "bytes": size}
     assert sum(told["difference"].values()) == estimate.reserved - size
-    report = estimate.report()
+    report = estimate.report(details=True)
     assert "Beside the usual formulas" in report
     assert formula in " ".join(report.split())
 

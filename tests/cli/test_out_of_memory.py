@@ -91,7 +91,7 @@ def test_who_catches_the_error_and_gives_up_does_not_fit(tmp_path: Path, then: s
 
 def test_the_text_says_what_would_do(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_MODEL + _CAUGHT.format(then="sys.exit(1)"), encoding="utf-8")
-    done = graphmem_run(tmp_path, "--gpu-memory", "4GiB", "train.py")
+    done = graphmem_run(tmp_path, "--details", "--gpu-memory", "4GiB", "train.py")
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
     assert "DOES NOT FIT 4.00 GiB card" in text

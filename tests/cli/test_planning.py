@@ -180,7 +180,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_budget_is_an_exit_code(model: str) -> None:
-    options = ("analyze", model, "-b", "1", "--gpu", "T4")
+    options = ("analyze", model, "-b", "1", "--gpu", "T4", "--details")
     assert run(*options, "--budget", "1GiB").exit_code == 0
     over = run(*options, "--budget", "100MiB")
     assert over.exit_code == 3

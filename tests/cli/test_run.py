@@ -96,7 +96,9 @@ def test_the_report_lists_files_that_were_not_changed(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept.txt").write_text("kept")
     path = program(tmp_path, "import os; os.remove('kept.txt'); open('new.bin', 'wb').truncate(3 << 30)")
-    result = run("--quiet", path)
+    screen = " ".join(run("--quiet", path).stdout.split())
+    assert "Disk: 1 file, 3.00 GiB would be written, 1 file, 4 B deleted; none was changed." in screen
+    result = run("--quiet", "--details", path)
     assert result.exit_code == 0, result.output
     assert sorted(one.name for one in tmp_path.iterdir()) == ["kept.txt", "train.py"]
     words = " ".join(result.stdout.split())
@@ -162,7 +164,7 @@ def test_what_a_line_reads_can_be_told(tmp_path: Path) -> None:
     named = run("--gpu", "T4", "--quiet", program(tmp_path, f"import torch; {body}"))
     shown = "".join(named.stdout.split())  # long paths are broken anywhere
     assert "train.py:4:awholenumberistakentobe1" in shown
-    assert shown.index("train.py:4") < shown.index("Peakmemory")
+    assert shown.index("train.py:4") < shown.index("together")
     told = run("--quiet", "--format", "json", "--assume", "train.py:4=8192", program(tmp_path, f"import torch; {body}"))
     document = json.loads(told.stdout)
     assert not [said for said in document["diagnostics"] if said["kind"] == "assumed"]

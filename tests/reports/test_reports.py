@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from graphmem import analyze
+from graphmem.diagnostics import Code
 from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
-from graphmem.reports.formats.text import MINIMUM_WIDTH
+from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
+from graphmem.reports.screen import HEIGHT
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Category
-from graphmem.units import GIB
+from graphmem.units import GIB, format_bytes
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
 
 Golden = Callable[[str, str], None]
@@ -53,7 +58,7 @@ def test_fitting_only_after_a_flush_is_said() -> None:
 
 def test_the_sum_line_is_the_exact_sum() -> None:
     estimate = training_estimate()
-    assert f"{sum(estimate.breakdown.values()):,} B" in estimate.report()
+    assert f"{sum(estimate.breakdown.values()):,} B" in estimate.report(details=True)
 
 
 def test_the_json_report_is_the_estimate() -> None:
@@ -85,11 +90,11 @@ estimates = st.builds(
 )
 
 
-@given(estimates, st.booleans(), st.integers(0, 10), st.integers(0, 200))
+@given(estimates, st.booleans(), st.integers(0, 200))
 def test_any_estimate_renders_within_the_width_and_without_control_characters(
-    estimate: Estimate, details: bool, top: int, width: int
+    estimate: Estimate, details: bool, width: int
 ) -> None:
-    report = estimate.report(details=details, top=top, width=width)
+    report = estimate.report(details=details, width=width)
     lines = report.split("\n")
     assert report.endswith("\n")
     assert all(line.isprintable() for line in lines)
@@ -97,8 +102,59 @@ def test_any_estimate_renders_within_the_width_and_without_control_characters(
     report.encode("utf-8")
 
 
+@given(estimates)
+def test_the_first_screen_of_any_estimate_is_a_screen(estimate: Estimate) -> None:
+    lines = estimate.report(width=80).splitlines()
+    assert len(lines) <= HEIGHT
+    assert "--details" in lines[-1]
+
+
+def test_the_bars_of_the_first_screen_add_up_to_the_edge_of_the_card() -> None:
+    """A bar begins where the one above ended, and the last one is of all, as long as its share of the card."""
+    estimate = training_estimate()
+    assert estimate.fit is not None
+    rows = re.findall(r"^(\S.*?)  +[\d.]+ \wi?B +(?:\d+ %)?  ([ #]+)\|$", estimate.report(width=100), re.MULTILINE)
+    bars = [(len(bar) - len(bar.lstrip()), len(bar.rstrip())) for _, bar in rows]
+    assert [name for name, _ in rows][-1].startswith("together, of ")
+    assert all(abs(begin - end) <= 1 for (_, end), (begin, _) in pairwise(bars[:-1]))
+    assert bars[-1][0] == 0
+    assert abs(bars[-1][1] - bars[-2][1]) <= 1
+    share = bars[-1][1] / len(rows[-1][1])
+    assert share == pytest.approx(estimate.fit.device_bytes / estimate.fit.capacity_bytes, abs=0.05)
+
+
+def test_colours_are_for_terminals_alone() -> None:
+    document = failing_estimate().document()
+    assert "\x1b[" not in FORMAT.render(document)
+    coloured = TERMINAL.render(document)
+    assert "\x1b[1;31mDOES NOT FIT" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).count("\n") == FORMAT.render(document).count("\n")
+
+
+def test_a_step_that_fails_on_a_card_says_so_before_the_verdict() -> None:
+    estimate = training_estimate()
+    why = Code.STEP_FAILS.about(why="2048 tokens are more than the table of 1024 positions of the model")
+    shown = replace(estimate, diagnostics=(*estimate.diagnostics, why)).report()
+    assert shown.index("FAILS BEFORE MEMORY MATTERS: 2048 tokens") < shown.index("FITS")
+
+
+def test_modules_are_a_tree_in_which_layers_that_are_alike_stand_together() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Embedding(100, 64), *(torch.nn.Linear(64, 64) for _ in range(5)))
+    estimate = analyze(model, torch.zeros(32, dtype=torch.long), device="T4", iterations=2)
+    shown = estimate.report(tree=True)
+    (layers,) = (line for line in shown.splitlines() if line.lstrip().startswith("1 to 5"))
+    assert format_bytes(5 * 4 * (64 * 64 + 64)) in layers
+    assert re.search(r"^ +0 +25\.00 KiB +25\.00 KiB", shown, re.MULTILINE)
+    assert not re.search(r"^ +(weight|bias) ", shown, re.MULTILINE)  # the gradients' own names are no modules
+    assert sum(float(share) for share in re.findall(r"^  \S.* ([\d.]+) %$", shown, re.MULTILINE)) == pytest.approx(
+        100, abs=1
+    )
+    assert "not known" in estimate.without_events().report(tree=True)
+
+
 def test_onnx_runtime_is_told_in_its_own_words() -> None:
-    shown = replace(training_estimate(), levels=runtime_named("onnxruntime").levels).report()
+    shown = replace(training_estimate(), levels=runtime_named("onnxruntime").levels).report(details=True)
     assert "TotalAllocated" in shown
     assert "max_memory_allocated" not in shown
 
@@ -106,6 +162,6 @@ def test_onnx_runtime_is_told_in_its_own_words() -> None:
 def test_where_reserved_memory_grew_last_is_told_when_it_is_elsewhere() -> None:
     estimate = training_estimate()
     grew = Moment(7, "iteration 1 optimizer", "aten.sqrt", "", "")
-    shown = replace(estimate, last_growth=grew).report()
+    shown = replace(estimate, last_growth=grew).report(details=True)
     assert "reserved memory grew for the last time in iteration 1 optimizer: aten.sqrt" in shown
-    assert "last time" not in replace(estimate, last_growth=estimate.moment).report()
+    assert "last time" not in replace(estimate, last_growth=estimate.moment).report(details=True)

@@ -234,7 +234,7 @@ def test_an_estimate_names_the_levels_and_the_moment() -> None:
     assert estimate.moment.event == 1  # the most that is allocated, not the first event, which reserves everything
     assert estimate.fit is not None
     assert estimate.fit.fits
-    text = estimate.report()
+    text = estimate.report(details=True)
     assert "chunks in use (get_memory_info: peak)" in text
     assert "TensorFlow 2.21 BFC without memory growth, limit" in text
 
@@ -243,7 +243,7 @@ def test_a_limit_that_fails_is_no_missing_memory_of_the_card() -> None:
     estimate = replay_trace(trace_of(60 * MIB), runtime="tf", device="H100-80GB", alloc_conf="memory_limit:50")
     assert estimate.fit is not None
     assert not estimate.fit.fits
-    assert "but the allocator's own limit or fragmentation stops it" in " ".join(estimate.report().split())
+    assert "but the allocator's own limit or fragmentation stops it" in " ".join(estimate.report(details=True).split())
 
 
 # --- the allocator's rules, one by one --------------------------------------------------------------------------------

@@ -218,11 +218,14 @@ def test_a_sequence_beyond_a_table_of_positions_is_told_beside_the_verdict(tmp_p
     (tmp_path / "config.json").write_text(f'{{"model_type": "gpt2", {sizes}}}')
     heads = [
         " ".join(
-            graphmem.analyze(f"hf:{tmp_path / 'config.json'}", seq_len=length).report().split("Peak memory")[0].split()
+            graphmem.analyze(f"hf:{tmp_path / 'config.json'}", seq_len=length)
+            .report(details=True)
+            .split("Peak memory")[0]
+            .split()
         )
         for length in (40, 32)
     ]
-    assert "40 tokens are more than the table of 32 positions of the model: this step would fail." in heads[0]
+    assert "40 tokens are more than the table of 32 positions of the model: this step fails on a card." in heads[0]
     assert "positions" not in heads[1]
 
 

@@ -42,7 +42,7 @@ def _block(block: Block) -> Iterator[str]:
         rules = ["---:" if column.has_figures else "---" for column in block.columns]
         yield from _table([column.title for column in block.columns], rules, block.words())
     elif isinstance(block, Curves):
-        yield _escaped(block.caption)
+        yield "" if block.brief else _escaped(block.caption)
     elif isinstance(block, Code):
         fence = "`" * (3 + max((len(run) for run in re.findall("`+", block.text)), default=0))
         yield from (f"**{_escaped(block.name)}**", "", fence, *map(clean, block.text.splitlines()), fence)

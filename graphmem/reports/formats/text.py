@@ -1,4 +1,4 @@
-"""A document as plain text: without colour, in the columns of a terminal.
+"""A document as plain text, in the columns of a terminal; on one, with colours (:data:`TERMINAL`).
 
 Sentences and words are folded, figures never. Names of options and files are broken only where they are longer than
 a line.
@@ -10,9 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, chop_cells
+from rich.color import ColorSystem
+from rich.style import Style
 
+from graphmem.base.records import dataclass
 from graphmem.reports import Format
 from graphmem.reports.document import Block, Code, Curves, Document, Facts, Items, Section, Shares, Table, Text, clean
+from graphmem.units import format_bytes
 
 #: Narrower than that nothing is folded.
 MINIMUM_WIDTH = 60
@@ -20,8 +24,29 @@ MINIMUM_WIDTH = 60
 _GAP, _INDENT = "  ", "  "
 #: The least that a column of words is folded to.
 _LEAST = 2
-#: Tenths of a whole.
-_SPARKS = " .:-=+*#%@"
+#: Parts of a whole that have a bar: no more than can be told apart, and no fewer where a screen is full.
+_MOST_BARS, _LEAST_BARS = 9, 3
+#: Colours of verdicts, of titles, and of bars, in turn; readers who see no red or green tell them apart by lightness.
+_TONES = {"yes": "bold green", "no": "bold red"}
+_TITLE = "bold"
+_BARS = ("blue", "cyan", "green", "magenta", "yellow", "bright_blue", "red", "bright_magenta", "bright_cyan")
+
+
+@dataclass(frozen=True)
+class _Ink:
+    """How characters are put down. ``sparks``: tenths of a whole; ``full``, ``edge``: a bar and the end of its room;
+    ``colours``: whether styles are shown."""
+
+    sparks: str = " .:-=+*#%@"
+    full: str = "#"
+    edge: str = "|"
+    colours: bool = False
+
+    def styled(self, text: str, style: str) -> str:
+        """The text in a style of rich, for a terminal of sixteen colours."""
+        if not self.colours or not style or not text:
+            return text
+        return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
 
 
 class _Text(Format):
@@ -30,40 +55,51 @@ class _Text(Format):
     suffixes = (".txt",)
     has_room = False
 
+    def __init__(self, ink: _Ink) -> None:
+        self._ink = ink
+
     def render(self, document: Document, width: int | None = None) -> str:
-        """The sections with an empty line between them."""
+        """The sections with an empty line between them; of a document with a height, with fewer parts of wholes, and at
+        last without empty lines, until they are no more lines than that."""
         room = max(document.width if width is None else width, MINIMUM_WIDTH)
-        sections = ("\n".join(_section(one, room)) for one in document.sections)
-        return "\n\n".join(filter(None, sections)) + "\n"
+        for bars in range(_MOST_BARS, _LEAST_BARS - 1, -1):
+            sections = ["\n".join(_section(one, room, bars, self._ink)) for one in document.sections]
+            found = "\n\n".join(filter(None, sections)) + "\n"
+            if document.height is None or found.count("\n") <= document.height:
+                return found
+        return "\n".join(filter(None, sections)) + "\n"
 
 
-FORMAT = _Text()
+#: For files and pipes, and for a terminal that shows colours.
+FORMAT, TERMINAL = _Text(_Ink()), _Text(_Ink(" ▁▂▃▄▅▆▇██", "█", "│", colours=True))
 
 
-def _section(section: Section, width: int) -> Iterator[str]:
+def _section(section: Section, width: int, bars: int, ink: _Ink) -> Iterator[str]:
     """The title and what is under it; nothing of a section of which nothing can be shown."""
     indent = _INDENT if section.title else ""
-    lines = [(indent + line).rstrip() for block in section.blocks for line in _block(block, width - len(indent))]
+    inner = width - len(indent)
+    lines = [(indent + line).rstrip() for block in section.blocks for line in _block(block, inner, bars, ink)]
     if section.title and (lines or not section.blocks):
-        yield from folded(clean(section.title), width)
+        yield from (ink.styled(line, _TITLE) for line in folded(clean(section.title), width))
     yield from lines
 
 
-def _block(block: Block, width: int) -> Iterator[str]:
+def _block(block: Block, width: int, bars: int, ink: _Ink) -> Iterator[str]:
     if isinstance(block, Text):
-        for line in block.lines:
-            yield from folded(clean(line), width)
+        for number, line in enumerate(block.lines):
+            style = "" if number else _TONES.get(block.tone, "")
+            yield from (ink.styled(part, style) for part in folded(clean(line), width))
     elif isinstance(block, Items):
         yield from columns([("-", clean(line)) for line in block.lines], (False, False), (False, True), width)
     elif isinstance(block, Facts):
         rows = [(clean(name), clean(value)) for name, value in block.rows]
         yield from columns(rows, (False, False), (False, True), width)
     elif isinstance(block, Shares):
-        yield from _table(block.table(), width)
+        yield from _bars(block, width, bars, ink) if block.as_bars else _table(block.table(), width)
     elif isinstance(block, Table):
         yield from _table(block, width)
     elif isinstance(block, Curves):
-        yield from _curves(block, width) if block.brief else ()
+        yield from _curves(block, width, ink) if block.brief else ()
     elif isinstance(block, Code):
         yield from (clean(block.name), *(f"{_INDENT}{clean(line)}" for line in block.text.splitlines()))
 
@@ -125,16 +161,50 @@ def folded(line: str, width: int) -> list[str]:
     return [*parts, current.rstrip()] if current.strip() or not parts else parts
 
 
-def _curves(block: Curves, width: int) -> Iterator[str]:
-    """The first curve, in tenths of the whole, the highest of what a character stands for; ``X`` for a mark."""
+def _bars(block: Shares, width: int, count: int, ink: _Ink) -> Iterator[str]:
+    """The parts under one another: name, bytes, share, and a bar that begins where the one above ended. The last line
+    is of all of them; the edge of their room, where they have one, is drawn through all lines."""
+    parts, (name, whole) = block.largest(count), block.total
+    room = whole if block.edge is None else block.edge[1]
+    rows = [(part, format_bytes(size), f"{100 * size / max(1, whole):.0f} %") for part, size in parts]
+    of = "" if block.edge is None else f", of {format_bytes(room)}"
+    rows.append((f"{name}{of}", format_bytes(whole), ""))
+    text = columns([tuple(map(clean, row)) for row in rows], (False, True, True), (False,) * 3, width)
+    cells = max(map(cell_len, text)) + len(_GAP)
+    scale = (width - cells - 2) / max(whole, room, 1)
+    edge = None if block.edge is None else round(room * scale)
+    begin = 0
+    for number, ((_, size), line) in enumerate(zip([*parts, (name, whole)], text, strict=True)):
+        is_total = number == len(parts)
+        ends = size if is_total else begin + size
+        colour = "" if is_total else _BARS[number % len(_BARS)]
+        bar = _bar(round((0 if is_total else begin) * scale), round(ends * scale), edge, colour, ink)
+        yield f"{line}{' ' * (cells - cell_len(line))}{bar}"
+        begin = ends
+
+
+def _bar(begin: int, end: int, edge: int | None, colour: str, ink: _Ink) -> str:
+    """Columns from ``begin`` to ``end``, one at least, and the edge at its column, through the bar too."""
+    last = max(end, begin + 1)
+    drawn = [" "] * begin + [ink.styled(ink.full, colour)] * (last - begin)
+    if edge is not None:
+        drawn += [" "] * (edge + 1 - len(drawn))
+        drawn[edge] = ink.edge
+    return "".join(drawn)
+
+
+def _curves(block: Curves, width: int, ink: _Ink) -> Iterator[str]:
+    """The first curve, in tenths of the whole, the highest of what a character stands for; ``X`` for a mark, and under
+    it an arrow to its moment."""
     values, count = block.curves[0].values, min(60, width - 2)
     marks = []
     for index in range(count):
         begin, end = (at * len(values) // count for at in (index, index + 1))
         part = values[begin : max(end, begin + 1)]
         is_marked = any(begin <= mark < end for mark in block.marks)
-        marks.append("X" if is_marked else _SPARKS[min(9, int(max(part, default=0) * 10))])
-    yield f"[{''.join(marks)}]"
-    marked = f"; X: {block.marked}" if block.marks else ""
-    words = f"{block.curves[0].name}, from {block.begins} to {block.ends}, in tenths from blank to @{marked}"
-    yield from folded(clean(words), width)
+        marks.append("X" if is_marked else ink.sparks[min(9, int(max(part, default=0) * 10))])
+    yield f"[{''.join(marks)}]{f' {clean(block.caption)}' if block.caption else ''}"
+    if block.curves[0].name:
+        marked = f"; X: {block.marked}" if block.marks else ""
+        words = f"{block.curves[0].name}, from {block.begins} to {block.ends}, in tenths from blank to @{marked}"
+        yield from folded(clean(words), width)
