@@ -355,6 +355,14 @@ class Estimate(reports.Answer):
 
         return estimate.document(self, budget_bytes) if details else screen.document(self, budget_bytes, tree)
 
+    def to_frame(self, table: str = "storages", library: str | None = None) -> Any:
+        """The ``storages``, ``operators``, ``modules`` or ``phases`` of the run as a ``DataFrame``, a row each: of
+        pandas, or of polars where that is the one installed, or the ``library``. Raises
+        :class:`graphmem.errors.GraphmemError` where neither is, or the events of the run were not kept."""
+        from graphmem.reports import tables
+
+        return tables.frame(self, table, library)
+
     def __repr__(self) -> str:
         return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"
 

@@ -11,11 +11,11 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import PicklingError
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import graphmem
 from graphmem.answering.question import CaptureKey, Question, capture_key, check_counts
@@ -185,7 +185,6 @@ def _question(request: Request) -> dict[str, Any]:
     return {"model": str(request.model), "content": content, "options": options, "graphmem": graphmem.__version__}
 
 
-Members = TypeVar("Members")
 #: A combination by its number, and what became of it.
 _Numbered = tuple[int, Row]
 
@@ -193,16 +192,22 @@ _Numbered = tuple[int, Row]
 def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequence[int]) -> list[list[int]]:
     """The combinations that are left, by their numbers, those of one capture together, card by card: a step may ask
     which it is on. One that is refused is alone."""
-    groups: _Named[list[int]] = _Named(list)
+    groups: list[list[int]] = []
+    of_sizes: dict[Hashable, list[tuple[CaptureKey | None, list[int]]]] = {}  # keys are compared, and sizes hashed
     cards: dict[int, tuple[str, int]] = {}
     for number in left:
-        key, cards[number] = None, ("", 0)
+        key: CaptureKey | None = None
+        sizes: tuple[int | None, int | None] = (None, None)
+        cards[number] = "", 0
         with contextlib.suppress(GraphmemError):  # its own analysis will say why
             question = request.changed(**chosen[number]).question
             cards[number] = question.setting.device.name, question.setting.device.capacity_bytes
-            key = capture_key(question)
-        groups.of(key).append(number)
-    return [sorted(group, key=cards.__getitem__) for group in groups.made]
+            key, sizes = capture_key(question), (question.batch, question.seq_len)
+        group = _member(of_sizes.setdefault(sizes, []), key)
+        if not group:
+            groups.append(group)
+        group.append(number)
+    return [sorted(group, key=cards.__getitem__) for group in groups]
 
 
 #: Groups that differ in one size, card by card, and that size; "" where they are too few for a template.
@@ -215,7 +220,7 @@ def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: lis
     """Groups of which one template may serve all but a few: those that differ in the batch, or in the length, and in
     the card."""
     size = next((size for size in SIZES if chosen and size in chosen[0]), "")
-    families: _Named[_Named[list[list[int]]]] = _Named(lambda: _Named(list))
+    families: list[tuple[CaptureKey | None, list[tuple[CaptureKey | None, list[list[int]]]]]] = []
     for group in groups:
         on_card, family, settings = None, None, chosen[group[0]]
         if type(settings.get(size)) is int:  # no default, and nothing that is refused
@@ -223,28 +228,23 @@ def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: lis
                 on_card = capture_key(request.changed(**{**settings, size: chosen[0][size]}).question)
                 first = {name: chosen[0][name] for name in (size, "device") if name in settings}
                 family = capture_key(request.changed(**{**settings, **first}).question)
-        families.of(family).of(on_card).append(group)
-    return [(cards.made, size if len(max(cards.made, key=len)) >= _WORTH_A_TEMPLATE else "") for cards in families.made]
+        _member(_member(families, family), on_card).append(group)
+    return [
+        (
+            [groups for _, groups in cards],
+            size if len(max(cards, key=lambda card: len(card[1]))[1]) >= _WORTH_A_TEMPLATE else "",
+        )
+        for _, cards in families
+    ]
 
 
-class _Named(Generic[Members]):
-    """Values by keys, which are compared, not hashed, and looked for among those that read alike."""
-
-    def __init__(self, make: Callable[[], Members]) -> None:
-        self._make = make
-        self._by_words: dict[str, list[tuple[CaptureKey, Members]]] = {}
-        self.made: list[Members] = []  # in the order in which they were first asked for
-
-    def of(self, key: CaptureKey | None) -> Members:
-        """The value of a key; a new one for a key that is not there, or None."""
-        alike = [] if key is None else self._by_words.setdefault(repr(key.loading), [])
-        for other, members in alike:
-            if other == key:
-                return members
-        self.made.append(self._make())
-        if key is not None:
-            alike.append((key, self.made[-1]))
-        return self.made[-1]
+def _member(named: list[tuple[CaptureKey | None, list[Any]]], key: CaptureKey | None) -> list[Any]:
+    """The list of this key, which is compared, not hashed; a new one for a key that is not there, or None."""
+    found = next((members for other, members in named if key is not None and other == key), None)
+    if found is None:
+        found = []
+        named.append((key, found))
+    return found
 
 
 def _answer_family(
