@@ -1,7 +1,8 @@
 """Lightning: ``Trainer(callbacks=[MemoryCallback(gpu="L4")])`` predicts the memory at the first batch, and compares it
 with what the first steps take.
 
-``training_step`` is what is analysed, with the module's first optimizer. Of several devices ``graphmem run`` knows more.
+``training_step`` is what is analysed, with the module's first optimizer. Of several devices ``graphmem
+run`` knows more.
 """
 
 from __future__ import annotations

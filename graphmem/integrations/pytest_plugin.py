@@ -1,4 +1,4 @@
-"""``@pytest.mark.limit_gpu_memory("16GiB", gpu="T4")``: a test fails where its body would need more memory on that card.
+"""``@pytest.mark.limit_gpu_memory("16GiB", gpu="T4")``: a test fails where its body would need more on that card.
 
 The body runs once, as an analysis of graphmem: on a pretended card, where tensors have sizes and no values. Tests
 without the mark are left alone.

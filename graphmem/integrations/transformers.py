@@ -1,5 +1,5 @@
-"""Hugging Face's Trainer: ``Trainer(..., callbacks=[MemoryCallback(gpu="L4")])`` predicts the memory at the first batch,
-and compares it with what the first steps take.
+"""Hugging Face's Trainer: ``Trainer(..., callbacks=[MemoryCallback(gpu="L4")])`` predicts the memory at the first
+batch, and compares it with what the first steps take.
 
 A process that trains alone is followed; of DeepSpeed, FSDP and several processes ``graphmem run`` knows more.
 """

@@ -3,9 +3,9 @@
     with graphmem.watch(model, optimizer):
         for batch in loader: ...
 
-The first batch is analysed as :func:`graphmem.analyze` does, with the optimizer that the loop has. On a card the peaks of
-each phase of the first steps are then read from PyTorch (``torch.cuda.max_memory_allocated``), and the first phase that
-goes another way is named. Without a card there is the prediction alone.
+The first batch is analysed as :func:`graphmem.analyze` does, with the optimizer that the loop has. On a card the peaks
+of each phase of the first steps are then read from PyTorch (``torch.cuda.max_memory_allocated``), and the first phase
+that goes another way is named. Without a card there is the prediction alone.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Watched(Answer):
         if part is None:
             yield "No phase parts from its prediction by more than 1 %."
         else:
-            yield f"They part first in iteration {part.iteration} {part.name}, by {format_bytes(abs(part.change_bytes))}."
+            apart = format_bytes(abs(part.change_bytes))
+            yield f"They part first in iteration {part.iteration} {part.name}, by {apart}."
 
 
 class Watch:

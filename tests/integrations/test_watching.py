@@ -46,7 +46,7 @@ def test_without_a_card_there_is_the_prediction(model: Any) -> None:
         iterations=3,
     )
     assert watched.answer.estimate.peak == expected.peak
-    assert not (model._forward_hooks or model._forward_pre_hooks or optimizer._optimizer_step_pre_hooks)
+    assert not any((model._forward_hooks, model._forward_pre_hooks, optimizer._optimizer_step_pre_hooks))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
