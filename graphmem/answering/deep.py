@@ -1,22 +1,20 @@
 """The run of a deep model, written from captures of it with a few layers (:mod:`graphmem.capture.templates.depth`).
 
-    shelf = RunCache()
-    written = run_of_layers(question, shelf)  # None: it is captured whole
-    estimate_of(question, shelf)
+    run = run_of_layers(question, loaded, capture)  # None: it is captured whole
 
 Three captures at least: two make the template, and a third one, event by event, proves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphmem.answering.question import Question
-from graphmem.answering.runs import Progress, RunCache, labelled, load, silent
+from graphmem.errors import GraphmemError
 from graphmem.run import Run
-from graphmem.sources import TorchModel
+from graphmem.sources import OnnxModel, TorchModel
 from graphmem.trace import Trace, same
 from graphmem.training import Training
 
@@ -29,23 +27,27 @@ FEWEST, MOST = 4, 8
 _WORTH_IT = 40
 
 
-def run_of_layers(question: Question, cache: RunCache, say: Progress = silent) -> Run | None:
-    """The run of a training step by a template of its layers, kept in ``cache``, without that of the other loop.
+def run_of_layers(question: Question, loaded: OnnxModel | TorchModel, capture: Callable[[Question], Run]) -> Run | None:
+    """The run of a training step of the ``loaded`` model by a template of its layers, of captures by ``capture``.
 
-    None where there is none: the layers differ, or are few, or a template refuses the step. Raises
-    :class:`GraphmemError` where the step with few layers does.
+    None where there is none: the layers differ, or are few, or a template refuses the step, or it fails.
     """
+    layers = _layers(question, loaded)
+    if layers < _WORTH_IT:
+        return None
+    try:
+        return _by_template(question, layers, capture)
+    except GraphmemError:
+        return None  # the step of all layers will say why
+
+
+def _by_template(question: Question, layers: int, capture: Callable[[Question], Run]) -> Run | None:
     from graphmem.capture.loop.step import MANY_OPERATORS
     from graphmem.capture.templates.layout import NoTemplate
 
-    layers = _layers(question)
-    if layers < _WORTH_IT:
-        return None
     captured: dict[int, Run] = {}
     for few in range(FEWEST, MOST + 1):
-        asked = replace(question, layers=few, iterations=_ITERATIONS)
-        run = RunCache().run(asked, labelled(say, f"with {few} of {layers} layers"))
-        captured[few] = replace(run, other_loop=None)
+        captured[few] = capture(replace(question, layers=few, iterations=_ITERATIONS))
         if few < FEWEST + 2:
             continue
         try:
@@ -55,9 +57,9 @@ def run_of_layers(question: Question, cache: RunCache, say: Progress = silent) -
         if _operators_of(run.trace, _ITERATIONS) <= MANY_OPERATORS:
             return None  # so small a step runs more often
         seen = ", ".join(str(number) for number in sorted(captured))
-        run = replace(run, notes=(*run.notes, f"by template of the captures with {seen} of its {layers} layers"))
-        cache.keep(question, run)
-        return run
+        note = f"by template of the captures with {seen} of its {layers} layers"
+        other = run.other_loop and replace(run.other_loop, notes=(*run.other_loop.notes, note))
+        return replace(run, notes=(*run.notes, note), other_loop=other)
     return None
 
 
@@ -65,17 +67,18 @@ def run_of_layers(question: Question, cache: RunCache, say: Progress = silent) -
 _ITERATIONS = 2
 
 
-def _layers(question: Question) -> int:
-    """How many layers the model of a training step has; 0 where it cannot be built with fewer."""
+def _layers(question: Question, loaded: OnnxModel | TorchModel) -> int:
+    """How many layers the model of a training step has; 0 where it cannot be built with fewer, or is to be."""
     step = question.step
+    if not isinstance(loaded, TorchModel) or question.layers is not None:
+        return 0
     if not isinstance(step, Training) or step.optimizer == "lbfgs" or step.epoch.varies or question.iterations:
         return 0
     # Buckets of DDP and DeepSpeed, and its limit of live parameters, are filled by more layers than are captured; the
     # compiler decides about the whole graph; and a stage's micro-batches take as long as all layers.
     if any(one is not None for one in (step.ddp, step.zero, step.pp)) or step.compile:
         return 0
-    loaded = load(question)
-    return loaded.layers or 0 if isinstance(loaded, TorchModel) else 0
+    return loaded.layers or 0
 
 
 def _operators_of(trace: Trace, iteration: int) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graphmem import sources
 from graphmem.answering import capture_cache
+from graphmem.answering.deep import run_of_layers
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
@@ -113,7 +114,7 @@ class RunCache:
                 runtime_for(question, loaded).parse(question.alloc_conf, question.setting)
                 say("tracing")
                 model, is_new = loaded, known is None and not self._runs.is_for(key)
-                run = known or self._runs.get(key, lambda: record(question, model, say, calls))
+                run = known or self._runs.get(key, lambda: _made(question, model, say, calls))
             if disk is not None and place is not None and is_new:
                 disk.keep(place, question.model, run)
             return run
@@ -245,6 +246,15 @@ def _one_of(names: list[str]) -> str:
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _made(question: Question, loaded: OnnxModel | TorchModel, say: Progress, calls: CallLog | None) -> Run:
+    """The run by a template of the model's layers, where there is one and nobody notes ``calls``; else of all it is."""
+
+    def capture(asked: Question) -> Run:
+        return record(asked, load(asked), labelled(say, f"with {asked.layers} of its layers"))
+
+    return (run_of_layers(question, loaded, capture) if calls is None else None) or record(question, loaded, say, calls)
 
 
 @without_compiler_folder()

@@ -52,6 +52,7 @@ _SHORT = {
     "replay": "A recorded run on another card or allocator setting.",
     "export": "A step for memory_viz, Perfetto, speedscope, as tables.",
     "gpus": "The known cards, each figure with its source.",
+    "web": "An HTTP service and a page for a browser.",
     "doctor": "Which of the libraries are installed, known and missing.",
     "cache": "The captures that are kept on the disk.",
     "explain": "What is known of an operator of PyTorch.",

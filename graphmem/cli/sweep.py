@@ -30,7 +30,8 @@ class Settings:
         (),
         "Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
         "(on,off), zero-grad, zero-grad-at, loop, last-batch, compile (on, off or a mode), ddp, fsdp and tp "
-        "(processes or off), alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
+        "(processes or off), alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Of numbers also ranges, "
+        "1..64 or 128..4096:128. Repeatable.",
         metavar="NAME=V1,V2,...",
         repeated=True,
     )
@@ -56,6 +57,22 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 19 or not 1 <= int(text) < 1 << 63:
         raise UsageError(f"{text!r} is no whole number of at least 1")
     return int(text)
+
+
+#: More sizes than anybody looks at.
+_MOST_SIZES = 100_000
+
+
+def _range(text: str) -> Sequence[int]:
+    """``8``, or a range with its last number, ``1..64``, ``128..4096:128``. Raises :class:`UsageError`."""
+    first, dots, rest = text.partition("..")
+    if not dots:
+        return [_count(text)]
+    last, colon, step = rest.partition(":")
+    found = range(_count(first), _count(last) + 1, _count(step) if colon else 1)
+    if not 1 <= len(found) <= _MOST_SIZES:
+        raise UsageError(f"{text!r} is a range of {len(found)} numbers; accepted: 1 to {_MOST_SIZES}, as in 1..64")
+    return found
 
 
 def _switch(text: str) -> bool:
@@ -196,7 +213,8 @@ def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[object]]]:
             raise UsageError(f"--vary {name} is given twice; write all its values in one")
         divider = ";" if name == "alloc-conf" else ","
         try:
-            vary[known] = [read(value.strip()) for value in values.split(divider)]
+            written = [value.strip() for value in values.split(divider)]
+            vary[known] = [value for one in written for value in (_range(one) if read is _count else [read(one)])]
         except UsageError as error:
             raise UsageError(f"--vary {name}: {error}") from None
         names.append(name)

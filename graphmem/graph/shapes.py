@@ -27,6 +27,7 @@ from graphmem.graph.folding import Value, fold, is_small, may_fold
 from graphmem.graph.learners import learner_outputs
 from graphmem.graph.model import Node, TensorSpec
 from graphmem.graph.order import execution_order
+from graphmem.graph.remembered import Answer, Remembered
 from graphmem.graph.selected import shapes_of_selected
 from graphmem.graph.sequences import sequence_outputs
 
@@ -50,6 +51,18 @@ class _Types(dict[str, onnx.TypeProto]):
         return made
 
 
+class _Data(dict[str, onnx.TensorProto]):
+    """The values as ONNX's C++ rules read them, made when they are asked for."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        super().__init__()
+        self._values = values
+
+    def __missing__(self, name: str) -> onnx.TensorProto:
+        self[name] = made = numpy_helper.from_array(self._values[name], name)
+        return made
+
+
 @dataclass
 class ModelFacts:
     """The facts of a model, or a subgraph of it, that hold whatever its inputs are bound to; made once by
@@ -66,10 +79,10 @@ class ModelFacts:
     outputs: tuple[tuple[str, TensorSpec | None], ...] = ()
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
-    data: dict[str, onnx.TensorProto] = field(default_factory=dict)  # ``values`` as the C++ rules read them
     constants: list[str] = field(default_factory=list)
     schemas: dict[str, onnx.defs.OpSchema | None] = field(default_factory=dict)
     bodies: dict[str, dict[str, ModelFacts]] = field(default_factory=dict)
+    remembered: Remembered = field(default_factory=Remembered)
 
     def implied(self) -> dict[tuple[str, int], int]:
         """The dimensions of inputs, as (name, position), that weights they are multiplied with fix."""
@@ -94,7 +107,6 @@ class ModelFacts:
         value = onnx_import.value_of_tensor(tensor, self.directory)
         if value is not None:
             self.values[name] = value
-            self.data[name] = numpy_helper.from_array(value, name)
         self.constants.append(name)
 
 
@@ -131,7 +143,9 @@ def _facts_of(graph: onnx.GraphProto, facts: ModelFacts) -> ModelFacts:
 
 def _inside(facts: ModelFacts) -> ModelFacts:
     """Facts of a subgraph, still empty."""
-    return ModelFacts(facts.model, facts.directory, opsets=facts.opsets, schemas=facts.schemas)
+    return ModelFacts(
+        facts.model, facts.directory, opsets=facts.opsets, schemas=facts.schemas, remembered=facts.remembered
+    )
 
 
 def _declared(value: onnx.ValueInfoProto) -> TensorSpec | None:
@@ -177,12 +191,10 @@ class Propagation:
         self.own_specs = dict(facts.specs)
         self.specs: MutableMapping[str, TensorSpec] = self.own_specs
         self.values: MutableMapping[str, Value] = dict(facts.values)
-        self.data: MutableMapping[str, onnx.TensorProto] = dict(facts.data)
         if outer is not None:
-            self.specs = ChainMap(self.own_specs, outer.specs)
-            self.values, self.data = ChainMap(self.values, outer.values), ChainMap(self.data, outer.data)
+            self.specs, self.values = ChainMap(self.own_specs, outer.specs), ChainMap(self.values, outer.values)
         self.constants = list(facts.constants)
-        self.types = _Types(self.specs)
+        self.types, self.data = _Types(self.specs), _Data(self.values)
         self.annotated = _bound_shapes(facts.inner, symbols, scalars=True) if self.binding.keeps_annotations else {}
         own = self.symbolic.values() if outer is None else symbolic_inside(self.symbolic, self.scope, facts).values()
         self.hints = _bound_shapes(own, symbols, scalars=False)
@@ -245,7 +257,6 @@ class Propagation:
         self.specs[spec.name] = spec
         if value is not None:
             self.values[spec.name] = value
-            self.data[spec.name] = numpy_helper.from_array(value, spec.name)
 
     def add_constant(self, tensor: onnx.TensorProto, name: str) -> None:
         self.add(onnx_import.spec_of_tensor(tensor, name), onnx_import.value_of_tensor(tensor, self.facts.directory))
@@ -322,11 +333,11 @@ def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
     else:
         hinted = [state.hints[name] for name in node.outputs if name in state.hints]
         is_hinted = hinted and len(hinted) == sum(map(bool, node.outputs))
-        if is_hinted and not may_fold(node.op_type, node.domain, hinted):
-            state.specs.update((spec.name, spec) for spec in hinted)
-        else:
+        if not is_hinted or may_fold(node.op_type, node.domain, hinted):
             _add_outputs(state, node, proto)
-        _check_sizes(state, node)
+        else:
+            state.specs.update((spec.name, spec) for spec in hinted)
+            _check_sizes(state.specs, node)
 
 
 def _check_names(state: Propagation, node: Node) -> None:
@@ -340,11 +351,29 @@ def _check_names(state: Propagation, node: Node) -> None:
 
 
 def _add_outputs(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
-    """The outputs of a node by the rule of its operator, with their values where those are known and small."""
-    outputs = _infer(state, node, proto)
+    """The outputs of a node by the rule of its operator, with their values where those are known and small. What the
+    rules gave for an equal node with equal inputs is taken again, with whatever was bound then."""
+    remembered = state.facts.remembered
+    is_asked = state.facts.schemas.get(node.operator) is not None or not _in_words(state, node)
+    question = remembered.question(proto, state.specs, state.values) if is_asked else None
+    known = remembered.answer(question)
+    if known is None:
+        known = _answer(state, node, proto)
+        if known.is_alike:
+            remembered.keep(question, known)
+    for name, (dtype, shape, value) in zip(filter(None, node.outputs), known.outputs, strict=True):
+        state.add(TensorSpec(name, dtype, shape), value)
+    if known.source:
+        state.notes[_UNKNOWN] = known.source
+
+
+def _answer(state: Propagation, node: Node, proto: onnx.NodeProto) -> Answer:
+    outputs, source = _infer(state, node, proto)
     values = fold(proto, node.domain, state.opsets.get("", 1), state.specs, state.values, outputs)
-    if any(spec.name not in values and not _is_known(spec.shape) for spec in outputs):
+    is_alike = all(spec.name in values or _is_known(spec.shape) for spec in outputs)
+    if not is_alike:
         outputs = _with_selected(state, node, proto, outputs)
+    found: list[tuple[str, tuple[Any, ...], Value | None]] = []
     for spec in outputs:
         value = values.get(spec.name)
         shape = spec.shape if value is None else value.shape
@@ -353,7 +382,11 @@ def _add_outputs(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
             raise ShapeError(
                 f"{node}: the shape of output {spec.name!r} ({shown}) depends on data or cannot be inferred"
             )
-        state.add(TensorSpec(spec.name, spec.dtype, tuple(shape)), value)
+        found.append((spec.dtype, tuple(shape), value))
+    specs = state.specs.new_child() if isinstance(state.specs, ChainMap) else ChainMap({}, state.specs)
+    specs.update((spec.name, TensorSpec(spec.name, *one[:2])) for spec, one in zip(outputs, found, strict=True))
+    _check_sizes(specs, node)
+    return Answer(tuple(found), source, is_alike)
 
 
 def _follow(state: Propagation, node: Node) -> None:
@@ -425,23 +458,24 @@ _VALUES = {
 }
 
 
-def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[TensorSpec]:
+def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> tuple[list[TensorSpec], str]:
+    """The outputs, and whose rules gave them where that is not ONNX."""
     wanted = [name for name in node.outputs if name]
     proto = _with_default(proto)
     if learned := learner_outputs(proto, state.types):
-        return [_spec_of_type(node, name, learned.get(name)) for name in wanted]
+        return [_spec_of_type(node, name, learned.get(name)) for name in wanted], ""
     schema = _schema(state, node)
     if schema is None:
         return _without_schema(state, node, proto, wanted)
     types = {name: state.types[name] for name in node.inputs if name}
-    data = {name: state.data[name] for name in types if name in state.data}
+    data = {name: state.data[name] for name in types if name in state.values}
     try:
         inferred = shape_inference.infer_node_outputs(
             schema, proto, types, data, None, list(state.facts.model.opset_import), state.facts.model.ir_version
         )
     except Exception as error:  # whatever onnx's C++ throws: InferenceError, ValidationError, RuntimeError, ...
-        raise ShapeError(f"{node}: {_reason(error)} (inputs: {_inputs_text(state, node)})") from None
-    return [_spec_of_type(node, name, inferred.get(name)) for name in wanted]
+        raise ShapeError(f"{node}: {_reason(error)} (inputs: {_inputs_text(state.specs, node)})") from None
+    return [_spec_of_type(node, name, inferred.get(name)) for name in wanted], ""
 
 
 #: Attributes whose default the rules of onnx up to 1.23 take for another than the operator's.
@@ -478,17 +512,26 @@ def _schema(state: Propagation, node: Node) -> onnx.defs.OpSchema | None:
     return schemas[key]
 
 
-def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wanted: list[str]) -> list[TensorSpec]:
+#: The note on operators that ONNX has no rules of.
+_UNKNOWN = "operators unknown to ONNX"
+
+
+def _in_words(state: Propagation, node: Node) -> bool:
+    """Whether the shapes of an operator that ONNX does not know are told by its names."""
+    return any(all(name in told for name in node.outputs if name) for told in (state.hints, state.annotated))
+
+
+def _without_schema(
+    state: Propagation, node: Node, proto: onnx.NodeProto, wanted: list[str]
+) -> tuple[list[TensorSpec], str]:
     if all(name in state.hints for name in wanted):
-        state.notes["operators unknown to ONNX"] = "shapes by the rules of onnxruntime"
-        return [state.hints[name] for name in wanted]
+        return [state.hints[name] for name in wanted], "shapes by the rules of onnxruntime"
     if all(name in state.annotated for name in wanted):
-        state.notes["operators unknown to ONNX"] = "shapes taken from the file"
-        return [state.annotated[name] for name in wanted]
-    found, source = state.foreign(state.facts.model, proto, state.types, state.data)
+        return [state.annotated[name] for name in wanted], "shapes taken from the file"
+    data = {name: state.data[name] for name in node.inputs if name in state.values}
+    found, source = state.foreign(state.facts.model, proto, state.types, data)
     if found:
-        state.notes["operators unknown to ONNX"] = f"shapes by the rules of {source}"
-        return [_spec_of_type(node, name, found[name]) for name in wanted]
+        return [_spec_of_type(node, name, found[name]) for name in wanted], f"shapes by the rules of {source}"
     domain = node.domain or "ai.onnx"
     raise ShapeError(
         f"node {node.name!r}: operator {node.op_type} of domain {domain!r} (version {state.opsets[node.domain]}) is "
@@ -507,50 +550,50 @@ def _spec_of_type(node: Node, name: str, kind: onnx.TypeProto | None) -> TensorS
     return spec
 
 
-def _check_sizes(state: Propagation, node: Node) -> None:
+def _check_sizes(specs: Mapping[str, TensorSpec], node: Node) -> None:
     """Refuse shapes that kernels refuse and ONNX's rules do not. Raises :class:`ShapeError`."""
-    _check_elements(state, node)
+    _check_elements(specs, node)
     if node.domain:
         return
     if node.op_type in ("LSTM", "GRU", "RNN"):
-        _check_states(state, node)
+        _check_states(specs, node)
     elif node.op_type in _BROADCASTING:
-        _check_broadcast(state, node)
+        _check_broadcast(specs, node)
     elif node.op_type in _WINDOWED and node.outputs[0]:
-        _check_window(state, node)
-        _check_channels(state, node)
+        _check_window(specs, node)
+        _check_channels(specs, node)
 
 
-def _check_states(state: Propagation, node: Node) -> None:
-    batch = state.specs[node.inputs[0]].shape[0 if node.attributes.get("layout") else 1]
+def _check_states(specs: Mapping[str, TensorSpec], node: Node) -> None:
+    batch = specs[node.inputs[0]].shape[0 if node.attributes.get("layout") else 1]
     for name in filter(None, node.inputs[5:7]):
-        spec = state.specs[name]
+        spec = specs[name]
         if len(spec.shape) == 3 and spec.shape[0 if node.attributes.get("layout") else 1] != batch:
             raise ShapeError(f"{node}: its state {name} {spec} is not of the batch {batch} of its input")
 
 
-def _check_broadcast(state: Propagation, node: Node) -> None:
+def _check_broadcast(specs: Mapping[str, TensorSpec], node: Node) -> None:
     """Raise :class:`ShapeError` where sizes of the inputs do not broadcast. Before dimensions are bound it is not known
     whether they fit those of a weight."""
-    shapes = [state.specs[name].shape for name in node.inputs if name]
+    shapes = [specs[name].shape for name in node.inputs if name]
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         if len({int(size) for size in sizes} - {1}) > 1:
-            raise ShapeError(f"{node}: its inputs do not go together: {_inputs_text(state, node)}")
+            raise ShapeError(f"{node}: its inputs do not go together: {_inputs_text(specs, node)}")
 
 
-def _check_channels(state: Propagation, node: Node) -> None:
+def _check_channels(specs: Mapping[str, TensorSpec], node: Node) -> None:
     if node.op_type != "Conv":
         return
-    image, weight = state.specs[node.inputs[0]], state.specs[node.inputs[1]]
+    image, weight = specs[node.inputs[0]], specs[node.inputs[1]]
     wanted = int(weight.shape[1]) * int(node.attributes.get("group", 1))
     if image.shape[1] != wanted:
         raise ShapeError(f"{node}: its kernel takes {wanted} channels; {node.inputs[0]} {image} has {image.shape[1]}")
 
 
-def _check_window(state: Propagation, node: Node) -> None:
+def _check_window(specs: Mapping[str, TensorSpec], node: Node) -> None:
     """ONNX Runtime refuses a kernel that is larger than what it slides over."""
-    source = state.specs[node.inputs[0]]
-    weight = state.specs[node.inputs[1]].shape[2:] if node.op_type == "Conv" else ()
+    source = specs[node.inputs[0]]
+    weight = specs[node.inputs[1]].shape[2:] if node.op_type == "Conv" else ()
     kernel = tuple(map(int, weight or node.attributes.get("kernel_shape", ())))
     if node.attributes.get("auto_pad", "NOTSET") != "NOTSET" or len(kernel) != len(source.shape) - 2:
         return
@@ -563,11 +606,11 @@ def _check_window(state: Propagation, node: Node) -> None:
         )
 
 
-def _check_elements(state: Propagation, node: Node) -> None:
+def _check_elements(specs: Mapping[str, TensorSpec], node: Node) -> None:
     """ONNX does not compare a fixed Reshape target with its input; a batch baked into the file shows here."""
     if node.domain or node.op_type not in _RESHAPING or not node.inputs or not node.inputs[0] or not node.outputs[0]:
         return
-    source, target = state.specs[node.inputs[0]], state.specs[node.outputs[0]]
+    source, target = specs[node.inputs[0]], specs[node.outputs[0]]
     if source.elements != target.elements:
         raise ShapeError(
             f"{node}: cannot make {target} of {source}; a size fixed in the file does not go with the bound dimensions"
@@ -593,5 +636,5 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _inputs_text(state: Propagation, node: Node) -> str:
-    return ", ".join(f"{name} {state.specs[name]}" for name in node.inputs if name)
+def _inputs_text(specs: Mapping[str, TensorSpec], node: Node) -> str:
+    return ", ".join(f"{name} {specs[name]}" for name in node.inputs if name)

@@ -6,18 +6,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem import Training
-from graphmem.answering import deep
+from graphmem import Training, analyze, sweep
+from graphmem.answering import deep, runs
 from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache
 from graphmem.capture.templates.depth import DepthTemplate
 from graphmem.capture.templates.layout import NoTemplate
+from graphmem.errors import CaptureError
 from graphmem.run import Run
 from graphmem.trace import Category, Trace, TraceBuilder, same
 from graphmem.training import DataParallel, FullyShard, ZeRO
@@ -119,17 +121,28 @@ def test_what_is_written_is_what_is_captured(tmp_path: Path, step: Training) -> 
     assert same(template.at(11), captured[11])
 
 
+def whole(question: Question) -> Run:
+    return runs.record(question, runs.load(question))
+
+
 def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
     asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=16, training=Training(dtype="bf16"), device="T4")
-    shelf, whole = RunCache(), RunCache()
-    run = run_of_layers(asked, shelf)
-    assert run is not None
-    assert shelf.run(asked) is run
-    real = whole.run(asked)
-    assert same(run.trace, real.trace)
-    assert run.notes == (*real.notes, "by template of the captures with 4, 5, 6 of its 40 layers")
-    known = {"trace": None, "notes": (), "other_loop": None}
-    assert replace(run, **known) == replace(real, **known)  # type: ignore[arg-type]
+    run, real = RunCache().run(asked), whole(asked)
+    for one, other in ((run, real), (run.other_loop, real.other_loop)):
+        assert one is not None
+        assert other is not None
+        assert same(one.trace, other.trace)
+        assert one.notes == (*other.notes, "by template of the captures with 4, 5, 6 of its 40 layers")
+        known = {"trace": None, "notes": (), "other_loop": None}
+        assert replace(one, **known) == replace(other, **known)  # type: ignore[arg-type]
+
+
+def test_every_command_is_told_of_a_template(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"seq_len": 16, "training": Training(dtype="bf16"), "device": "T4"}
+    model, note = written(tmp_path, LLAMA), "by template of the captures with 4, 5, 6 of its 40 layers"
+    assert note in analyze(model, batch=1, **asked).assumptions
+    rows = sweep(model, vary={"batch": [1, 2]}, **asked)
+    assert all(row.estimate is not None and note in row.estimate.assumptions for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -144,20 +157,33 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_no_template_is_captured(tmp_path: Path, config: dict[str, object], step: Training) -> None:
-    assert run_of_layers(Question(written(tmp_path, config), batch=1, seq_len=16, training=step), RunCache()) is None
+    asked = Question(written(tmp_path, config), batch=1, seq_len=16, training=step)
+
+    def capture(few: Question) -> Run:
+        raise AssertionError(f"captured with {few.layers} layers")
+
+    assert run_of_layers(asked, runs.load(asked), capture) is None
 
 
-def test_another_capture_disproves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, captured = RunCache.run, list[int | None]()
+def test_a_step_that_fails_is_left_to_the_capture_of_all_layers(tmp_path: Path) -> None:
+    asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=16)
 
-    def odd(cache: RunCache, question: Question, *given: object) -> Run:
-        made = run(cache, question, *given)  # type: ignore[arg-type]
+    def capture(few: Question) -> Run:
+        raise CaptureError("it fails")
+
+    assert run_of_layers(asked, runs.load(asked), capture) is None
+
+
+def test_another_capture_disproves_it(tmp_path: Path) -> None:
+    captured = list[int | None]()
+
+    def odd(question: Question) -> Run:
+        made = whole(question)
         captured.append(question.layers)
         first = made.trace.storages[0]
         growing = replace(first, bytes=first.bytes + (question.layers or 0) ** 2)
         return replace(made, trace=replace(made.trace, storages=(growing, *made.trace.storages[1:])))
 
-    monkeypatch.setattr(RunCache, "run", odd)
     asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=16, training=Training(dtype="bf16"))
-    assert run_of_layers(asked, RunCache()) is None
+    assert run_of_layers(asked, runs.load(asked), odd) is None
     assert captured == list(range(deep.FEWEST, deep.MOST + 1))

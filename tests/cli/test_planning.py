@@ -120,6 +120,8 @@ def test_a_sweep_by_prices_names_the_cheapest_card_that_fits(tmp_path: Path) -> 
         (["--vary", "batch"], "NAME=V1,V2"),
         (["--vary", "fsdp=two"], "--vary fsdp: 'two' is no whole number"),
         (["--vary", "ddp=off,on"], "--vary ddp: among how many processes: write a number, as in off,4"),
+        (["--vary", "batch=4..1"], "a range of 0 numbers"),
+        (["--vary", "dim:b=1..9:x"], "'x' is no whole number"),
         (["--vary", "batch=1,x"], "--vary batch: 'x' is no whole number"),
         (["--vary", "batch=1", "--vary", "batch=2"], "given twice"),
         (["--vary", "batch=1", "-b", "2"], "leave one out"),

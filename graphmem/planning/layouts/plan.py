@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from graphmem.answering import stages
-from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
 from graphmem.answering.runs import Progress, RunCache, shape_of
 from graphmem.base.spellings import also_named
@@ -200,8 +199,6 @@ def _captured(question: Question, shelf: RunCache, say: Callable[[str], None]) -
     """Of one process, whose run is kept on ``shelf``; of a deep model by a template of its layers, where there is one.
     Where it does not fit as it is, and nobody chose the allocator's options, the same events with segments that grow.
     """
-    if shelf.last is None or shelf.last.other_loop is None:
-        run_of_layers(question, shelf, say)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks, again and again
         estimate = stages.estimate_of(question, shelf, say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from graphmem.base.records import dataclass
@@ -139,6 +139,42 @@ def _check_capture(graph: Graph, copies: Sequence[Node], host_nodes: frozenset[i
     if copies and host_nodes:
         names = ", ".join(sorted({graph.nodes[index].op_type for index in host_nodes}))
         raise UsageError(f"enable_cuda_graph: ONNX Runtime captures no model with nodes on the CPU, here {names}")
+
+
+#: Plans that are kept for the graphs that follow.
+_KEPT = 8
+
+
+class SessionPlans:
+    """The plans of sessions, which know no sizes: one serves the graph of a file with whatever is bound."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Hashable, Graph, SessionPlan]] = []
+
+    def of(self, graph: Graph, settings: SessionSettings) -> SessionPlan:
+        """The plan of a graph, made now, or for one that :func:`plan_session` cannot tell from it."""
+        key = settings, _planned_by(graph)
+        for other, _, made in self._kept:
+            if other == key:
+                return made
+        made = plan_session(graph, settings)
+        self._kept = [(key, graph, made), *self._kept[: _KEPT - 1]]
+        return made
+
+
+def _planned_by(graph: Graph) -> Hashable:
+    """All that :func:`plan_session` looks at. Nodes are those of a file, whose graph is kept with the key."""
+    return (
+        tuple(map(id, graph.nodes)),
+        (graph.inputs, graph.outputs, graph.captured, graph.opsets, graph.is_ordered),
+        tuple(graph.tensors[name] for name in graph.initializers),
+        tuple((name, spec.dtype, graph.symbolic_shape(name)) for name, spec in graph.tensors.items()),
+        tuple(
+            (key, body.attribute, _planned_by(body.graphs[0]))
+            for key, bodies in graph.bodies.items()
+            for body in bodies
+        ),
+    )
 
 
 def plan_session(

@@ -1,0 +1,209 @@
+"""``graphmem web``: a real server, asked over HTTP as other programs ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphmem.cli.web import web_command
+from graphmem.cli.web.jobs import Limits
+from tests import places
+from tests.support import onnx_samples
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("fastapi")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a running server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "graphmem", "web", "--port", str(port), "--upload", "1MiB", "--a-minute", "100000"]
+    environment = {**os.environ, "PYTHONPATH": str(places.ROOT)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    address = process.stderr.readline().split()[-1]
+    for _ in range(300):
+        try:
+            httpx.get(f"{address}/healthz")
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    yield address
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode in (0, 143)
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert {"path", "status", "seconds"} <= lines[0].keys()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(onnx_samples.save(onnx_samples.perceptron(), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def sent(server: str, model: Path) -> str:
+    told = httpx.post(f"{server}/v1/files", params={"name": "model.onnx"}, content=model.read_bytes())
+    assert told.status_code == 201
+    return str(told.json()["file"])
+
+
+def ask(server: str, command: str, **question: Any) -> Any:
+    return httpx.post(f"{server}/v1/{command}", json=question, timeout=300)
+
+
+def test_an_answer_is_that_of_the_command(server: str, sent: str, model: Path) -> None:
+    found = ask(server, "analyze", model=sent, batch=4, gpu="T4")
+    assert found.status_code == 200
+    command = [sys.executable, "-m", "graphmem", "analyze", str(model), "-b", "4", "--gpu", "T4", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours, theirs = found.json(), json.loads(done.stdout)
+    assert ours.pop("model").endswith(".onnx")
+    theirs.pop("model")
+    assert ours == theirs
+    assert found.headers["X-Command"].startswith("graphmem analyze --batch-size=4 --gpu=T4 -- ")
+
+
+def test_the_report_of_an_answer_is_a_page_that_reaches_nothing(server: str, sent: str) -> None:
+    found = ask(server, "fit", model=sent, gpu="T4", at_most=64)
+    assert found.json()["schema"] == "graphmem.fit/1"
+    link = found.headers["Link"].split(">")[1].split("<")[1]
+    page = httpx.get(f"{server}{link}")
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert page.text.startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("command", "question", "words"),
+    [
+        ("analyze", {"model": "train.py:build"}, "is no model here"),
+        ("analyze", {"model": "package.module:build"}, "is no model here"),
+        ("analyze", {"model": "/etc/passwd"}, "is no model here"),
+        ("analyze", {"model": "hf:../../etc/passwd"}, "is no model here"),
+        ("analyze", {"model": "hf:/etc/passwd"}, "is no model here"),
+        ("serve", {"model": "/root"}, "is no model here"),
+        ("compare", {"before": "/etc/passwd", "after": "/etc/passwd"}, "is no uploaded file"),
+        ("replay", {"snapshot": "file:../../etc/passwd"}, "there is no file"),
+        ("analyze", {"model": "zoo:gpt2", "optimizer": "os:system"}, "is a name here"),
+        ("analyze", {"model": "zoo:gpt2", "cudnn": "/tmp/libcudnn.so"}, "Extra inputs are not permitted"),
+        ("analyze", {"model": "zoo:gpt2", "output": "/tmp/x"}, "Extra inputs are not permitted"),
+        ("analyze", {"model": "zoo:gpt2", "batch": "many"}, "valid integer"),
+        ("analyze", {"model": "zoo:" + "a" * 400}, "at most 300 characters"),
+        ("analyze", {}, "Field required"),
+    ],
+)
+def test_code_paths_and_what_is_not_known_are_refused(
+    server: str, command: str, question: dict[str, Any], words: str
+) -> None:
+    found = ask(server, command, **question)
+    assert found.status_code == 422
+    assert words in found.text
+
+
+def test_an_error_of_the_command_is_the_error(server: str, sent: str) -> None:
+    found = ask(server, "analyze", model=sent, gpu="T5000")
+    assert found.status_code == 422
+    assert "T5000" in found.json()["error"]
+
+
+def test_files_of_other_kinds_and_large_ones_are_refused(server: str) -> None:
+    assert httpx.post(f"{server}/v1/files", params={"name": "train.py"}, content=b"x").status_code == 422
+    assert httpx.post(f"{server}/v1/files", params={"name": "a.onnx"}, content=b"x" * (2 << 20)).status_code == 413
+    parts = (b"x" * 4096 for _ in range(1000))  # of no announced length
+    assert httpx.post(f"{server}/v1/files", params={"name": "a.onnx"}, content=parts).status_code == 422
+    assert httpx.post(f"{server}/v1/analyze", content=b" " * (2 << 20)).status_code == 413
+
+
+def test_a_process_that_is_killed_is_started_again(server: str, sent: str) -> None:
+    def killed() -> int:
+        """The number of processes of an analysis that were killed: one."""
+        for _ in range(500):
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    words = entry.read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if b"--batch-size=37" in words:
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
+                    return 1
+            time.sleep(0.01)
+        return 0
+
+    if not Path("/proc/self/cmdline").exists():
+        pytest.skip("there is no /proc")
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(ask, server, "analyze", model=sent, batch=37)
+        assert pool.submit(killed).result() == 1
+        assert asked.result().status_code == 200
+
+
+def test_what_takes_long_is_a_job_that_can_be_followed_and_cancelled(server: str, sent: str) -> None:
+    told = httpx.post(f"{server}/v1/analyze", params={"wait": 0}, json={"model": sent, "batch": 11})
+    assert told.status_code == 202
+    job = told.json()
+    with httpx.stream("GET", f"{server}{job['events']}", timeout=120) as events:
+        states = [json.loads(line[6:])["state"] for line in events.iter_lines() if line.startswith("data: ")]
+    assert states[-1] == "done"
+    assert httpx.get(f"{server}{job['self']}").json()["peak"]["device_bytes"] > 0
+    other = httpx.post(f"{server}/v1/analyze", params={"wait": 0}, json={"model": sent, "batch": 12}).json()
+    assert httpx.delete(f"{server}{other['self']}").json()["state"] == "cancelled"
+    assert httpx.get(f"{server}{other['self']}").status_code == 409
+    assert httpx.get(f"{server}/v1/jobs/none").status_code == 404
+
+
+def test_equal_questions_of_many_clients_are_one_analysis_with_one_answer(server: str, sent: str) -> None:
+    def one(number: int) -> Any:
+        return ask(server, "analyze", model=sent, batch=1 + number % 4, gpu="L4").json()
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(one, range(64)))
+    assert all(answers[number] == answers[number % 4] for number in range(64))
+    text = httpx.get(f"{server}/metrics").text
+    assert 'graphmem_questions_total{command="analyze",remembered="yes"}' in text
+
+
+def test_the_page_and_the_reference_are_there(server: str) -> None:
+    page = httpx.get(f"{server}/")
+    assert "How much GPU memory?" in page.text
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'self'")
+    reference = httpx.get(f"{server}/openapi.json").json()
+    assert set(reference["components"]["schemas"]) >= {"AnalyzeQuestion", "FitQuestion", "PlanQuestion"}
+    assert httpx.get(f"{server}/v1/choices").json()["models"][0].startswith("zoo:")
+
+
+def test_a_client_that_asks_too_often_is_told_when_to_come_back() -> None:
+    from fastapi.testclient import TestClient
+
+    from graphmem.cli.web.app import create_app
+
+    with TestClient(create_app(Limits(), a_minute=3)) as client:
+        codes = [client.get("/v1/jobs/none").status_code for _ in range(5)]
+        assert codes == [404, 404, 404, 429, 429]
+        assert client.get("/healthz").status_code == 200
+
+
+def test_the_image_and_the_space_start_the_service_by_options_that_it_has() -> None:
+    image = (places.ROOT / "Dockerfile").read_text()
+    (line,) = (line for line in image.splitlines() if line.startswith("CMD"))
+    _, *words = json.loads(line.removeprefix("CMD "))
+    space = (places.ROOT / "examples" / "space" / "app.py").read_text()
+    found = re.search(r"cli\((\[.*\])\)", space)
+    assert found is not None
+    for given in (words, json.loads(found[1])):
+        assert given[0] == "web"
+        web_command.make_context("web", list(given[1:]))
