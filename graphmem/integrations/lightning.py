@@ -74,7 +74,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]
             self._watch.stop()
 
 
-class _Step(nn.Module):
+class _Step(nn.Module):  # type: ignore[misc]
     """``training_step`` as a module."""
 
     def __init__(self, module: Any) -> None:

@@ -32,7 +32,7 @@ def test_without_a_card_there_is_the_prediction(model: Any) -> None:
     said: list[str] = []
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    with graphmem.watch(model, optimizer, gpu="T4", say=said.append) as watched:
+    with graphmem.watch(model, optimizer, device="T4", say=said.append) as watched:
         _loop(model, optimizer)
     assert watched.answer is not None
     assert watched.answer.phases == ()
@@ -69,7 +69,7 @@ def test_the_phase_that_goes_another_way_is_named(
     peaks = iter([(0, 0), *_peaks_of(expected, more, "iteration 2 backward")])
     monkeypatch.setattr(watching, "meter", lambda: next(peaks))
     said: list[str] = []
-    with graphmem.watch(model, optimizer, gpu="T4", say=said.append) as watched:
+    with graphmem.watch(model, optimizer, device="T4", say=said.append) as watched:
         _loop(model, optimizer)
     assert watched.answer is not None
     assert len(watched.answer.phases) == 9
@@ -98,7 +98,7 @@ def test_optimizers_are_read() -> None:
     assert found["optimizer"] == "adam"
     assert found["optimizer_args"] == (("amsgrad", True),)
 
-    class Mine(torch.optim.SGD):  # type: ignore[name-defined, misc]
+    class Mine(torch.optim.SGD):
         pass
 
     assert watching.optimizer_of(Mine(weights))["optimizer"].endswith(":test_optimizers_are_read.<locals>.Mine")
@@ -130,7 +130,7 @@ def test_lightnings_callback_predicts_its_step(tmp_path: Any) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from graphmem.integrations.lightning import MemoryCallback
 
-    class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(512, 1024)
