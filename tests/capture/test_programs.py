@@ -149,6 +149,49 @@ LOOPS = {
         7,
         "step step step step 49 step step 99 step",
     ),
+    "something every so often, counted by the loader's batches": (
+        "for i, (batch,) in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
+        "    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(len(batch), i, *seen)",
+        7,
+        "4 100 step step step step 49 step step 99 step",
+    ),
+    "something every so often, counted by a while loop": (
+        "i = 0\nwhile i < 300:\n    train_step()\n    i += 1\n    if i % 50 == 0: seen.append(i)\nprint(i, *seen)",
+        7,
+        "101 step step step step 50 step step 100 step",
+    ),
+    "something every so often, before it is counted": (
+        "i = 0\nwhile True:\n    if i % 50 == 49: seen.append(i)\n    train_step()\n    i = i + 1\n"
+        "    if i >= 80: break\nprint(i, *seen)",
+        5,
+        "50 step step step step 49 step",
+    ),
+    "something every so often, counted over epochs": (
+        "i = 0\nfor epoch in range(9):\n    for batch in DataLoader(TensorDataset(torch.zeros(40, 4)), batch_size=4):\n"
+        "        train_step()\n        i += 1\n        if i % 60 == 0: seen.append(i)\n        if i % 91 == 0: 1 / 0\n"
+        "print(i, *seen)",
+        5,
+        "61 step step step step 60 step",
+    ),
+    "something every so often, by a number of the loop's own": (
+        "for i, batch in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
+        "    step = 7 * 100 + i\n    train_step()\n    if step % 80 == 79: seen.append(step)\nprint(*seen)",
+        7,
+        "step step step step 719 step step 799 step",
+    ),
+    "something every so many steps of several batches": (
+        "i = 0\nfor at, batch in enumerate(DataLoader(TensorDataset(torch.zeros(900, 4)), batch_size=4)):\n"
+        "    model(x()).sum().backward()\n    if at % 3 == 2:\n        optimizer.step()\n        i += 1\n"
+        "        if i % 50 == 0: seen.append(i)\nprint(i, *seen)",
+        5,
+        "51 50",
+    ),
+    "a number that nothing was counted on": (
+        "for batch in DataLoader(TensorDataset(torch.zeros(400, 4)), batch_size=4):\n"
+        "    train_step()\n    if len(seen) > 9:\n        i += 1\n        if i % 5: pass\nprint(*seen)",
+        3,
+        "step step step",
+    ),
     "a step left over": (
         "for i in range(99):\n    model(x()).sum().backward()\n    if i % 2: optimizer.step()\n"
         "optimizer.step()\nprint(i)",
@@ -305,6 +348,7 @@ def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.Captu
     estimate = run(tmp_path, source)
     assert said(capsys) == ""
     assert ending(estimate) == ("left", 4, 0, "")
+    assert Code.PROGRAM_LEFT in {one.code for one in estimate.diagnostics}  # what follows it was not seen
 
 
 _CALL = "timeit.timeit(train_step, number=99)"

@@ -33,7 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-MAX_INT = int(os.environ.get("TRUE_VALUES_INT", 65536))
+MAX_INT = int(os.environ.get("TRUE_VALUES_INT", 262144))
 MAX_FLOAT = int(os.environ.get("TRUE_VALUES_FLOAT", 4096))
 #: Whether masks of which nothing is known select everything, as a prediction assumes, instead of nothing.
 SELECT_ALL = os.environ.get("TRUE_VALUES_SELECT") == "all"
