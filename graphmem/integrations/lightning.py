@@ -48,6 +48,8 @@ class MemoryCallback(Callback):  # type: ignore[misc]
             amp=_AMP.get(trainer.precision),
             grad_accum=trainer.accumulate_grad_batches,
             clip_grad_norm=trainer.gradient_clip_val or None,
+            loop="drop",
+            zero_grad_at="before_backward",  # the closure of automatic optimization
         )
         card = device_named(self._gpu) if self._gpu else card_here()
         self._watch = Watch(step, card, self._say, meter)

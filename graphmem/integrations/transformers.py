@@ -49,4 +49,5 @@ def training_of(args: Any) -> Training:
         amp="bf16" if args.bf16 else "fp16" if args.fp16 else None,
         grad_accum=args.gradient_accumulation_steps,
         clip_grad_norm=args.max_grad_norm or None,
+        loop="drop",  # compute_loss gives the loss alone back
     )

@@ -107,7 +107,7 @@ def test_optimizers_are_read() -> None:
 def test_trainers_callback_predicts_its_step(tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    from graphmem.integrations.transformers import MemoryCallback
+    from graphmem.integrations.transformers import MemoryCallback, training_of
 
     config = transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100, n_positions=32)
     said: list[str] = []
@@ -123,6 +123,8 @@ def test_trainers_callback_predicts_its_step(tmp_path: Any) -> None:
     trainer.train()
     assert callback.answer is not None, said
     assert "adamw" in callback.answer.estimate.step
+    assert training_of(arguments).loop == "drop"  # the Trainer keeps no output
+    assert training_of(arguments).clip_grad_norm == 1.0
     assert callback.answer.estimate.breakdown["OPTIMIZER_STATE"] > 0
 
 
