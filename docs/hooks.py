@@ -1,4 +1,4 @@
-"""Hooks of the site: links that lead out of ``docs`` become the names of the files, for the site has only these pages."""
+"""Hooks of the site: a link that leads out of ``docs`` becomes the name of its file, for the site has no page of it."""
 
 from __future__ import annotations
 
