@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphmem.estimate import Estimate
     from graphmem.planning.advise import advise
     from graphmem.planning.compare import Comparison, compare
+    from graphmem.planning.explaining import explain_oom
     from graphmem.planning.fit import fit
     from graphmem.planning.layouts.pack import Job, Packing, pack
     from graphmem.planning.layouts.plan import Plan, plan
@@ -38,6 +39,7 @@ __all__ = [
     "advise",
     "analyze",
     "compare",
+    "explain_oom",
     "fit",
     "operator_graph",
     "pack",
@@ -54,7 +56,8 @@ _PLACES = {
     "Estimate": "estimate", "GraphmemError": "errors", "Inference": "training", "Plan": "planning.layouts.plan",
     "ServingReport": "serving.answer", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
     "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.layouts.plan", "replay_trace": "analyze",
-    "serve": "serving.answer", "sweep": "planning.sweep",
+    "serve": "serving.answer", "sweep": "planning.sweep", "explain_oom": "planning.explaining",
+    "load_ipython_extension": "integrations.notebook",
     **dict.fromkeys(("Job", "Packing", "pack"), "planning.layouts.pack"),
 }  # fmt: skip
 

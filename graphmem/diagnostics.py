@@ -133,6 +133,7 @@ class Code(Enum):
         "{place} is a list of runs, of which {followed} were followed and others, which may need more, were not",
         NOT_SEEN,
     )
+    PROGRAM_LEFT = _more("{ending}; it may take more", NOT_SEEN)
     EPOCH_VARIES = _more(
         "{read} batches of {place} were read, the largest of them analysed; sizes differ, and those that were not read "
         "may be larger (--epoch all reads on)",

@@ -108,7 +108,7 @@ def _module(name: str) -> str:
 
 
 #: The groups of entry points by which other packages bring parts.
-GROUPS = ("commands", "runtimes", "serving", "reports", "engines")
+GROUPS = ("commands", "runtimes", "serving", "reports", "exports", "engines")
 
 
 def package_at_fault(error: BaseException) -> str | None:

@@ -8,11 +8,11 @@ figures are bytes.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from graphmem.allocators.base import (
     ConfigurableAllocator,
     ForwardingAllocator,
     LimitedAllocator,
+    Played,
     PoolAllocator,
     SegmentView,
     WaitingAllocator,
@@ -62,7 +63,7 @@ class Replay:
     managed_peak_bytes: int
     out_of_memory: OutOfMemory | None
     retries: int
-    segments: tuple[SegmentView, ...] = field(repr=False)
+    find_segments: Callable[[], tuple[SegmentView, ...]] = field(repr=False, compare=False)
     #: Bytes of every private pool's segments when reserved bytes were at their peak, by the pool's number.
     private_reserved_at_peak: dict[int, int] = field(default_factory=dict)
     #: Shapes of calls whose first plan's workspace was refused, and that went on with a later plan.
@@ -70,6 +71,11 @@ class Replay:
 
     def __len__(self) -> int:
         return len(self.requested_bytes)
+
+    @cached_property
+    def segments(self) -> tuple[SegmentView, ...]:
+        """The allocator's segments at the end."""
+        return self.find_segments()
 
 
 #: What is done at an event, given its subject and its stream.
@@ -207,31 +213,30 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
 
     With ``stop_at_oom=False`` a refused storage is treated as never allocated and the trace goes on.
     """
-    places = np.array([storage.place for storage in trace.storages], dtype=np.int64)
-    sizes = [storage.bytes for storage in trace.storages]
-    own_streams = [storage.stream for storage in trace.storages]
-    refused: set[int] = set()
-    out_of_memory: OutOfMemory | None = None
-
-    allocated: list[int] = []
-    reserved: list[int] = []
-    pools = [storage.pool for storage in trace.storages] if trace.pools else []
+    columns = trace.columns
     private = allocator if trace.pools and isinstance(allocator, PoolAllocator) else None
     if private is not None:
         for number, pool in enumerate(trace.pools, 1):
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
-    kinds = _device_kinds(trace, places, pools if private is not None else [])
+    kinds = _device_kinds(trace, in_pools=private is not None)
     played = None
     if isinstance(allocator, ForwardingAllocator):
-        at_once = np.array([_AT_ONCE.get(kind, STOP) for kind in kinds], dtype=np.int64)
-        played = allocator.fast_forward(at_once, trace.subjects, sizes, own_streams)
+        played = allocator.fast_forward(_at_once(kinds), trace.subjects, columns.bytes, columns.streams)
+    if played is not None and len(played.allocated) == len(trace):
+        return _played_whole(trace, allocator, played)
+
+    refused: set[int] = set()
+    out_of_memory: OutOfMemory | None = None
+    allocated: list[int] = []
+    reserved: list[int] = []
+    handles = {} if played is None else played.restore()
     before = 0 if played is None else len(played.allocated)
-    events = zip(kinds, trace.subjects.tolist(), trace.event_streams.tolist(), strict=True)
+    rest = slice(before, None)
+    events = zip(*(column[rest].tolist() for column in (kinds, trace.subjects, trace.event_streams)), strict=True)
     shapes = [Calls(plans.bytes, plans.storages) for plans in trace.plans]
     calls = {index: shape for shape in shapes for index in shape.storages}
-    handles = {} if played is None else played.handles
-    player = Player(allocator, sizes, own_streams, pools if private is not None else [], calls, handles)
-    next(itertools.islice(events, before, before), None)
+    sizes, pools = columns.bytes.tolist(), columns.pools.tolist() if private is not None else []
+    player = Player(allocator, sizes, columns.streams.tolist(), pools, calls, handles)
     while (subject := player.play(events, allocated.append, reserved.append, trace.fractions, trace.settings)) >= 0:
         refused.add(subject)
         if out_of_memory is None:
@@ -244,22 +249,52 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     done = before + len(allocated)
     allocated_array = _levels(played and played.allocated, allocated, len(trace), allocator.allocated_bytes)
     reserved_array = _levels(played and played.reserved, reserved, len(trace), allocator.reserved_bytes)
-    requested, host, pinned, managed = _live_bytes(trace, sizes, places, refused, done)
+    live = _live_bytes(trace, sizes, refused, done)
     return Replay(
-        requested_bytes=requested,
         allocated_bytes=allocated_array,
         reserved_bytes=reserved_array,
-        peak_requested_bytes=_peak(requested),
         peak_allocated_bytes=max(getattr(allocator, "peak_allocated_bytes", 0), _peak(allocated_array)),
         peak_reserved_bytes=max(getattr(allocator, "peak_reserved_bytes", 0), _peak(reserved_array)),
-        host_peak_bytes=_peak(host),
-        pinned_peak_bytes=_pinned_held(trace, done) if _peak(pinned) else 0,
-        managed_peak_bytes=_peak(managed),
         out_of_memory=out_of_memory,
         retries=getattr(allocator, "num_alloc_retries", 0),
-        segments=allocator.segments(),
+        find_segments=allocator.segments,
         private_reserved_at_peak=private.private_reserved_at_peak if private is not None else {},
         later_plans=sum(shape.chosen > 0 for shape in shapes),
+        **live._asdict(),
+    )
+
+
+#: Replays of a trace that are kept: as many as a sweep may have settings of the allocator.
+_MOST_KEPT = 32
+
+
+def replay_kept(trace: Trace, rules: Hashable, make: Callable[[], Allocator]) -> Replay:
+    """The replay in a fresh allocator, which is made for these ``rules`` and nothing else: that of the last time."""
+    kept: dict[Hashable, Replay] = trace.kept.setdefault("replays", {})
+    found = kept.get(rules)
+    if found is None:
+        if len(kept) >= _MOST_KEPT:
+            del kept[next(iter(kept))]
+        found = kept[rules] = replay(trace, make())
+    return found
+
+
+def _played_whole(trace: Trace, allocator: Allocator, played: Played) -> Replay:
+    """The replay of events that were all played at once: nothing was refused, or given back."""
+
+    def segments() -> tuple[SegmentView, ...]:
+        played.restore()
+        return allocator.segments()
+
+    return Replay(
+        allocated_bytes=played.allocated,
+        reserved_bytes=played.reserved,
+        peak_allocated_bytes=played.peak_allocated,
+        peak_reserved_bytes=_peak(played.reserved),
+        out_of_memory=None,
+        retries=0,
+        find_segments=segments,
+        **_live_of(trace)._asdict(),
     )
 
 
@@ -296,26 +331,48 @@ def events_on_device(
         yield kind, subject, stream
 
 
-def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int]) -> list[int]:
+def _device_kinds(trace: Trace, *, in_pools: bool) -> npt.NDArray[np.int64]:
     """The kind of every event, ``_ALLOC_IN_POOL`` where the storage goes to a private pool, or ``_ELSEWHERE`` where it
     is not on the device."""
     has_subject = np.isin(trace.kinds, _WITH_STORAGE)
     elsewhere = np.zeros(len(trace), dtype=bool)
-    elsewhere[has_subject] = places[trace.subjects[has_subject]] != Place.DEVICE
+    elsewhere[has_subject] = trace.columns.places[trace.subjects[has_subject]] != Place.DEVICE
     kinds = np.where(elsewhere, _ELSEWHERE, trace.kinds)
-    if any(pools):
+    if in_pools:
         allocates = kinds == _ALLOC
-        in_pool = np.array(pools, dtype=np.int64)[trace.subjects[allocates]] != 0
+        in_pool = trace.columns.pools[trace.subjects[allocates]] != 0
         kinds[allocates] = np.where(in_pool, _ALLOC_IN_POOL, _ALLOC)
-    as_list: list[int] = kinds.tolist()
-    return as_list
+    return kinds
 
 
-def _live_bytes(
-    trace: Trace, had: list[int], places: npt.NDArray[np.int64], refused: set[int], done: int
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """Bytes of live storages after every event, for each place, by the bytes that each storage ``had``; events from
-    ``done`` on did not happen."""
+def _at_once(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The kinds as :meth:`ForwardingAllocator.fast_forward` takes them."""
+    found = np.full(len(kinds), STOP, dtype=np.int64)
+    for kind, word in _AT_ONCE.items():
+        found[kinds == kind] = word
+    return found
+
+
+class _Live(NamedTuple):
+    """Requested bytes after every event, and their peaks in each place."""
+
+    requested_bytes: npt.NDArray[np.int64]
+    peak_requested_bytes: int
+    host_peak_bytes: int
+    pinned_peak_bytes: int
+    managed_peak_bytes: int
+
+
+def _live_of(trace: Trace) -> _Live:
+    """Of a run in which every storage had what it asked for; worked out once."""
+    if "live" not in trace.kept:
+        trace.kept["live"] = _live_bytes(trace, trace.columns.bytes, set(), len(trace))
+    found: _Live = trace.kept["live"]
+    return found
+
+
+def _live_bytes(trace: Trace, had: Sequence[int] | npt.NDArray[np.int64], refused: set[int], done: int) -> _Live:
+    """By the bytes that each storage ``had``; events from ``done`` on did not happen."""
     _check_sum(trace)
     sizes = np.array(had, dtype=np.int64)
     if refused:
@@ -327,9 +384,11 @@ def _live_bytes(
     # Events without a storage may carry any subject, such as -1; their sign is 0.
     subjects = np.where(signs == 0, 0, trace.subjects)
     if not len(sizes):
-        return tuple(np.zeros(len(trace), dtype=np.int64) for _ in Place)
-    changes = signs * sizes[subjects]
-    return tuple(np.cumsum(np.where(places[subjects] == place, changes, 0)) for place in Place)
+        return _Live(np.zeros(len(trace), dtype=np.int64), 0, 0, 0, 0)
+    changes, places = signs * sizes[subjects], trace.columns.places[subjects]
+    device, host, pinned, managed = (np.cumsum(np.where(places == place, changes, 0)) for place in Place)
+    held = _pinned_held(trace, done) if _peak(pinned) else 0
+    return _Live(device, _peak(device), _peak(host), held, _peak(managed))
 
 
 def _pinned_held(trace: Trace, done: int) -> int:
@@ -354,7 +413,7 @@ def _pinned_held(trace: Trace, done: int) -> int:
 
 def _check_sum(trace: Trace) -> None:
     """Sums are of 64 bits. Raises :class:`TraceError` where storages alive together have more."""
-    if sum(storage.bytes for storage in trace.storages) <= MAX_STORAGE_BYTES:
+    if trace.columns.bytes.sum(dtype=np.float64) < MAX_STORAGE_BYTES / 2:
         return
     alive = 0
     for position, event in enumerate(trace.events()):

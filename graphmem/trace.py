@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import field, fields, replace
 from enum import IntEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -201,6 +202,16 @@ class Event:
     stream: int = 0
 
 
+class Columns(NamedTuple):
+    """The table of storages as arrays of whole numbers, a row a storage."""
+
+    bytes: npt.NDArray[np.int64]
+    categories: npt.NDArray[np.int64]
+    streams: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    pools: npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Trace:
     """The whole run. Event columns are parallel arrays of one length (int64); a storage is allocated exactly once.
@@ -209,7 +220,7 @@ class Trace:
     private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of calls
     that can do with less than their storages have. ``settings`` are whole texts of PyTorch's allocator settings.
     ``predicted_plans``: of how many shapes of convolutions and recurrent networks cuDNN's plan was predicted, not
-    asked. ``garbage_bytes``: the most that died on the card when Python looked for cycles of garbage once.
+    asked. ``garbage_bytes``: the most that may wait on the card until Python looks for cycles of garbage.
     """
 
     source: str
@@ -247,17 +258,83 @@ class Trace:
         for kind, subject, operator, stream in self.rows():
             yield Event(EventKind(kind), subject, operator, stream)
 
+    # What many replays of one trace ask for is kept with it.
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The storages by their columns, but for labels."""
+        rows = [(one.bytes, one.category, one.stream, one.place, one.pool) for one in self.storages]
+        return Columns(*np.array(rows, dtype=np.int64).reshape(-1, len(Columns._fields)).T.copy())
+
+    @cached_property
+    def labelled(self) -> dict[str, tuple[int, ...]]:
+        """Indices of the storages by their labels, of those that have one."""
+        found: dict[str, list[int]] = {}
+        for index, storage in enumerate(self.storages):
+            if storage.label:
+                found.setdefault(storage.label, []).append(index)
+        return {label: tuple(indices) for label, indices in found.items()}
+
+    @cached_property
+    def operator_names(self) -> frozenset[str]:
+        """The names of all operators."""
+        return frozenset(operator.name for operator in self.operators)
+
+    @cached_property
+    def allocations(self) -> npt.NDArray[np.int64]:
+        """Positions of the events that allocate, in order."""
+        return np.flatnonzero(self.kinds == EventKind.ALLOC)
+
+    @cached_property
+    def birth_of(self) -> npt.NDArray[np.int64]:
+        """The position of the event that allocates each storage; past the last event where none does."""
+        return self._position_of(self.allocations)
+
+    @cached_property
+    def death_of(self) -> npt.NDArray[np.int64]:
+        """The position of the event that frees each storage; past the last event where none does."""
+        return self._position_of(np.flatnonzero(self.kinds == EventKind.FREE))
+
+    def _position_of(self, events: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        positions = np.full(len(self.storages), len(self), dtype=np.int64)
+        positions[self.subjects[events]] = events
+        return positions
+
+    @cached_property
+    def phase_of_event(self) -> npt.NDArray[np.int64]:
+        """The index of the phase of every event."""
+        phases = np.array([operator.phase for operator in self.operators], dtype=np.int64)
+        return phases[self.event_operators]
+
+    @cached_property
+    def kept(self) -> dict[Hashable, Any]:
+        """What was made of this trace, by all else that it depends on, for those who ask for it many times."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
     def births(self) -> dict[int, int]:
         """Storages, and the operators that made them, as indices."""
-        is_birth = self.kinds == EventKind.ALLOC
-        return dict(zip(self.subjects[is_birth].tolist(), self.event_operators[is_birth].tolist(), strict=True))
+        born = self.allocations
+        return dict(zip(self.subjects[born].tolist(), self.event_operators[born].tolist(), strict=True))
+
+    def until(self, position: int) -> Trace:
+        """The trace as far as event ``position``."""
+        columns = ("kinds", "subjects", "event_operators", "event_streams")
+        return replace(self, **{name: getattr(self, name)[: position + 1] for name in columns})
 
     def live_at(self, position: int) -> list[int]:
         """Indices of the storages alive after event ``position``, in order of allocation."""
-        head = slice(0, position + 1)
-        freed = set(self.subjects[head][self.kinds[head] == EventKind.FREE].tolist())
-        allocated = self.subjects[head][self.kinds[head] == EventKind.ALLOC].tolist()
-        return [index for index in allocated if index not in freed]
+        alive: list[int] = self.alive_at(position).tolist()
+        return alive
+
+    def alive_at(self, position: int) -> npt.NDArray[np.int64]:
+        """The same as an array."""
+        until = np.searchsorted(self.allocations, position, side="right")
+        allocated = self.subjects[self.allocations[:until]]
+        alive: npt.NDArray[np.int64] = allocated[self.death_of[allocated] > position]
+        return alive
 
 
 @dataclass

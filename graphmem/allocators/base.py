@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -73,11 +73,13 @@ class Allocator(Protocol):
 
 
 class Played(NamedTuple):
-    """Events that an allocator played at once: its levels after each of them, and the handles of storages that live."""
+    """Events that an allocator played at once: its levels after each of them. ``restore``, called once at most, makes
+    the allocator as if it had played them itself, and gives the handles of the storages that live."""
 
     allocated: npt.NDArray[np.int64]
     reserved: npt.NDArray[np.int64]
-    handles: dict[int, Any]
+    peak_allocated: int
+    restore: Callable[[], dict[int, Any]]
 
 
 @runtime_checkable
@@ -88,8 +90,8 @@ class ForwardingAllocator(Allocator, Protocol):
         self,
         kinds: npt.NDArray[np.int64],
         subjects: npt.NDArray[np.int64],
-        sizes: Sequence[int],
-        streams: Sequence[int],
+        sizes: Sequence[int] | npt.NDArray[np.int64],
+        streams: Sequence[int] | npt.NDArray[np.int64],
     ) -> Played | None:
         """Play events as far as that goes; None where nothing is played. ``kinds`` (:data:`TAKE` to :data:`STOP`) and
         ``subjects`` (the index of a storage) are of each event, ``sizes`` (bytes) and ``streams`` of each storage."""

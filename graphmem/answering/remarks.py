@@ -50,6 +50,8 @@ def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnost
         if run.ending is not None and run.ending.failed:
             code = Code.NOT_FOLLOWED if run.ending.how == "unfollowed" else Code.PROGRAM_FAILED
             yield code.about(ending=run.ending.words())
+        if run.ending is not None and run.ending.how == "left":
+            yield Code.PROGRAM_LEFT.about(ending=run.ending.words())
         yield from run.cudnn.refused() if run.cudnn is not None else ()
     yield from taken.diagnostics
 
@@ -125,7 +127,7 @@ def of_replay(run: Run, trace: Trace, runs: Runs) -> Iterator[Diagnostic]:
     yield from runs.diagnostics
     was_asked = run.cudnn is not None and run.cudnn.details().get("plans_asked")
     peak = runs.main.peak_reserved_bytes
-    sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
+    sizes = [trace.storages[index].bytes for label in WORKSPACES_OF_CUDNN for index in trace.labelled.get(label, ())]
     largest = max(sizes, default=0)
     if not was_asked and trace.predicted_plans and 0 < _NOTABLE * peak <= largest:  # no peak: refused at once
         yield Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak)

@@ -16,6 +16,7 @@ from graphmem.answering.deep import run_of_layers
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
+from graphmem.answering.waiting import let_wait
 from graphmem.base import garbage
 from graphmem.base.files import without_compiler_folder
 from graphmem.base.versions import installed_version
@@ -99,6 +100,7 @@ class RunCache:
             known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
                 return known
+            let_wait(question)
             with contextlib.nullcontext() if disk is None else disk.watched():
                 loaded = self._models.made
                 if known is None or loaded is None:
@@ -114,7 +116,7 @@ class RunCache:
 
     def _known(self, question: Question, key: CaptureKey, say: Progress, place: Path | None) -> Run | None:
         """The run that is there already: of the other loop, or on the disk at this place."""
-        known = self._of_other_loop(question)
+        known = self._of_other_loop(question, key)
         if known is None and self._models.made is None and self._runs.is_for(key):
             known = self.last
         disk = capture_cache.in_use
@@ -133,12 +135,15 @@ class RunCache:
         runtime.parse(question.alloc_conf, question.setting)
         return known
 
-    def _of_other_loop(self, question: Question) -> Run | None:
+    def _of_other_loop(self, question: Question, key: CaptureKey) -> Run | None:
         """The run of the question's loop that was recorded with the last run, of the other loop; None without."""
         if self.last is None or self.last.other_loop is None or not isinstance(question.step, Training):
             return None
-        other = replace(question, training=replace(question.step, loop=other_loop(question.step.loop)))
-        return self.last.other_loop if self._runs.is_for(capture_key(other)) else None
+        known = self._runs.key
+        if not isinstance(known, CaptureKey) or getattr(known.step, "loop", "") != other_loop(question.step.loop):
+            return None
+        other = replace(key, step=replace(question.step, loop=other_loop(question.step.loop)))
+        return self.last.other_loop if other == known else None
 
 
 class _Slot(Generic[Made]):
@@ -149,17 +154,17 @@ class _Slot(Generic[Made]):
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._key: CaptureKey | tuple[object, ...] | None = None
+        self.key: CaptureKey | tuple[object, ...] | None = None
         self.made: Made | None = None
         self._error: GraphmemError | None = None
 
     def keep(self, key: CaptureKey | tuple[object, ...], made: Made | None) -> None:
         """The value for this key."""
-        self._key, self.made, self._error = key, made, None
+        self.key, self.made, self._error = key, made, None
 
     def is_for(self, key: CaptureKey | tuple[object, ...]) -> bool:
         """True if the value was made for an equal key."""
-        return self._key is not None and self._key == key
+        return self.key is not None and self.key == key
 
     def get(self, key: CaptureKey | tuple[object, ...], make: Callable[[], Made]) -> Made:
         """The value made for an equal ``key``, else the result of ``make`` now; errors too are kept."""
@@ -169,7 +174,7 @@ class _Slot(Generic[Made]):
                 self.made = make()
             except GraphmemError as error:
                 self._error = error
-            self._key = key
+            self.key = key
         if self._error is not None:
             raise self._error.with_traceback(None)
         assert self.made is not None

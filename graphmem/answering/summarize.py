@@ -29,7 +29,7 @@ from graphmem.estimate import (
 )
 from graphmem.replay import Replay
 from graphmem.runtimes.base import Runs
-from graphmem.trace import Category, EventKind, Place, Trace
+from graphmem.trace import Category, EventKind, Operator, Place, Trace
 
 
 def summarize(
@@ -116,11 +116,9 @@ def _moment(trace: Trace, position: int) -> Moment:
 
 
 def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) -> Breakdown:
-    by_category = dict.fromkeys(Category, 0)
-    for index in trace.live_at(position):
-        storage = trace.storages[index]
-        if storage.place == Place.DEVICE:
-            by_category[storage.category] += storage.bytes
+    columns, live = trace.columns, _live_on_device(trace, position)
+    categories, sizes = columns.categories[live], columns.bytes[live]
+    by_category = {category: int(sizes[categories == category].sum()) for category in Category}
     requested = sum(by_category.values())
     allocated = int(replay.allocated_bytes[position]) if position >= 0 else 0
     reserved = replay.peak_reserved_bytes
@@ -132,6 +130,13 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
     return breakdown
 
 
+def _live_on_device(trace: Trace, position: int) -> npt.NDArray[np.int64]:
+    """Indices of the storages on the device that live after an event."""
+    live = trace.alive_at(position)
+    on_device: npt.NDArray[np.int64] = live[trace.columns.places[live] == Place.DEVICE]
+    return on_device
+
+
 #: Whose source line says more than their category.
 _BY_LINE = (Category.HELD, Category.UNKNOWN)
 #: Shown only where there is something of it.
@@ -140,14 +145,17 @@ _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:
     """The bytes that the program holds, or whose purpose a recording does not have, by the line that made them."""
-    births = trace.births()
     by_line = Counter[str]()
-    for index in trace.live_at(position):
-        storage = trace.storages[index]
-        if storage.category in _BY_LINE and storage.place == Place.DEVICE:
-            operator = trace.operators[births[index]]
-            by_line[operator.source or operator.name] += storage.bytes
+    live = _live_on_device(trace, position)
+    for index in live[np.isin(trace.columns.categories[live], _BY_LINE)].tolist():
+        operator = _maker(trace, index)
+        by_line[operator.source or operator.name] += trace.storages[index].bytes
     return [HeldBytes(size, line) for line, size in by_line.most_common() if size]
+
+
+def _maker(trace: Trace, storage: int) -> Operator:
+    """The operator that made a storage."""
+    return trace.operators[int(trace.event_operators[trace.birth_of[storage]])]
 
 
 def _pools(trace: Trace, replay: Replay, position: int) -> Iterator[PoolUse]:
@@ -168,16 +176,16 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
     """The peak of each phase that has events, at the event before it began too: what is held then counts."""
     if not len(trace):
         return []
-    phase_of_operator = np.array([operator.phase for operator in trace.operators], dtype=np.int64)
-    phase = phase_of_operator[trace.event_operators]
+    phase = trace.phase_of_event
     begins = np.flatnonzero(np.diff(phase, prepend=-1))
+    levels = (replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes)
+    # Of every stretch of one phase, with the event before it.
+    before = np.maximum(begins - 1, 0)
+    most = [np.maximum(np.maximum.reduceat(level, begins), level[before]) for level in levels]
     peaks = []
-    for number in dict.fromkeys(phase.tolist()):
-        inside = np.flatnonzero(phase == number)
-        entry = begins[phase[begins] == number] - 1
-        events = np.concatenate([inside, entry[entry >= 0]])
-        levels = (replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes)
-        requested, allocated, reserved = (int(level[events].max()) for level in levels)
+    for number in dict.fromkeys(phase[begins].tolist()):
+        stretches = phase[begins] == number
+        requested, allocated, reserved = (int(level[stretches].max()) for level in most)
         peaks.append(
             PhasePeak(
                 trace.phases[number].iteration,
@@ -190,12 +198,11 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
 
 def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
     """The ``top`` largest storages on the device that live at an event of the trace, with who made them."""
-    live = [i for i in trace.live_at(position) if trace.storages[i].place == Place.DEVICE]
-    largest = sorted(live, key=lambda index: (-trace.storages[index].bytes, index))[:top]
-    births = trace.births()
+    live = _live_on_device(trace, position)
+    largest = live[np.lexsort((live, -trace.columns.bytes[live]))[:top]]
     found = []
-    for index in largest:
-        storage, operator = trace.storages[index], trace.operators[births[index]]
+    for index in largest.tolist():
+        storage, operator = trace.storages[index], _maker(trace, index)
         phase = str(trace.phases[operator.phase])
         found.append(
             LiveStorage(

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from graphmem.answering.summarize import fits_card
 from graphmem.base.figures import Doubts, Loads
@@ -26,11 +27,15 @@ _HALVINGS = 8
 _SMALLEST = 1e-9
 
 
+@cache
+def _asks_cudnn(operator: str) -> bool:
+    return _ASKS_CUDNN.search(operator) is not None
+
+
 def loads_of(run: Run, setting: Setting) -> Loads:
     """The libraries and communicators that a process loads for a run, under this environment. A recording's own
     environment is not known: it was another machine's."""
-    names = {operator.name for operator in run.trace.operators}
-    uses_cudnn = any(map(_ASKS_CUDNN.search, names))
+    uses_cudnn = any(map(_asks_cudnn, run.trace.operator_names))
     eager = run.recorded is None and os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
     loads = Loads(uses_cudnn, run.communicators, eager, setting.device.cuda_version)
     if not run.communicators:

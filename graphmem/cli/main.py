@@ -50,7 +50,7 @@ _SHORT = {
     "compare": "Two reports side by side, or a growth budget in CI.",
     "check": "What a project watches: budgets, cards, committed figures.",
     "replay": "A recorded run on another card or allocator setting.",
-    "export-trace": "The allocations and frees of a step as JSON.",
+    "export": "A step for memory_viz, Perfetto, speedscope, as tables.",
     "gpus": "The known cards, each figure with its source.",
     "web": "An HTTP service and a page for a browser.",
     "doctor": "Which of the libraries are installed, known and missing.",
@@ -72,10 +72,15 @@ COMMANDS: Kind[click.Command] = Kind(
 )  # fmt: skip
 
 
+#: Former names of commands, which stay.
+_FORMER = {"export-trace": "export"}
+
+
 class _ByName(Mapping[str, click.Command]):
     """The commands by name, each imported when it is asked for."""
 
     def __getitem__(self, name: str) -> click.Command:
+        name = _FORMER.get(name, name)
         if name not in COMMANDS.own() and name not in COMMANDS.names():
             raise KeyError(name)
         command = COMMANDS.named(name)

@@ -30,7 +30,7 @@ def replay_command(
 ) -> None:
     """Replay SNAPSHOT: would it have fitted, and what would have been reserved?
 
-    SNAPSHOT is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or a trace of 'graphmem export-trace'. Of a
+    SNAPSHOT is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or a trace of 'graphmem export'. Of a
     run that ran out of memory the report says what was missing, who held the rest, and which settings would have saved
     it, each of them tried.
     """

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -103,15 +104,19 @@ def find_library(named: str | Path) -> str | None:
 
 
 def _wheel() -> str | None:
-    wheels = (Path(folder) / "nvidia" / "cudnn" / "lib" / _NAME for folder in sys.path)
-    return next((str(path) for path in wheels if path.is_file()), None)
+    return _first_file(os.path.join(folder, "nvidia", "cudnn", "lib", _NAME) for folder in sys.path)
 
 
 def _known_to_loader() -> str | None:
     """Where packages of Linux distributions and CUDA's installer put it, and where the user's environment points to;
     the loader's own list can only be read by starting other programs."""
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_FOLDERS]
-    return next((str(Path(folder) / _NAME) for folder in folders if folder and (Path(folder) / _NAME).is_file()), None)
+    return _first_file(os.path.join(folder, _NAME) for folder in folders if folder)
+
+
+def _first_file(paths: Iterable[str]) -> str | None:
+    """By the names as they are: every question looks for them."""
+    return next((path for path in paths if os.path.isfile(path)), None)
 
 
 class Cudnn:

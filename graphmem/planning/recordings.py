@@ -32,7 +32,7 @@ def replay(
     margin: str | None = None,
     say: Progress = silent,
 ) -> Estimate:
-    """Replay a PyTorch memory snapshot or a trace of ``graphmem export-trace``, as ``graphmem replay`` does.
+    """Replay a PyTorch memory snapshot or a trace of ``graphmem export``, as ``graphmem replay`` does.
 
     ``batch``: that of a run that died, to try one less; ``snapshot_device``: which GPU of the snapshot; the others are
     those of :func:`graphmem.analyze`. Of a run that ran out of memory ``details["out_of_memory"]`` says what killed it

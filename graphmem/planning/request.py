@@ -59,8 +59,7 @@ class Request:
                 of_step[name] = value
             else:
                 raise UsageError(f"nothing is called {name!r}; accepted: {', '.join((*SETTINGS, *known))}, dim:NAME")
-        if of_step:
-            options["training"] = replace(step, **of_step)
+        options["training"] = replace(step, **of_step) if of_step else step
         return Request(self.model, self.example_inputs, options)
 
     @property

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import PicklingError
@@ -192,20 +192,21 @@ _Numbered = tuple[int, Row]
 def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequence[int]) -> list[list[int]]:
     """The combinations that are left, by their numbers, those of one capture together, card by card: a step may ask
     which it is on. One that is refused is alone."""
-    keys: list[CaptureKey | None] = []
     groups: list[list[int]] = []
+    of_sizes: dict[Hashable, list[tuple[CaptureKey | None, list[int]]]] = {}  # keys are compared, and sizes hashed
     cards: dict[int, tuple[str, int]] = {}
     for number in left:
-        key, cards[number] = None, ("", 0)
+        key: CaptureKey | None = None
+        sizes: tuple[int | None, int | None] = (None, None)
+        cards[number] = "", 0
         with contextlib.suppress(GraphmemError):  # its own analysis will say why
             question = request.changed(**chosen[number]).question
             cards[number] = question.setting.device.name, question.setting.device.capacity_bytes
-            key = capture_key(question)
-        if key is not None and key in keys:
-            groups[keys.index(key)].append(number)
-        else:
-            keys.append(key)
-            groups.append([number])
+            key, sizes = capture_key(question), (question.batch, question.seq_len)
+        group = _member(of_sizes.setdefault(sizes, []), key)
+        if not group:
+            groups.append(group)
+        group.append(number)
     return [sorted(group, key=cards.__getitem__) for group in groups]
 
 

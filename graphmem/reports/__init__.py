@@ -7,8 +7,11 @@ group ``graphmem.reports``.
 from __future__ import annotations
 
 from abc import abstractmethod
+from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from graphmem.base.files import write_whole
 from graphmem.plugins import Kind
 from graphmem.reports.document import Document
 
@@ -64,6 +67,13 @@ class Answer:
         name that no format has."""
         found = format_named(form)
         return found.render(self.document(**{"details": found.has_room, **options}), width)
+
+    def save(self, path: str | PathLike[str], form: str | None = None, **options: Any) -> None:
+        """Write the answer into a file, whole or not at all, as :meth:`report` gives it: in the format of this name,
+        else in that of the end of the file's name (``.html``, ``.md``, ``.json``, ``.csv``), else as text. Raises as
+        :meth:`report` does, and where the file cannot be written."""
+        found = format_named(form) if form else format_of_file(str(path)) or format_named("text")
+        write_whole(Path(path), self.report(found.name, **options))
 
     def __str__(self) -> str:
         return format_named("text").render(self.document())

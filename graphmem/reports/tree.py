@@ -13,12 +13,12 @@ from graphmem.reports.document import Column, Section, Table, Text, section
 
 if TYPE_CHECKING:
     from graphmem.estimate import Estimate
-    from graphmem.trace import Trace
+    from graphmem.trace import Operator, Storage, Trace
 
 #: Rows that are shown at most; deeper modules count to those above them.
 _MOST_ROWS = 40
 #: Columns beside the name: the categories of each, and all others in the last.
-_COLUMNS = (("parameters", ("PARAMETER", "BUFFER")), ("gradients", ("GRADIENT",)), ("activations", ("ACTIVATION",)))
+COLUMNS = (("parameters", ("PARAMETER", "BUFFER")), ("gradients", ("GRADIENT",)), ("activations", ("ACTIVATION",)))
 _NOWHERE = "(no module)"
 
 
@@ -27,7 +27,7 @@ class _Node:
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
-        self.own = [0] * (len(_COLUMNS) + 1)
+        self.own = [0] * (len(COLUMNS) + 1)
 
     def at(self, path: str) -> _Node:
         """The module at a path below this one, made where it is not there yet."""
@@ -42,8 +42,8 @@ class _Node:
         return [sum(column) for column in zip(*parts, strict=True)]
 
     def shape(self) -> tuple[object, ...]:
-        """The names below it, by which modules are alike."""
-        return tuple((name, child.shape()) for name, child in self.children.items())
+        """Its own parameters and the names below it, by which modules are alike."""
+        return (self.own[0], *((name, child.shape()) for name, child in self.children.items()))
 
     def add(self, other: _Node) -> None:
         """Take the bytes of another one that is made alike."""
@@ -64,10 +64,10 @@ def section_of(estimate: Estimate) -> Section:
     title = "Modules at the peak (requested bytes)"
     if estimate.trace is None:
         return section(title, Text(["not known: the events of this run were not kept"]))
-    root, nowhere = _read(estimate.trace, estimate.moment.event)
+    root, nowhere = read(estimate.trace, estimate.moment.event)
     rows = [*_rows(root), _Row(0, _NOWHERE, nowhere)]
     whole = sum(root.bytes()) + sum(nowhere)
-    named = (*(name for name, _ in _COLUMNS), "other")
+    named = (*(name for name, _ in COLUMNS), "other")
     columns = [Column("module"), *(Column(name, "bytes") for name in named), Column("of it", "share")]
     cells = [
         ("  " * row.depth + row.name, *(size or "" for size in row.bytes), sum(row.bytes) / max(1, whole))
@@ -76,7 +76,14 @@ def section_of(estimate: Estimate) -> Section:
     return section(title, Table(columns, cells))
 
 
-def _read(trace: Trace, event: int) -> tuple[_Node, list[int]]:
+def owner(storage: Storage, made: Operator) -> str:
+    """The path of the module that a storage is of: for a parameter, a buffer or a gradient that whose name it has, else
+    the one that was running."""
+    named = storage.category.name in ("PARAMETER", "BUFFER", "GRADIENT") and storage.label
+    return storage.label.removesuffix(".grad").rpartition(".")[0] if named else made.module
+
+
+def read(trace: Trace, event: int) -> tuple[_Node, list[int]]:
     """The root with the storages that live at an event, and the bytes of those of no module."""
     root, nowhere, makers = _Node(), _Node(), trace.births()
     for index in trace.live_at(event):
@@ -84,10 +91,8 @@ def _read(trace: Trace, event: int) -> tuple[_Node, list[int]]:
         if storage.place.name != "DEVICE":
             continue
         category = storage.category.name
-        path = trace.operators[makers[index]].module
-        if category in ("PARAMETER", "BUFFER", "GRADIENT") and storage.label:
-            path = storage.label.rpartition(".")[0]
-        column = next((at for at, (_, names) in enumerate(_COLUMNS) if category in names), len(_COLUMNS))
+        path = owner(storage, trace.operators[makers[index]])
+        column = next((at for at, (_, names) in enumerate(COLUMNS) if category in names), len(COLUMNS))
         (root.at(path) if path else nowhere).own[column] += storage.bytes
     return root, nowhere.own
 
@@ -127,15 +132,16 @@ def _summed(group: Sequence[tuple[str, _Node]]) -> tuple[str, _Node]:
     if len(group) == 1:
         return first, node
     total = _Node()
-    for path, _ in _paths(node):
+    for path, _ in paths(node):
         total.at(path)
     for _, one in group:
         total.add(one)
     return f"{first} to {last}", total
 
 
-def _paths(node: _Node, above: str = "") -> Iterator[tuple[str, _Node]]:
+def paths(node: _Node, above: str = "") -> Iterator[tuple[str, _Node]]:
+    """Every module below this one with its path."""
     for name, child in node.children.items():
         path = f"{above}.{name}" if above else name
         yield path, child
-        yield from _paths(child, path)
+        yield from paths(child, path)

@@ -21,7 +21,7 @@ from graphmem.diagnostics import Diagnostic
 from graphmem.errors import UsageError
 from graphmem.estimate import MEANINGS, Findings
 from graphmem.graph.model import Graph
-from graphmem.replay import Replay, replay
+from graphmem.replay import Replay, replay, replay_kept
 from graphmem.trace import Trace
 
 if TYPE_CHECKING:
@@ -179,18 +179,19 @@ def doubts_of(runtime: Runtime[object], taken: Taken) -> tuple[Cause, ...]:
     return (unknown(f"the runtime {runtime.name}", source, below=True), *taken.doubts)
 
 
-def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: Device) -> Runs:
+def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: Device, rules: Hashable = None) -> Runs:
     """``trace`` without a limit and, where that exceeds the card, once more within the card. A program that dealt with
     its limit, by going on after it was refused memory or by setting a fraction, runs within the card alone.
 
-    ``make`` gives a fresh allocator for a capacity in bytes, None for no limit.
+    ``make`` gives a fresh allocator for a capacity in bytes, None for no limit; one without a limit depends on the
+    ``rules`` alone, where they are given.
     """
     room = max(0, device.capacity_bytes - device.taken_bytes)
     if trace.refused or trace.fractions:
         within = replay(trace, make(room))
         if within.out_of_memory is None:
             return Runs(within, within)
-    free = replay(trace, make(None))
+    free = replay(trace, make(None)) if rules is None else replay_kept(trace, rules, lambda: make(None))
     if free.out_of_memory is not None:  # a limit of the allocator's own, such as gpu_mem_limit
         return Runs(free, free)
     if free.peak_reserved_bytes + device.taken_bytes <= device.capacity_bytes and not trace.fractions:

@@ -47,13 +47,13 @@ def hint_for_file(path: Path) -> str:
 
 def hint_for_name(text: str) -> str:
     """The meanings that a bare word may have: ``gpt2``, ``resnet50``, ``org/model``."""
-    if Path(text).suffix and "/" not in text:
-        return ""
     if "/" in text or "\\" in text:
         return f"for a model of the Hugging Face Hub write hf:{text}" if text.count("/") == 1 else ""
-    known = hub.known_model(text)
+    known = hub.known_model(text)  # before its end is taken for that of a file: Llama-3.1-8B
     if known is not None:
         return f"write hf:{text}, which is {known} in graphmem's table of public models"
+    if Path(text).suffix:
+        return ""
     return f"did you mean hf:{text}, timm:{text}, torchvision:{text} or zoo:{text}?"
 
 

@@ -164,7 +164,7 @@ def recording_in(file: io.BufferedReader, device: int | None = None) -> Recordin
     head = file.peek(1)[:1]
     if head != _PICKLE:  # before the rest is read
         raise TraceError(
-            f"it begins with {head!r}: neither a trace of 'graphmem export-trace', which is JSON, nor a memory "
+            f"it begins with {head!r}: neither a trace of 'graphmem export', which is JSON, nor a memory "
             "snapshot, which is a pickle"
         )
     return recording_of(load_plain_pickle(read_bounded(file, LARGEST_SNAPSHOT)), device)

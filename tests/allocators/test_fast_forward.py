@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.allocators.alloc_conf import AllocConf
+from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.base import GIVE, PASS, STOP, TAKE
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator, allocator, fast_forward
 from graphmem.replay import replay
@@ -18,12 +18,14 @@ from tests.support.examples import examples
 pytest.importorskip("numba")
 
 
-def _both(monkeypatch: pytest.MonkeyPatch, trace: Trace, capacity: int | None, version: tuple[int, int]) -> None:
+def _both(
+    monkeypatch: pytest.MonkeyPatch, trace: Trace, capacity: int | None, version: tuple[int, int], conf: str = ""
+) -> None:
     """Hold a replay at once to one by the allocator's own methods."""
     made = []
     for before in (1 << 60, 0):
         monkeypatch.setattr(allocator, "_BEFORE_COMPILING", before)
-        one = PyTorchCachingAllocator(capacity, torch_version=version)
+        one = PyTorchCachingAllocator(capacity, parse_alloc_conf(conf, version), version)
         made.append((one, replay(trace, one, stop_at_oom=False)))
     (slow, expected), (fast, found) = made
     for level in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
@@ -54,13 +56,29 @@ def _traces(draw: st.DrawFn) -> Trace:
     return builder.build()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(
-    trace=_traces(), capacity=st.sampled_from((None, 64 * MIB, 256 * MIB)), version=st.sampled_from(((2, 11), (2, 13)))
+_CONFS = (
+    "",
+    "expandable_segments:True",
+    "expandable_segments:True,max_split_size_mb:21,roundup_power2_divisions:8",
+    "max_split_size_mb:21",
+    "max_split_size_mb:40,max_non_split_rounding_mb:25,large_segment_size_mb:24",
+    "roundup_power2_divisions:[1:16,2:1,64:4,>:2]",
+    "garbage_collection_threshold:0.6,roundup_power2_divisions:4",
 )
-def test_any_events(trace: Trace, capacity: int | None, version: tuple[int, int]) -> None:
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    trace=_traces(),
+    capacity=st.sampled_from((None, 64 * MIB, 256 * MIB)),
+    version=st.sampled_from(((2, 11), (2, 13))),
+    conf=st.sampled_from(_CONFS),
+)
+def test_any_events(trace: Trace, capacity: int | None, version: tuple[int, int], conf: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        _both(monkeypatch, trace, capacity, version)
+        if version < (2, 12) and "large_segment" in conf:
+            conf = conf.rpartition(",")[0]
+        _both(monkeypatch, trace, capacity, version, conf)
 
 
 def test_what_is_played_at_once_and_what_ends_it() -> None:
@@ -71,14 +89,23 @@ def test_what_is_played_at_once_and_what_ends_it() -> None:
     assert played is not None
     assert played.allocated.tolist() == [3 * MIB, 3 * MIB + 1024, 1024, 1024]
     assert played.reserved.tolist() == [20 * MIB, 22 * MIB, 22 * MIB, 22 * MIB]
-    assert list(played.handles) == [1]
-    allocator.free(played.handles[1])
+    handles = played.restore()
+    assert list(handles) == [1]
+    allocator.free(handles[1])
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 22 * MIB)
 
 
-def test_settings_that_are_not_plain_are_left_to_the_allocator() -> None:
-    for conf in (AllocConf(expandable_segments=True), AllocConf(max_split_size_bytes=64 * MIB)):
-        assert not PyTorchCachingAllocator(GIB, conf).is_plain
+@pytest.mark.parametrize("conf", _CONFS)
+def test_settings_are_played_at_once(conf: str) -> None:
+    allocator = PyTorchCachingAllocator(GIB, parse_alloc_conf(conf, (2, 13)), (2, 13))
+    kinds, subjects = np.array([TAKE, TAKE, GIVE]), np.array([0, 1, 0])
+    played = fast_forward.fast_forward(allocator, kinds, subjects, [30 * MIB, 700], [0, 0])
+    assert played is not None
+    assert len(played.allocated) == 3
+
+
+def test_what_else_limits_is_left_to_the_allocator() -> None:
+    assert not PyTorchCachingAllocator(GIB, AllocConf(per_process_memory_fraction=0.5)).is_plain
     assert not PyTorchCachingAllocator(GIB, torch_version=(2, 12)).is_plain  # numbers blocks, not segments
     assert not PyTorchCachingAllocator(GIB, track_stats=True).is_plain
     used = PyTorchCachingAllocator(GIB)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import graphmem  # noqa: E402
 from graphmem.answering import causes  # noqa: E402
+from graphmem.capture.record.garbage import _looks_in_one  # noqa: E402
 from graphmem.diagnostics import MEANINGS, Code  # noqa: E402
 from graphmem.estimate import LEVELS, Estimate  # noqa: E402
 from graphmem.training.program import Program  # noqa: E402
@@ -163,6 +164,12 @@ for _ in range({times}):
     [[] for _ in range(1000)]
     {body}
 """
+
+
+def test_a_look_of_a_card_s_run_gives_back_what_several_of_a_capture_do() -> None:
+    """It comes when 700 objects of the program are new; a capture makes others beside them, and two for a tensor."""
+    assert _looks_in_one(99) == pytest.approx(gc.get_threshold()[0] / 49.5)
+    assert _looks_in_one(5000) == 1
 
 
 @pytest.mark.parametrize(

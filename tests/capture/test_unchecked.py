@@ -27,6 +27,7 @@ def _assumed(step) -> dict[Diagnostic, int]:  # type: ignore[no-untyped-def]
 def test_a_proven_operator_says_nothing() -> None:
     assert proven("aten.relu.default")
     assert proven("aten.randn.generator"), "what randn itself calls"
+    assert proven("aten.randint.low_out"), "what randint does with the tensor that it makes: seeds of compiled dropout"
     assert not _assumed(lambda: torch.ones(8, device="cuda").relu())
 
 

@@ -12,7 +12,7 @@ from graphmem.cli.main import cli
 HEADINGS = {
     "analyze": ["Sizes and inputs", "Step", "Card, runtime and allocator", "Output", "Options"],
     "replay": ["Card, runtime and allocator", "Output", "Options"],
-    "export-trace": ["Sizes and inputs", "Step", "Card, runtime and allocator", "Options"],
+    "export": ["Sizes and inputs", "Step", "Card, runtime and allocator", "Options"],
 }
 
 

@@ -1,4 +1,4 @@
-"""``replay`` and ``export-trace``: which reader takes a file, and that what one writes the other reads."""
+"""``replay`` and ``export``: which reader takes a file, and that what one writes the other reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_trace() -> Trace:
 def test_export_trace_writes_what_replay_reads(recorder: Recorder, tmp_path: Path) -> None:
     recorder.result = replace(training_estimate(), trace=small_trace())
     target = tmp_path / "trace.json"
-    assert run("export-trace", "net.py:build", "-b", "4", "-o", str(target)).exit_code == 0
+    assert run("export", "net.py:build", "-b", "4", "-o", str(target)).exit_code == 0
     assert recorder.asked["batch"] == 4
     assert to_json(from_json(target.read_text())) == to_json(small_trace())
 
@@ -49,11 +49,11 @@ def test_export_trace_writes_what_replay_reads(recorder: Recorder, tmp_path: Pat
 
 def test_export_trace_goes_to_stdout_by_default(recorder: Recorder) -> None:
     recorder.result = replace(training_estimate(), trace=small_trace())
-    assert json.loads(run("export-trace", "net.py:build").stdout)["schema"] == "graphmem.trace/1"
+    assert json.loads(run("export", "net.py:build").stdout)["schema"] == "graphmem.trace/1"
 
 
 def test_an_analysis_without_a_trace_is_an_error(recorder: Recorder, tmp_path: Path) -> None:
-    result = run("export-trace", "net.py:build", "-o", str(tmp_path / "x"))
+    result = run("export", "net.py:build", "-o", str(tmp_path / "x"))
     assert result.exit_code == 1
     assert "no trace" in one_line(result)
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def test_versions_read_as_people_write_them() -> None:
     assert version_text(8907) == "8.9.7"
 
 
-@pytest.mark.parametrize("command", [["analyze", "zoo:mlp"], ["export-trace", "zoo:mlp"]])
+@pytest.mark.parametrize("command", [["analyze", "zoo:mlp"], ["export", "zoo:mlp"]])
 def test_the_command_line_says_it_in_one_line(command: list[str]) -> None:
     result = CliRunner().invoke(cli, [*command, "--cudnn", "/nowhere"])
     assert result.exit_code == 1

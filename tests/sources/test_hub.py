@@ -9,6 +9,7 @@ import pytest
 
 from graphmem.errors import SourceError
 from graphmem.sources import hub
+from graphmem.sources.hints import hint_for_name
 
 #: Parameters as the models' own pages and checkpoints count them (tied weights once).
 PARAMETERS = {
@@ -107,6 +108,11 @@ FAST = ("openai-community/gpt2", "google-t5/t5-small", "openai/whisper-tiny", "H
 )
 def test_a_name_may_leave_out_who_made_it_and_what_it_was_tuned_for(name: str, meant: str | None) -> None:
     assert hub.known_model(name) == meant
+
+
+def test_a_bare_name_of_the_table_is_no_file_for_the_dot_in_it() -> None:
+    assert hint_for_name("Llama-3.1-8B").startswith("write hf:Llama-3.1-8B, which is meta-llama/Llama-3.1-8B in")
+    assert hint_for_name("model.onxx") == ""
 
 
 def test_every_name_of_the_table_means_itself() -> None:

@@ -269,16 +269,16 @@ class PyTorchCachingAllocator(PoolInterface):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing was allocated yet, and settings ask for no more than splitting and merging."""
-        special = (self.stats, self._divisions, self._allowed, self._rejects_above, *self.private_pools.pools())
+        """Whether nothing was allocated yet, and nothing but the card's memory limits what is reserved."""
+        special = (self.stats, self._allowed, self._rejects_above, *self.private_pools.pools())
         return (
             type(self) is PyTorchCachingAllocator
             and all(one is None for one in special)
-            and not (self._heads or self._limits_reuse or self.counts_blocks)
+            and not (self._heads or self._expandable_segments or self.counts_blocks)
         )
 
     def fast_forward(
-        self, kinds: Numbers, subjects: Numbers, sizes: Sequence[int], streams: Sequence[int]
+        self, kinds: Numbers, subjects: Numbers, sizes: Sequence[int] | Numbers, streams: Sequence[int] | Numbers
     ) -> Played | None:
         """Play events as far as the plain path goes; None where nothing is played, as in a process's first replays."""
         return fast_forward(self, kinds, subjects, sizes, streams) if next(_REPLAYS) >= _BEFORE_COMPILING else None
@@ -290,6 +290,12 @@ class PyTorchCachingAllocator(PoolInterface):
         assert (address, order) == (first.address, first.order)
         self._heads[first.address] = first
         self.count_reserved(first.free_set, size)
+
+    def take_mapped(self, free_set: FreeSet, size: int, times: int) -> None:
+        """Obtain from the driver what was mapped, in so many ``times``, of an expandable segment that is there."""
+        assert self.driver.create(1, size)
+        self.count_reserved(free_set, size)
+        self.num_device_alloc += times - 1
 
     # ------------------------------------------------------------------ allocating
 

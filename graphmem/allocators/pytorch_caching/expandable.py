@@ -23,10 +23,8 @@ class ExpandableSegment:
     """A reserved address range. ``head`` is its first block; mapped and unmapped blocks tile the whole range."""
 
     def __init__(self, allocator: PyTorchCachingAllocator, free_set: FreeSet, page_bytes: int) -> None:
-        total = allocator.driver.capacity_bytes
-        room = UNKNOWN_CARD_BYTES if total is None else total + total // 8
         self.page_bytes = page_bytes
-        self.size = -(-room // page_bytes) * page_bytes
+        self.size = segment_bytes(allocator.driver.capacity_bytes, page_bytes)
         self.address = allocator.driver.reserve_address(self.size)
         order = allocator.order_of_new_segment(self.address)
         self.head = Block(order, self.size, free_set, UNMAPPED, None, None, self)
@@ -38,6 +36,12 @@ class ExpandableSegment:
             if block.state != UNMAPPED and (block.prev is None or block.prev.state == UNMAPPED):
                 yield block
             block = block.next
+
+
+def segment_bytes(card_bytes: int | None, page_bytes: int) -> int:
+    """Bytes of the address range of a segment with such pages, on a card with so much memory."""
+    room = UNKNOWN_CARD_BYTES if card_bytes is None else card_bytes + card_bytes // 8
+    return -(-room // page_bytes) * page_bytes
 
 
 def try_allocate_expandable_block(allocator: PyTorchCachingAllocator, free_set: FreeSet, rounded: int) -> Block | None:

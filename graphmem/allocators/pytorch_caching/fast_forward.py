@@ -3,9 +3,9 @@
     played = fast_forward(allocator, kinds, subjects, sizes, streams)
 
 plays events into a new allocator until one needs more than the plain path: a request that the card refuses, a private
-pool, an event of another kind. The allocator is then as if it had played them itself, and goes on by itself. With
-numba (``pip install graphmem[fast]``) it takes 20 to 40 times less than the allocator's own methods; without, or where
-settings are not the plain ones, nothing is played here. The steps are those of :mod:`.allocator`, which is the one to
+pool, an event of another kind. Restored, the allocator is as if it had played them itself, and goes on by itself. With
+numba (``pip install graphmem[fast]``) it takes 20 to 40 times less than the allocator's own methods; without, or with a
+fraction of the card's memory, nothing is played here. The steps are those of :mod:`.allocator`, which is the one to
 read; tests hold the two together.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +21,17 @@ import numpy.typing as npt
 
 from graphmem.allocators.base import Played
 from graphmem.allocators.cuda_driver import LowestHole
-from graphmem.allocators.pytorch_caching.blocks import ADDRESS_BITS, GONE, ONE_EXBIBYTE, ORDER_BITS, Block, FreeSet
-from graphmem.allocators.pytorch_caching.table import PREV, SET, STATE
+from graphmem.allocators.pytorch_caching.blocks import (
+    ADDRESS_BITS,
+    GONE,
+    ONE_EXBIBYTE,
+    ORDER_BITS,
+    SMALL_SEGMENT_BYTES,
+    Block,
+    FreeSet,
+)
+from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, segment_bytes
+from graphmem.allocators.pytorch_caching.table import PREV, SET, STATE, Rules, Table
 
 if TYPE_CHECKING:
     from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
@@ -31,86 +40,128 @@ Numbers = npt.NDArray[np.int64]
 
 #: More streams are rare, and take memory for each.
 _MOST_STREAMS = 8
+#: Above every size, and a number of 64 bits when another size is added.
+_UNLIMITED = 1 << 62
 
 
 def fast_forward(
     allocator: PyTorchCachingAllocator,
     kinds: Numbers,
     subjects: Numbers,
-    sizes: Sequence[int],
-    streams: Sequence[int],
+    sizes: Sequence[int] | Numbers,
+    streams: Sequence[int] | Numbers,
 ) -> Played | None:
     """Play events as far as the plain path goes into a new ``allocator``. None where nothing is played.
 
     ``kinds`` and ``subjects`` (the index of a storage) are of each event, ``sizes`` (bytes) and ``streams`` of each
     storage.
     """
-    if not _is_plain(allocator) or not (streams and 0 <= min(streams) <= max(streams) < _MOST_STREAMS):
+    sizes, streams = np.asarray(sizes, dtype=np.int64), np.asarray(streams, dtype=np.int64)
+    if not (_is_plain(allocator) and len(sizes) and streams.max() < _MOST_STREAMS and sizes.max() < ONE_EXBIBYTE):
         return None
     play = _compiled()
-    if play is None or max(sizes) >= ONE_EXBIBYTE:
+    if play is None:
         return None
-    driver = allocator.driver
-    room = -1 if driver.capacity_bytes is None else max(0, driver.capacity_bytes - driver.other_bytes)
-    events, storages, sets = len(kinds), len(sizes), 2 * (max(streams) + 1)
-    blocks = np.zeros((2 * storages + 1, 8), dtype=np.int64)  # a request makes two at most
-    free, counts = np.zeros((sets, 2 * storages + 1), dtype=np.int32), np.zeros(sets, dtype=np.int64)
+    events, storages, sets = len(kinds), len(sizes), 2 * int(streams.max() + 1)
+    table = Table.empty(storages, sets)
     held = np.full(storages, -1, dtype=np.int64)
     allocated, reserved = np.empty(events, dtype=np.int64), np.empty(events, dtype=np.int64)
+    divisions = np.array(allocator.conf.roundup_power2_divisions, dtype=np.int64)
     done, rows, peak = play(
-        kinds, subjects, np.array(sizes, dtype=np.int64), np.array(streams, dtype=np.int64),
-        allocator.conf.large_segment_size_bytes, int(allocator.numbers_segments), room,
-        blocks, free, counts, held, allocated, reserved,
+        kinds, subjects, sizes, streams, divisions,
+        _rules(allocator), table, held, allocated, reserved,
     )  # fmt: skip
     if not done:
         return None
-    made = _Made(allocator, blocks[:rows])
-    made.put_back([free[one, : counts[one]].tolist() for one in range(sets)])
-    allocator.allocated_bytes, allocator.peak_allocated_bytes = int(allocated[done - 1]), int(peak)
-    living = np.flatnonzero(held >= 0)
-    handles = {index: made.blocks[row] for index, row in zip(living.tolist(), held[living].tolist(), strict=True)}
-    return Played(allocated[:done], reserved[:done], handles)
+
+    def restore() -> dict[int, Block]:
+        made = _Made(allocator, table, rows)
+        made.put_back()
+        allocator.allocated_bytes, allocator.peak_allocated_bytes = int(allocated[done - 1]), int(peak)
+        living = np.flatnonzero(held >= 0)
+        return {index: made.blocks[row] for index, row in zip(living.tolist(), held[living].tolist(), strict=True)}
+
+    return Played(allocated[:done], reserved[:done], int(peak), restore)
 
 
 def _is_plain(allocator: PyTorchCachingAllocator) -> bool:
-    """Whether the allocator is new and its settings ask for nothing but splitting and merging."""
+    """Whether the allocator is new, and its settings are among those that are played here."""
     driver = allocator.driver
     return allocator.is_plain and driver.used_bytes == 0 and type(driver.addresses) is LowestHole
 
 
-class _Made:
-    """The allocator's own blocks, made of the rows of the table. ``blocks``: by their rows."""
+def _rules(allocator: PyTorchCachingAllocator) -> Rules:
+    driver, conf = allocator.driver, allocator.conf
+    return Rules(
+        conf.large_segment_size_bytes,
+        min(conf.max_split_size_bytes, _UNLIMITED),
+        min(conf.max_non_split_rounding_bytes, _UNLIMITED),
+        int(conf.expandable_segments),
+        segment_bytes(driver.capacity_bytes, SMALL_SEGMENT_BYTES),
+        segment_bytes(driver.capacity_bytes, conf.large_segment_size_bytes),
+        int(allocator.numbers_segments),
+        -1 if driver.capacity_bytes is None else max(0, driver.capacity_bytes - driver.other_bytes),
+    )
 
-    def __init__(self, allocator: PyTorchCachingAllocator, table: Numbers) -> None:
-        self._allocator = allocator
-        numbers, first_of_set = np.unique(table[:, SET], return_index=True)
+
+class _Made:
+    """The allocator's own blocks, made of the first rows of the table. ``blocks``: by their rows."""
+
+    def __init__(self, allocator: PyTorchCachingAllocator, table: Table, rows: int) -> None:
+        self._allocator, self._table = allocator, table
+        of_rows = table.blocks[:rows]
+        numbers, first_of_set = np.unique(of_rows[:, SET], return_index=True)
         self._sets = numbers[np.argsort(first_of_set)].tolist()  # in the order in which they were first asked
-        there = np.flatnonzero(table[:, STATE] != GONE)
-        self._rows: dict[int, list[int]] = dict(zip(there.tolist(), table[there].tolist(), strict=True))
+        there = np.flatnonzero(of_rows[:, STATE] != GONE)
+        self._rows: dict[int, list[int]] = dict(zip(there.tolist(), of_rows[there].tolist(), strict=True))
         self.blocks: dict[int, Block] = {}
 
-    def put_back(self, free: list[list[int]]) -> None:
-        """Give the allocator its segments and its sets of free blocks, each a list of rows in order."""
-        allocator = self._allocator
+    def put_back(self) -> None:
+        """Give the allocator its segments and its sets of free blocks."""
+        allocator, table = self._allocator, self._table
         sets = {one: allocator.free_set("large" if one % 2 else "small", one // 2) for one in self._sets}
+        for row in (
+            row for row in table.tails[self._sets].tolist() if row >= 0
+        ):  # in the order of their serial numbers
+            free_set = sets[self._rows[row][SET]]
+            segment = allocator.add_expandable_segment(free_set)
+            head, tail = self._chain(self._first(row), free_set, segment)
+            segment.head, maps = head, tail.requested_size
+            tail.requested_size = 0
+            free_set.unmapped = [tail]
+            if maps:  # it ended before, where the card had no room for the first
+                allocator.take_mapped(free_set, tail.address - head.address, maps)
         for number, row in self._rows.items():
-            if row[PREV] < 0:
-                self._segment(number, sets[row[SET]])
+            if row[PREV] < 0 and number not in self.blocks:
+                head, _ = self._chain(number, sets[row[SET]])
+                allocator.take_segment(head, sum(block.size for block in _from(head)))
         for one, free_set in sets.items():
-            free_set.blocks = [self.blocks[row] for row in free[one]]
+            free_set.blocks = [self.blocks[row] for row in table.free[one, : table.counts[one]].tolist()]
             free_set.keys = [(block.size << ORDER_BITS) + block.order for block in free_set.blocks]
 
-    def _segment(self, first: int, free_set: FreeSet) -> None:
-        """The blocks of a segment, from the first on."""
-        before, row, total = None, first, 0
+    def _first(self, row: int) -> int:
+        while self._rows[row][PREV] >= 0:
+            row = self._rows[row][PREV]
+        return row
+
+    def _chain(self, row: int, free_set: FreeSet, segment: ExpandableSegment | None = None) -> tuple[Block, Block]:
+        """The blocks of a segment, linked, from the row of the first on: that one, and the last."""
+        before, first = None, row
         while row >= 0:
             size, serial, address, _, after, state, _, requested = self._rows[row]
-            block = Block((serial << ADDRESS_BITS) | address, size, free_set, state, before, None)
+            block = Block((serial << ADDRESS_BITS) | address, size, free_set, state, before, None, segment)
             block.requested_size = requested
             if before is not None:
                 before.next = block
-            self.blocks[row], before, row, total = block, block, after, total + size
-        self._allocator.take_segment(self.blocks[first], total)
+            self.blocks[row], before, row = block, block, after
+        assert before is not None
+        return self.blocks[first], before
+
+
+def _from(block: Block | None) -> Iterator[Block]:
+    while block is not None:
+        yield block
+        block = block.next
 
 
 @functools.cache

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from graphmem.allocators.alloc_conf import MIN_LARGE_ALLOC_BYTES
+from graphmem.allocators.alloc_conf import MIN_LARGE_ALLOC_BYTES, ROUNDUP_SLOTS
 from graphmem.allocators.base import GIVE, STOP, TAKE
-from graphmem.allocators.cuda_driver import MALLOC_BASE, PAGE_BYTES, SPAN_BYTES
+from graphmem.allocators.cuda_driver import MALLOC_BASE, PAGE_BYTES, SPAN_BYTES, VIRTUAL_BASE
 from graphmem.allocators.pytorch_caching.blocks import (
     ALLOCATED,
     FREE,
@@ -17,6 +17,7 @@ from graphmem.allocators.pytorch_caching.blocks import (
     ROUND_LARGE_BYTES,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
+    UNMAPPED,
 )
 from graphmem.allocators.pytorch_caching.table import (
     ADDRESS,
@@ -27,20 +28,23 @@ from graphmem.allocators.pytorch_caching.table import (
     SET,
     SIZE,
     STATE,
+    Rules,
+    Table,
 )
 
 Numbers = npt.NDArray[np.int64]
 
 
-@njit(cache=True)
-def _place(blocks: Numbers, free: Numbers, pool: int, count: int, size: int, serial: int, address: int) -> int:
-    """Where a free block of this size and order is, or would be, among the ``count`` rows of a set, in order."""
-    low, high = 0, count
+@njit(cache=True, inline="always")
+def _place(table: Table, pool: int, size: int, serial: int, address: int) -> int:
+    """Where a free block of this size and order is, or would be, among the rows of a set, in order."""
+    blocks, sizes, free = table.blocks, table.free_sizes, table.free
+    low, high = 0, table.counts[pool]
     while low < high:
         middle = (low + high) // 2
-        row = free[pool, middle]
-        is_before = blocks[row, SIZE] < size
-        if blocks[row, SIZE] == size:
+        is_before = sizes[pool, middle] < size
+        if sizes[pool, middle] == size:
+            row = free[pool, middle]
             is_before = blocks[row, SERIAL] < serial
             if blocks[row, SERIAL] == serial:
                 is_before = blocks[row, ADDRESS] < address
@@ -51,73 +55,211 @@ def _place(blocks: Numbers, free: Numbers, pool: int, count: int, size: int, ser
     return low
 
 
-@njit(cache=True)
-def _insert(blocks: Numbers, free: Numbers, counts: Numbers, row: int) -> None:
-    pool = blocks[row, SET]
-    count = counts[pool]
-    place = _place(blocks, free, pool, count, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS])
+@njit(cache=True, inline="always")
+def _insert(table: Table, row: int) -> None:
+    blocks, pool = table.blocks, table.blocks[row, SET]
+    sizes, free, count = table.free_sizes, table.free, table.counts[pool]
+    place = _place(table, pool, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS])
     for number in range(count, place, -1):
         free[pool, number] = free[pool, number - 1]
-    free[pool, place] = row
-    counts[pool] = count + 1
+        sizes[pool, number] = sizes[pool, number - 1]
+    free[pool, place], sizes[pool, place] = row, blocks[row, SIZE]
+    table.counts[pool] = count + 1
 
 
-@njit(cache=True)
-def _remove(blocks: Numbers, free: Numbers, counts: Numbers, row: int) -> None:
-    pool = blocks[row, SET]
-    count = counts[pool]
-    place = _place(blocks, free, pool, count, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS])
+@njit(cache=True, inline="always")
+def _remove_at(table: Table, pool: int, place: int) -> int:
+    """Take the row at a place out of a set; the row."""
+    sizes, free, count = table.free_sizes, table.free, table.counts[pool]
+    row: int = free[pool, place]
     for number in range(place, count - 1):
         free[pool, number] = free[pool, number + 1]
-    counts[pool] = count - 1
+        sizes[pool, number] = sizes[pool, number + 1]
+    table.counts[pool] = count - 1
+    return row
+
+
+@njit(cache=True, inline="always")
+def _remove(table: Table, row: int) -> None:
+    blocks, pool = table.blocks, table.blocks[row, SET]
+    _remove_at(table, pool, _place(table, pool, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS]))
+
+
+@njit(cache=True, inline="always")
+def _bits(number: int) -> int:
+    """``int.bit_length``."""
+    count = 0
+    while number:
+        number >>= 1
+        count += 1
+    return count
+
+
+@njit(cache=True, inline="always")
+def _rounded(size: int, divisions: Numbers) -> int:
+    """``round_size``; the steps between powers of two are those of ``_next_division``."""
+    parts: int = divisions[min(max(_bits(size) - 21, 0), ROUNDUP_SLOTS - 1)]
+    if parts <= 1 or size <= MIN_BLOCK_BYTES * parts:
+        return -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    if size & (size - 1) == 0:
+        return size
+    power: int = 1 << (_bits(size) - 1)
+    step = power >> (_bits(parts) - 1)
+    return 2 * power if step == 0 else -(-size // step) * step
+
+
+@njit(cache=True, inline="always")
+def _expanded(table: Table, row: int) -> int:
+    """Bytes that a free block may grow to: ``_expandable_size``."""
+    blocks, after = table.blocks, table.blocks[row, NEXT]
+    size: int = blocks[row, SIZE]
+    if after >= 0 and blocks[after, STATE] == UNMAPPED:
+        size += blocks[after, SIZE]
+    return size
+
+
+@njit(cache=True, inline="always")
+def _best_fit(table: Table, rules: Rules, pool: int, rounded: int) -> int:
+    """``get_free_block``, with its limits: the row, which is taken out of its set; -1 for none."""
+    place, count = _place(table, pool, rounded, -1, -1), table.counts[pool]
+    if place == count:
+        return -1
+    free = table.free
+    if rules.is_expandable:
+        while place + 1 < count and _expanded(table, free[pool, place + 1]) < _expanded(table, free[pool, place]):
+            place += 1
+    size = table.free_sizes[pool, place]
+    if (size >= rules.max_split) if rounded < rules.max_split else (size >= rounded + rules.most_rounding):
+        return -1
+    row: int = _remove_at(table, pool, place)
+    return row
+
+
+@njit(cache=True, inline="always")
+def _mapped(table: Table, rules: Rules, pool: int, rounded: int, room: int) -> int:
+    """``try_allocate_expandable_block``: bytes that are mapped behind the last block of the set's segment, so that it
+    holds a request; -1 where that is not plain. The last block is the free one then, before what is not mapped."""
+    blocks, tail = table.blocks, table.tails[pool]
+    page = SMALL_SEGMENT_BYTES if pool % 2 == 0 else rules.large_segment
+    before = blocks[tail, PREV]
+    there = blocks[before, SIZE] if before >= 0 and blocks[before, STATE] == FREE else 0
+    size = -(-max(0, rounded - there) // page) * page
+    return -1 if size > room or size >= blocks[tail, SIZE] else size
+
+
+@njit(cache=True, inline="always")
+def _map(table: Table, pool: int, size: int, rows: int) -> tuple[int, int]:
+    """``map_block``: the last block of the segment with so many bytes more, taken out of its set; and how many rows
+    there are then."""
+    blocks, tail = table.blocks, table.tails[pool]
+    row = blocks[tail, PREV]
+    if row >= 0 and blocks[row, STATE] == FREE:
+        _remove(table, row)
+        blocks[row, SIZE] += size
+    else:
+        before, row, rows = row, rows, rows + 1
+        blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS] = size, blocks[tail, SERIAL], blocks[tail, ADDRESS]
+        blocks[row, PREV], blocks[row, NEXT], blocks[row, SET] = before, tail, pool
+        if before >= 0:
+            blocks[before, NEXT] = row
+    blocks[tail, PREV] = row
+    blocks[tail, ADDRESS] += size
+    blocks[tail, SIZE] -= size
+    blocks[tail, REQUESTED] += 1 if size else 0
+    return row, rows
+
+
+@njit(cache=True, inline="always")
+def _split(table: Table, row: int, rounded: int, rows: int) -> None:
+    """``split_off``: the rest of a block becomes the free block of the next row."""
+    blocks, after = table.blocks, table.blocks[row, NEXT]
+    blocks[rows, SIZE], blocks[rows, SERIAL] = blocks[row, SIZE] - rounded, blocks[row, SERIAL]
+    blocks[rows, ADDRESS], blocks[rows, PREV] = blocks[row, ADDRESS] + rounded, row
+    blocks[rows, NEXT], blocks[rows, STATE], blocks[rows, SET] = after, FREE, blocks[row, SET]
+    if after >= 0:
+        blocks[after, PREV] = rows
+    blocks[row, NEXT], blocks[row, SIZE] = rows, rounded
+    _insert(table, rows)
+
+
+@njit(cache=True, inline="always")
+def _free(table: Table, row: int) -> None:
+    """``free_block``: among the free ones, merged with free neighbours."""
+    blocks = table.blocks
+    before = blocks[row, PREV]
+    if before >= 0 and blocks[before, STATE] == FREE:
+        _remove(table, before)
+        blocks[before, SIZE] += blocks[row, SIZE]
+        after = blocks[row, NEXT]
+        blocks[before, NEXT], blocks[row, STATE] = after, GONE
+        if after >= 0:
+            blocks[after, PREV] = before
+        row = before
+    after = blocks[row, NEXT]
+    if after >= 0 and blocks[after, STATE] == FREE:
+        _remove(table, after)
+        blocks[row, SIZE] += blocks[after, SIZE]
+        blocks[after, STATE] = GONE
+        blocks[row, NEXT] = blocks[after, NEXT]
+        if blocks[after, NEXT] >= 0:
+            blocks[blocks[after, NEXT], PREV] = row
+    blocks[row, STATE] = FREE
+    _insert(table, row)
 
 
 @njit(cache=True)
 def play(
-    kinds: Numbers, subjects: Numbers, sizes: Numbers, streams: Numbers, large_segment: int, numbers_segments: int,
-    room: int, blocks: Numbers, free: Numbers, counts: Numbers, held: Numbers, allocated: Numbers, reserved: Numbers,
+    kinds: Numbers, subjects: Numbers, sizes: Numbers, streams: Numbers, divisions: Numbers, rules: Rules, table: Table,
+    held: Numbers, allocated: Numbers, reserved: Numbers,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Play events until one is not plain: how many were played, the rows of ``blocks``, and the most bytes allocated.
+    """Play events until one is not plain: how many were played, the rows of the table, and the most bytes allocated.
 
-    ``room``: bytes that the card has, -1 for no limit. Filled here: ``blocks``; the first ``counts`` of each row of
-    ``free`` (the small pool of stream s is row 2 s, the large one the next); the block ``held`` by each storage, -1 for
-    none; bytes ``allocated`` and ``reserved`` after each event.
+    Filled here: the ``table``; the block ``held`` by each storage, -1 for none; bytes ``allocated`` and ``reserved``
+    after each event.
     """
+    blocks = table.blocks
     rows, now, most, total, mapped, address, serial = 0, 0, 0, 0, 0, MALLOC_BASE, 0
+    virtual = VIRTUAL_BASE
+    room = SPAN_BYTES if rules.room < 0 else rules.room
+    least_rest = MIN_BLOCK_BYTES if rules.is_expandable else SMALL_BYTES + 1
     for event in range(len(kinds)):
         kind, subject = kinds[event], subjects[event]
         if kind == TAKE and sizes[subject] > 0:
             size = sizes[subject]
-            rounded = -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+            rounded = _rounded(size, divisions)
             pool = 2 * streams[subject] + (1 if rounded > SMALL_BYTES else 0)
-            place = _place(blocks, free, pool, counts[pool], rounded, -1, -1)
-            if place < counts[pool]:
-                row = free[pool, place]
-                _remove(blocks, free, counts, row)
-            else:
+            row = _best_fit(table, rules, pool, rounded)
+            if row < 0 and rules.is_expandable:
+                if table.tails[pool] < 0:
+                    whole = rules.large_range if pool % 2 else rules.small_range
+                    serial += rules.numbers_segments
+                    blocks[rows, SIZE], blocks[rows, SERIAL], blocks[rows, ADDRESS] = whole, serial, virtual
+                    blocks[rows, PREV], blocks[rows, NEXT] = -1, -1
+                    blocks[rows, STATE], blocks[rows, SET] = UNMAPPED, pool
+                    table.tails[pool], rows = rows, rows + 1
+                    virtual += -(-whole // PAGE_BYTES) * PAGE_BYTES
+                more = _mapped(table, rules, pool, rounded, room - mapped)
+                if more < 0:
+                    return event, rows, most
+                row, rows = _map(table, pool, more, rows)
+                total, mapped = total + more, mapped + more
+            elif row < 0:
                 wanted = -(-rounded // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
                 if rounded <= SMALL_BYTES:
                     wanted = SMALL_SEGMENT_BYTES
                 elif rounded < MIN_LARGE_ALLOC_BYTES:
-                    wanted = large_segment
+                    wanted = rules.large_segment
                 pages = -(-wanted // PAGE_BYTES) * PAGE_BYTES
-                if (room >= 0 and mapped + pages > room) or mapped + pages > SPAN_BYTES:
+                if mapped + pages > min(room, SPAN_BYTES):
                     return event, rows, most
                 row, rows = rows, rows + 1
-                serial += numbers_segments
+                serial += rules.numbers_segments
                 blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS] = wanted, serial, address
                 blocks[row, PREV], blocks[row, NEXT], blocks[row, SET] = -1, -1, pool
                 total, mapped, address = total + wanted, mapped + pages, address + pages
-            rest = blocks[row, SIZE] - rounded
-            if rest >= (MIN_BLOCK_BYTES if pool % 2 == 0 else SMALL_BYTES + 1):
-                after = blocks[row, NEXT]
-                blocks[rows, SIZE], blocks[rows, SERIAL] = rest, blocks[row, SERIAL]
-                blocks[rows, ADDRESS], blocks[rows, PREV] = blocks[row, ADDRESS] + rounded, row
-                blocks[rows, NEXT], blocks[rows, STATE], blocks[rows, SET] = after, FREE, pool
-                if after >= 0:
-                    blocks[after, PREV] = rows
-                blocks[row, NEXT], blocks[row, SIZE] = rows, rounded
-                _insert(blocks, free, counts, rows)
+            is_worth_it = blocks[row, SIZE] - rounded >= (MIN_BLOCK_BYTES if pool % 2 == 0 else least_rest)
+            if is_worth_it and (rounded < rules.max_split or rules.is_expandable):
+                _split(table, row, rounded, rows)
                 rows += 1
             blocks[row, STATE], blocks[row, REQUESTED] = ALLOCATED, size
             held[subject] = row
@@ -125,27 +267,8 @@ def play(
             most = max(most, now)
         elif kind == GIVE and held[subject] >= 0:
             row, held[subject] = held[subject], -1
-            pool = blocks[row, SET]
             now -= blocks[row, SIZE]
-            before = blocks[row, PREV]
-            if before >= 0 and blocks[before, STATE] == FREE:
-                _remove(blocks, free, counts, before)
-                blocks[before, SIZE] += blocks[row, SIZE]
-                after = blocks[row, NEXT]
-                blocks[before, NEXT], blocks[row, STATE] = after, GONE
-                if after >= 0:
-                    blocks[after, PREV] = before
-                row = before
-            after = blocks[row, NEXT]
-            if after >= 0 and blocks[after, STATE] == FREE:
-                _remove(blocks, free, counts, after)
-                blocks[row, SIZE] += blocks[after, SIZE]
-                blocks[after, STATE] = GONE
-                blocks[row, NEXT] = blocks[after, NEXT]
-                if blocks[after, NEXT] >= 0:
-                    blocks[blocks[after, NEXT], PREV] = row
-            blocks[row, STATE] = FREE
-            _insert(blocks, free, counts, row)
+            _free(table, row)
         elif kind == STOP:
             return event, rows, most
         allocated[event], reserved[event] = now, total

@@ -13,7 +13,7 @@ from graphmem.errors import DeviceOutOfMemory
 if TYPE_CHECKING:
     from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
 
-_SNAPSHOT_STATES = {"allocated": "active_allocated", "pending": "active_awaiting_free", "free": "inactive"}
+_SNAPSHOT_STATES = {"allocated": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
 _STATE_NAMES = {FREE: "free", ALLOCATED: "allocated", PENDING: "pending"}
 
 

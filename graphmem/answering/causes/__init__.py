@@ -97,16 +97,16 @@ class _Area:
 
 
 def _areas(trace: Trace) -> Iterator[_Area]:
-    labels = [storage.label for storage in trace.storages]
-    timing = [s.bytes for s in trace.storages if s.label in (TIMING, TIMING_ESTIMATE)]
-    timed = tuple(index for index, label in enumerate(labels) if label == CUDNN_ESTIMATE)
+    labelled = trace.labelled
+    timing = [trace.storages[i].bytes for label in (TIMING, TIMING_ESTIMATE) for i in labelled.get(label, ())]
+    timed = labelled.get(CUDNN_ESTIMATE, ())
     if timing and timed:
         largest = max(timing)
         words = (
             "the fastest plan runs, which only a card can tell: between none and the largest workspace of those timed"
         )
         yield _Area("cudnn.benchmark", words, timed, lambda _: 0, lambda size: max(size, largest))
-    work = tuple(index for index, label in enumerate(labels) if label == CUFFT)
+    work = labelled.get(CUFFT, ())
     if work:
         words = "cuFFT's guide: between one and eight times the complex elements of a batch"
         yield _Area("cuFFT's work areas", words, work, lambda size: size, lambda size: _CUFFT_MOST * size)
@@ -141,13 +141,21 @@ def _of_plans(trace: Trace, peak: Peak, rerun: Callable[[Trace], Peak], device: 
     trace without the workspaces that are predicted, as plans may need none."""
     if trace.predicted_plans:
         cause = _as_networks("cuDNN's plans", f"of {trace.predicted_plans} shapes predicted", peak, device)
-        predicted = [index for index, storage in enumerate(trace.storages) if storage.label == CUDNN_ESTIMATE]
-        without = rerun(_resized(trace, predicted, lambda _: 0)) if predicted else peak
+        without = rerun(_without_predicted(trace)) if CUDNN_ESTIMATE in trace.labelled else peak
         spreads = {
             level: down_to(spread, _between(peak, [without], level).points[0][1])
             for level, spread in cause.spreads.items()
         }
         yield replace(cause, spreads=spreads, remedy="--cudnn PATH asks a cuDNN")
+
+
+def _without_predicted(trace: Trace) -> Trace:
+    """The trace without the workspaces of plans that were predicted."""
+    if "without predicted plans" not in trace.kept:
+        predicted = trace.labelled[CUDNN_ESTIMATE]
+        trace.kept["without predicted plans"] = _resized(trace, predicted, lambda _: 0)
+    found: Trace = trace.kept["without predicted plans"]
+    return found
 
 
 def _as_networks(name: str, source: str, peak: Peak, device: Device) -> Cause:
@@ -178,7 +186,7 @@ _WORDS, _ATTENTION = "aten.embedding.default", ("aten._scaled_dot_product", "ate
 def cause_of_real_card(trace: Trace, peak: Peak) -> Cause | None:
     """How far language models that others measured on real cards, and published, were from their predictions, whatever
     is certain on the stub driver: the driver's addresses decide which block is taken, and versions are of their day."""
-    names = {operator.name for operator in trace.operators}
+    names = trace.operator_names
     if _WORDS not in names or not any(name.startswith(_ATTENTION) for name in names):
         return None
     rows = {
@@ -203,7 +211,7 @@ def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cau
 
 
 def _of_garbage(trace: Trace) -> Iterator[Cause]:
-    """What one look for cycles gave back may have died before the peak, or as much more may live at it."""
+    """What one look for cycles gives back may have died before the peak, or as much more may live at it."""
     if size := trace.garbage_bytes:
         segments = round_up(size, _SEGMENT)
         blocks, reserved = bounded(-size, size), bounded(-segments, segments)

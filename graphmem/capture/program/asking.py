@@ -15,23 +15,28 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.ahead import MOST_TESTED, Key
+from graphmem.capture.program.counters import Counter
 from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
 from graphmem.capture.program.leaving import Leaving, Left, Loop
 from graphmem.capture.program.loop_state import Lists
 from graphmem.capture.program.places import calls_a_library
-from graphmem.capture.program.runs import Key, Runs
+from graphmem.capture.program.runs import Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
 from graphmem.torch_names import private
+from graphmem.training.program import LibraryFunction
 
 # --- data loaders and optimizers --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def loops_left(steps: int, recorder: Recorder, ends_alike: bool, shortens: bool) -> Iterator[Leaving]:
+def loops_left(
+    steps: int, recorder: Recorder, ends_alike: bool, shortens: bool, opens: Sequence[LibraryFunction] = ()
+) -> Iterator[Leaving]:
     """End the loops of a whole program after so many optimizer steps; options as of :class:`Leaving`."""
-    leaving = Leaving(steps, recorder, ends_alike, shortens)
+    leaving = Leaving(steps, recorder, ends_alike, shortens, opens)
     recorder.phases.names_stages = True
     handles = []
     with Patches() as patches:
@@ -91,7 +96,7 @@ class _LoaderLoop:
             loop.end_with(inside)
         if leaving.is_finished(self._loader()):
             if isinstance(sys.exc_info()[1], StopIteration):  # it was opened anew to go round: no batch is none at all
-                raise Left
+                raise leaving.left()
             raise StopIteration
         was_over = loop.is_over
         if not loop.goes_on():
@@ -99,7 +104,12 @@ class _LoaderLoop:
                 leaving.finish(self._loader(), self._rest.varies)
             return self._rest.final_batch() if loop.has_trained and callers.ends_lightnings_epoch() else self._stop()
         try:
-            batch = self._rest.next_batch() if loop.is_ending else self._following(iterator)
+            if loop.is_ending:
+                batch = self._rest.next_batch()
+            elif self._rest.spares:
+                return self._rest.spares.popleft()
+            else:
+                batch = self._following(iterator)
         except StopIteration:
             loop.end()
             raise
@@ -130,12 +140,15 @@ class Loops:
         name: str = "",
         keys: Sequence[Key] = (),
         is_handed_on: bool = False,
+        counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]] = (),
     ) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
         ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls; ``name`` of its items,
-        and the ``keys`` that it computes from them, which ``is_handed_on`` to functions of others."""
+        and the ``keys`` that it computes from them, which ``is_handed_on`` to functions of others; ``counters``: the
+        numbers that it counts on itself."""
         numbers = _range(items)
-        runs = Runs(items, name, numbers, keys, is_handed_on)
+        own = [Counter(*one) for one in counters]
+        runs = Runs(items, name, numbers, keys, is_handed_on, _enumerated(items), own)
         recorder = self._leaving.recorder
         can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
         if (is_even or is_numbered) and can_probe and numbers is not None and len(numbers) >= FEWEST:
@@ -143,9 +156,12 @@ class Loops:
             return _Numbers(self._leaving, items, where, searches, calls, runs, numbers, decoding)
         return _Items(self._leaving, items, where, searches, calls, runs)
 
-    def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
+    def begin(
+        self, where: str, searches: bool = False, calls: tuple[str, ...] = (),
+        counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]] = (),
+    ) -> Loop:  # fmt: skip
         """A ``while`` loop begins."""
-        return Loop(self._leaving, where, searches, calls, Runs())
+        return Loop(self._leaving, where, searches, calls, Runs(counters=[Counter(*one) for one in counters]))
 
     def go_on(self) -> None:
         """Called where a statement was left: goes on behind it, if the program itself called a library there. Else
@@ -171,7 +187,7 @@ class _Items:
     ) -> None:
         iterator = iter(items)
         self._rest = Rest(leaving.epochs, where, lambda: next(iterator))
-        self._runs = runs
+        self.runs = runs
         self._loop = Loop(leaving, where, searches, calls, runs, self._rest)
         runs.over(iterator)
         self._iterator = iterator
@@ -199,7 +215,7 @@ class _Items:
         if loop.is_ending and self._rest.holds:
             return self._rest.next_batch()
         try:
-            item = self._runs.take(loop.fetch)
+            item = self.runs.take(loop.fetch)
         except Left:
             if loop.is_ending:
                 raise StopIteration from None
@@ -240,13 +256,47 @@ class _Numbers(_Items):
 
 def _left(iterator: Iterator[Any]) -> int | None:
     """How many items there will be; None where the iterator does not say."""
-    left = length_hint(iterator, -1)
-    return None if left < 0 else left
+    return _count(_counted(iterator)[0])
+
+
+def _count(items: object) -> int | None:
+    """How many items there are, as far as those who give them say so."""
+    try:
+        count = length_hint(items, -1)
+    except Exception:  # a sampler's own
+        return None
+    return None if count < 0 else count
+
+
+def _counted(items: Any) -> tuple[Any, int]:
+    """The iterator that ``enumerate`` goes over, and the number of its next item; else the items themselves."""
+    if not isinstance(items, enumerate):
+        return items, 0
+    reduced: Any = items.__reduce__()
+    iterator, number = reduced[1]
+    frame = getattr(iterator, "gi_frame", None)
+    bar = None if frame is None else frame.f_locals.get("self")
+    return (iterator if bar is None or not _is_bar(bar) else bar), number
+
+
+def _enumerated(items: Any) -> range | None:
+    """The numbers of ``enumerate(...)``, a progress bar within it, around it, or none; None if it is something else."""
+    within = getattr(items, "iterable", None) if _is_bar(items) else items
+    if not isinstance(within, enumerate):
+        return None
+    iterator, first = _counted(within)
+    count = _count(items if _is_bar(items) else iterator)
+    return range(first, first + (MOST_TESTED if count is None else count))
+
+
+def _is_bar(items: object) -> bool:
+    """Whether something shows the progress over others."""
+    return type(items).__module__.partition(".")[0] == "tqdm"
 
 
 def _range(items: object) -> range | None:
     """The numbers that a loop goes over, a progress bar around them or not; None if it is over something else."""
-    if type(items).__module__.partition(".")[0] == "tqdm":
+    if _is_bar(items):
         items = getattr(items, "iterable", None)
     return items if isinstance(items, range) else None
 

@@ -4,6 +4,9 @@
         if epoch == 10: unfreeze()          lambda epoch: epoch == 10
         size = 64 * 2**(epoch // 10)        lambda epoch: 64 * 2**(epoch // 10)
 
+        step = epoch * steps + i
+        if step % 500 == 0: sample()        lambda i: (epoch * steps + i) % 500 == 0
+
 They say which of the items make another run. Expressions that call, but for a few functions without effects, are left
 out, and those that other names decide which the body binds; what only goes to a log is left out too, and a number that
 an item is merely counted on from (``epoch + 1``).
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
+from typing import TypeGuard
 
 _PURE = (
     ast.Attribute, ast.BinOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Dict, ast.IfExp, ast.List, ast.Name, ast.Set,
@@ -29,22 +34,52 @@ _TOLD = frozenset(
     | {"update_description", "warn", "warning", "write"}
 )
 _COLLECTING = frozenset({"add", "append", "extend", "insert"})
-_ITEM = "__graphmem_item__"
+_ITEM, _OTHER = "__graphmem_item__", "__graphmem_other__"
 #: More are of no loop around training.
 _MOST_KEYS = 12
 
 
 def derived(loop: ast.For) -> list[ast.expr]:
     """Functions of an item, one for each value."""
-    names = _bound([loop.target])
-    others = _bound(loop.body) - names
-    found = {ast.unparse(part): part for part in _values(loop.body, names, others)}
+    names = bound([loop.target])
+    body, others = _written_out(loop, names)
+    found = {ast.unparse(part): part for part in values_of(body, names, others)}
     return [_of_item(loop.target, part) for part in found.values()] if len(found) <= _MOST_KEYS else []
+
+
+def _written_out(loop: ast.For, names: set[str]) -> tuple[list[ast.stmt], set[str]]:
+    """The body with the names written out that are bound once, to what is computed of ``names`` (``step = epoch *
+    steps + i``), and the other names that it binds."""
+    body = copy.deepcopy(loop.body)
+    others = bound(body) - names
+    stores = Counter(part.id for node in body for part in ast.walk(node) if _binds(part))
+    for node in body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(target, ast.Name) or stores[target.id] != 1 or not isinstance(node, ast.Assign):
+            continue
+        if _is_pure(node.value) and names & _read(node.value) and not others & _read(node.value):
+            others.discard(target.id)
+            body = [_Put(target.id, node.value).visit(one) for one in body]
+    return body, others
+
+
+class _Put(ast.NodeTransformer):
+    """Puts a value in the place of a name that is read."""
+
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self._name, self._value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self._value) if node.id == self._name and isinstance(node.ctx, ast.Load) else node
+
+
+def _binds(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def is_handed_on(loop: ast.For, own: Container[str]) -> bool:
     """Whether a call in the loop, of no function of the ``own`` file, is given its number: ``loss(x, epoch)``."""
-    names = _bound([loop.target])
+    names = bound([loop.target])
     calls = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and not _is_told(node))
     for node in calls:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -58,21 +93,31 @@ def is_handed_on(loop: ast.For, own: Container[str]) -> bool:
 def _of_item(target: ast.expr, value: ast.expr) -> ast.expr:
     """``lambda item: [value for target in (item,)][0]``"""
     item = ast.Tuple([ast.Name(_ITEM, ast.Load())], ast.Load())
-    listed = ast.ListComp(copy.deepcopy(value), [ast.comprehension(copy.deepcopy(target), item, [], 0)])
+    listed = ast.ListComp(copy.deepcopy(value), [ast.comprehension(_only(target, _read(value)), item, [], 0)])
     arguments = ast.arguments([], [ast.arg(_ITEM)], None, [], [], None, [])
     return ast.Lambda(arguments, ast.Subscript(listed, ast.Constant(0), ast.Load()))
 
 
-def _bound(nodes: Iterable[ast.AST]) -> set[str]:
-    parts = (part for node in nodes for part in ast.walk(node))
-    return {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+def _only(target: ast.expr, names: set[str]) -> ast.expr:
+    """A target with those of its parts that bind one of ``names``, and a place for each other: what is there may not be
+    known ahead, as the batch of ``for i, (x, y) in enumerate(loader)``."""
+    if not names & bound([target]):
+        return ast.Name(_OTHER, ast.Store())
+    if isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
+        return ast.Tuple([_only(one, names) for one in target.elts], ast.Store())
+    return copy.deepcopy(target)
+
+
+def bound(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that are bound in them."""
+    return {part.id for node in nodes for part in ast.walk(node) if _binds(part)}
 
 
 def _read(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _values(nodes: Iterable[ast.AST], names: set[str], others: set[str]) -> Iterator[ast.expr]:
+def values_of(nodes: Iterable[ast.AST], names: set[str], others: set[str]) -> Iterator[ast.expr]:
     """The largest expressions that read one of ``names``, none of ``others``, and can be evaluated ahead."""
     for node in nodes:
         if isinstance(node, (ast.JoinedStr, ast.FunctionDef, ast.ClassDef, ast.Lambda)) or _is_told(node):
@@ -83,7 +128,7 @@ def _values(nodes: Iterable[ast.AST], names: set[str], others: set[str]) -> Iter
             if names & _read(node) and not _only_counts(node):
                 yield node
             continue
-        yield from _values(ast.iter_child_nodes(node), names, others)
+        yield from values_of(ast.iter_child_nodes(node), names, others)
 
 
 def _is_told(node: ast.AST) -> bool:

@@ -78,8 +78,10 @@ class Rest:
         self._seen: list[Shapes] = []
         self._most: dict[object, int] = {}
         self._held: deque[Any] = deque()
+        self.spares: deque[Any] = deque()  # read batches that are kept for steps that differ by their number
         self._final: Any = None
         self._is_read = False
+        self._spared = 0
         self._patience = MOST_HELD
 
     def note(self, batch: object) -> None:
@@ -124,6 +126,12 @@ class Rest:
         self._patience -= 1
         return bool(self._held) and self._patience > 0
 
+    def spare(self, count: int) -> None:
+        """Read the rest, and keep so many batches as they come."""
+        if not self._is_read:
+            self._spared = count
+            self.has_more()
+
     def next_batch(self) -> Any:
         """Raises :class:`StopIteration` after the last one."""
         self._patience = MOST_HELD
@@ -163,6 +171,8 @@ class Rest:
             if not self._seen[-1]:
                 break
             self._final = batch
+            if len(self.spares) < self._spared:
+                self.spares.append(batch)
             self._epochs.numbers -= _sizes(self._seen[-1])["numbers"]
             if is_larger or self._seen[-1] not in known:
                 held.add(batch, is_larger)
@@ -220,7 +230,7 @@ def _shapes_in(value: Any, depth: int = 0) -> Iterator[tuple[int, ...]]:
     """The shapes of tensors, arrays and lists of numbers in nested containers and objects."""
     if depth > _DEEPEST or isinstance(value, (str, bytes)):
         return
-    shape = getattr(value, "shape", None)
+    shape = None if isinstance(value, Mapping) else _said_shape(value)
     if isinstance(value, torch.Tensor) or isinstance(shape, tuple):
         yield tuple(shape or ())
         return
@@ -234,3 +244,12 @@ def _shapes_in(value: Any, depth: int = 0) -> Iterator[tuple[int, ...]]:
         value = list(vars(value).values()) if is_batch else ()
     for item in value[:_MOST_ITEMS]:
         yield from _shapes_in(item, depth + 1)
+
+
+def _said_shape(value: Any) -> Any:
+    """The shape that an object says it has. Properties may raise what they like (a subject of TorchIO, whose images a
+    loader has stacked)."""
+    try:
+        return getattr(value, "shape", None)
+    except Exception:
+        return None

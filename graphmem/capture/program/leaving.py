@@ -6,7 +6,8 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
   batches do not. Of the batches that it has not come to, those that are larger follow
   (:mod:`graphmem.capture.program.epochs`);
-- a loop over numbers then goes on at those *others* at which its body tests something else, or that a library is told;
+- a loop over numbers, or that counts them, then goes on at those *others* at which its body tests something else, or
+  that a library is told;
 - a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
   in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,14 +36,17 @@ from typing import Any
 import torch
 
 from graphmem.capture.program import iterations
+from graphmem.capture.program.ahead import MOST_RUNS
+from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
 from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_REPEATED, NUMBERS_BYTES
-from graphmem.capture.program.places import Place, has_moved_on, here
-from graphmem.capture.program.runs import MOST_RUNS, Runs
+from graphmem.capture.program.places import Place, has_moved_on, here, loops_on_stack
+from graphmem.capture.program.runs import Runs
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.training.program import ItemRun
+from graphmem.training.program import ItemRun, LibraryFunction
 from graphmem.units import format_bytes
 
 #: Epochs that a library may begin on a loader that has no batches left.
@@ -61,12 +65,18 @@ class Left(BaseException):
 class Leaving:
     """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes in a run.
     ``ends_alike_loops``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
-    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
+    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`). ``opens``: functions
+    of libraries whose loops end as the program's own do (:mod:`.library_loops`)."""
 
-    def __init__(self, steps: int, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False) -> None:
+    def __init__(
+        self, steps: int, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False,
+        opens: Sequence[LibraryFunction] = (),
+    ) -> None:  # fmt: skip
         self.wanted = steps
         self.ends_alike_loops = ends_alike_loops
         self.shortens = shortens
+        self.opens = opens
+        self.left_in: tuple[LibraryFunction, ...] = ()
         self.recorder = recorder
         self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
@@ -92,6 +102,7 @@ class Leaving:
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ends: dict[int, deque[int]] = {}  # optimizer -> rows where its last steps ended
+        self._passes: dict[int, int] = {}  # optimizer -> the backward pass in which it stepped last, or -1
         self._doubted: set[int] = set()  # optimizers whose steps are known to differ
         self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
@@ -129,6 +140,7 @@ class Leaving:
         since = max(since, self._run_start, self._ended)
         if (
             self._leaves_since is None
+            and not self._steps_in_pass(self._number(optimizer))
             and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
         ):
             self.doubt_others(0, "a loop that was left")
@@ -136,9 +148,16 @@ class Leaving:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number, builder = self._number(optimizer), self.recorder.builder
-        self.log.append(number)
         ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
-        ends.append(len(builder.rows))
+        goes_on = self._steps_in_pass(number)
+        if not any(loop.is_at_others for loop in self._active()):
+            if goes_on and ends:
+                ends.pop()
+            ends.append(len(builder.rows))
+        if goes_on:
+            return
+        self._passes[number] = current_graph_task_id()
+        self.log.append(number)
         self._place = here(self.files)
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
@@ -146,13 +165,24 @@ class Leaving:
         if self._leaves_since is not None:
             self._leave(number)
 
+    def _steps_in_pass(self, number: int) -> bool:
+        """Whether an optimizer has stepped in the backward pass that runs: parameter by parameter, as gradients come,
+        it makes one step."""
+        running = current_graph_task_id()
+        return bool(running != -1 and self._passes.get(number) == running)
+
     def _leave(self, number: int) -> None:
         """Raises :class:`Left` behind the last step of all optimizers that take turns: in the middle, what their
         backward passes would free may be held."""
         made = Counter(self.log[self._leaves_since :])
         if made[number] <= min(made.values()) or made[number] > self.wanted + ALIKE_ITERATIONS:
             self._leaves_since = None
-            raise Left
+            raise self.left()
+
+    def left(self) -> Left:
+        """The error that leaves the program here."""
+        self.left_in = loops_on_stack()
+        return Left()
 
     def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
@@ -278,7 +308,7 @@ class Leaving:
             return False
         finished.times += 1
         if finished.times > AGAIN:
-            raise Left
+            raise self.left()
         return True
 
 
@@ -322,7 +352,8 @@ class Loop:
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._peaks: list[int] = []  # of iterations with a step of the loop's own
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self.is_of_parts = self._ends_itself = self._is_at_others = False
+        self.is_of_parts = self._ends_itself = self.is_at_others = False
+        self._goes_to_sizes = False  # of numbers for which the body computes others
         self._begin_iteration()
         leaving.begin(self)
 
@@ -381,7 +412,7 @@ class Loop:
         self.is_over = True
 
     def _wants_more(self) -> bool:
-        if self.runs is None and any(loop._is_at_others for loop in self._leaving._active()):
+        if self.runs is None and any(loop.is_elsewhere for loop in self._leaving._active()):
             return True
         if self.is_ending:
             return self._has_batches()
@@ -395,6 +426,11 @@ class Loop:
             return self._end_alike()
         return True
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the loop goes on at numbers that are not the next."""
+        return (self.is_at_others or self._goes_to_sizes) and not self.is_ending
+
     def _settles(self) -> bool:
         """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and
         not by their batches; a loader's loop does as the one that asks it. Libraries count their steps themselves."""
@@ -405,7 +441,7 @@ class Loop:
 
     def _may_differ(self) -> bool:
         """Whether the loop's own steps would go on, and their batches do not explain what differs."""
-        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted or self._is_at_others:
+        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted or self.is_at_others:
             return False
         return not any(rest.differs for rest in self._rests())
 
@@ -415,7 +451,8 @@ class Loop:
         leaving, runs = self._leaving, self.runs
         if runs is None or not self._may_differ() or not (runs.jumped or leaving.differ(self._since)):
             return False
-        goes_on = runs.go_to_others()
+        goes_on = runs.go_to_others() or any(one.go_to_sized(self._left_of(one)) for one in runs.counters)
+        self._goes_to_sizes = goes_on
         if runs.jumped:
             leaving.remarks[Code.NUMBERS_COMPUTED.about(place=self.where, followed=runs.jumped)] = 1
         return goes_on
@@ -435,7 +472,7 @@ class Loop:
             return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()
-        if not self._is_at_others:
+        if not self.is_at_others:
             self._conclude()
         leaving.note_end()
         return has_batches
@@ -449,15 +486,43 @@ class Loop:
 
     def _goes_to_others(self) -> bool:
         """Whether numbers follow at which the loop does what it has not done yet."""
-        if self.runs is None or self.is_fed or not self.runs.go_to_tested(self.steps_itself):
+        runs = self.runs
+        if runs is None or (self.is_fed and not self.steps_itself):
             return False
-        if not self._is_at_others and self.steps_itself:
+        is_counting = self.steps_itself and any(one.go_to_tested(self._left_of(one)) for one in runs.counters)
+        if not is_counting and not runs.go_to_tested(self.steps_itself):
+            return False
+        if self.is_fed and not self._has_spares(runs.count_ahead * max(1, self._iterations)):
+            return False
+        if not self.is_at_others and self.steps_itself:
             self._conclude()
-        self._is_at_others = self.steps_itself
+            self._leaving.note_end()
+        self.is_at_others = self.steps_itself
         if not self.steps_itself:
             self._leaving.begin_epoch()
             self._since = len(self._leaving.log)
         return True
+
+    def _has_spares(self, count: int) -> bool:
+        """Whether there are batches for steps at numbers that are not the next, of which ``count`` were chosen."""
+        rests = self._rests()
+        for rest in rests:
+            rest.spare(count)
+        return any(rest.spares or not rest.is_known for rest in rests)
+
+    def _left_of(self, counter: Counted) -> int | None:
+        """How often loops that go on would count a number on; None where nobody knows."""
+        loops = [loop for loop in self._leaving._active() if loop.runs is not None]
+        inside = loops.index(self) if self in loops else 0
+        found = 0
+        for loop in loops[max(0, inside - counter.around) : inside + 1]:
+            left = loop._left
+            if left is None:
+                return None
+            if loop.is_fed:  # loaders give their length
+                left += (loop is not self) - loop._items
+            found = found * (loop._items + left) + left
+        return found * counter.times // max(1, self._items)
 
     def _repeat(self) -> bool:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins

@@ -12,9 +12,13 @@ Statements that call something may be left in it, as a loop of a library is, and
 They give besides the names that they call, and every file gives those of its functions
 (:mod:`graphmem.capture.program.training_calls`).
 
+A number that a body counts on itself asks by how much (:mod:`graphmem.capture.program.counted`):
+
+    step += 1               step += __graphmem_by__(__graphmem_loop_12__, 0, step, 1)
+
 Lines stay where they are. Loops of generator functions are left alone: who asks them for an item expects one. What lies
-in ``site-packages`` or the standard library is not read. To ``torch.compile`` the three functions are what they stand
-for in the file as it is written: the items, nothing, and true.
+in ``site-packages`` or the standard library is not read. To ``torch.compile`` the functions are what they stand for in
+the file as it is written: the items, nothing, true, and the number.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import importlib.abc
 import importlib.machinery
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, cast
@@ -34,11 +38,13 @@ from typing import Any, cast
 from graphmem.base.imports import library_folder
 from graphmem.capture.device.unnoticed import with_shown_types
 from graphmem.capture.program.asking import Loops
+from graphmem.capture.program.counted import AnyLoop, counted
 from graphmem.capture.program.derived import derived, is_handed_on
 from graphmem.capture.program.leaving import Left, Loop
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
 OVER, BEGIN, GOES_ON = "__graphmem_over__", "__graphmem_begin__", "__graphmem_goes_on__"
+BY = "__graphmem_by__"
 CALLS = "__graphmem_calls__"
 LEFT, GO_ON = "__graphmem_left__", "__graphmem_go_on__"
 _COMPILES = ("torch.compile", "compile")
@@ -89,15 +95,20 @@ def _names(names: tuple[str, ...]) -> ast.expr:
 class _Rewritten(ast.NodeTransformer):
     def __init__(self, file: str, functions: set[str]) -> None:
         self._file, self._functions = file, functions
+        self._around: list[AnyLoop] = []  # the loops of the same function around this one
 
     def _visit_function(self, node: Any) -> object:
-        return node if _yields(node) else self.generic_visit(node)
+        around, self._around = self._around, []
+        visited = node if _yields(node) else self.generic_visit(node)
+        self._around = around
+        return visited
 
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
 
-    def visit_For(self, node: ast.For) -> ast.For:
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
         calls, keys, is_handed = calls_in(node), derived(node), is_handed_on(node, self._functions)
-        self.generic_visit(node)
+        counters = self._counters(node)
+        self._visit_body(node)
         node.iter = self._call(OVER, node, calls, node.iter)
         node.iter.keywords.append(ast.keyword("name", ast.Constant(ast.unparse(node.target))))
         if keys:
@@ -107,18 +118,39 @@ class _Rewritten(ast.NodeTransformer):
         if not _does_every_so_often(node):
             name = "is_numbered" if _reads(node) else "is_even"
             node.iter.keywords.append(ast.keyword(name, ast.Constant(True)))
-        return node
+        if not counters:
+            return [node]
+        node.iter.keywords += counters
+        node.iter = ast.NamedExpr(ast.Name(_name(node), ast.Store()), node.iter)
+        return [node, _forgotten(node)]
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         """The loop, its state before it, which is deleted behind it."""
-        calls = calls_in(node)
-        self.generic_visit(node)
-        name = f"__graphmem_loop_{node.lineno}__"
-        begin = ast.Assign([ast.Name(name, ast.Store())], self._call(BEGIN, node, calls))
-        asked = ast.Call(ast.Name(GOES_ON, ast.Load()), [ast.Name(name, ast.Load())], [])
+        calls, counters = calls_in(node), self._counters(node)
+        self._visit_body(node)
+        asked = self._call(BEGIN, node, calls)
+        asked.keywords += counters
+        begin = ast.Assign([ast.Name(_name(node), ast.Store())], asked)
+        asked = ast.Call(ast.Name(GOES_ON, ast.Load()), [ast.Name(_name(node), ast.Load())], [])
         node.test = ast.BoolOp(ast.And(), [asked, node.test])
-        forgotten = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None))
-        return [_at(begin, node), _at(node, node), _at(forgotten, node)]
+        return [_at(begin, node), _at(node, node), _forgotten(node)]
+
+    def _visit_body(self, node: AnyLoop) -> None:
+        self._around.append(node)
+        self.generic_visit(node)
+        self._around.pop()
+
+    def _counters(self, node: AnyLoop) -> list[ast.keyword]:
+        """``counters=((keys, early, ends, around), ...)``; lets the numbers that a loop counts on ask by how much."""
+        found = counted(node, self._around)
+        for place, one in enumerate(found):
+            arguments = [ast.Name(_name(node), ast.Load()), ast.Constant(place), one.target, one.by]
+            one.by = ast.copy_location(ast.Call(ast.Name(BY, ast.Load()), arguments, []), one.increment)
+        told = [
+            _tuple([_tuple(one.keys), ast.Constant(one.early), _tuple(one.ends), ast.Constant(one.around)])
+            for one in found
+        ]
+        return [ast.keyword("counters", _tuple(told))] if told else []
 
     def _call(self, function: str, node: ast.stmt, calls: tuple[str, ...], *arguments: ast.expr) -> ast.Call:
         searches = [ast.Constant(True)] if _handles_memory(node) else []
@@ -143,6 +175,19 @@ class _Behind(ast.NodeTransformer):
         behind = ast.Expr(ast.Call(ast.Name(GO_ON, ast.Load()), [], []))
         handler = ast.ExceptHandler(ast.Name(LEFT, ast.Load()), None, [_at(behind, node)])
         return _at(ast.Try([node], [ast.copy_location(handler, node)], [], []), node)
+
+
+def _name(loop: AnyLoop) -> str:
+    """The name of the loop's state in the program."""
+    return f"__graphmem_loop_{loop.lineno}__"
+
+
+def _forgotten(loop: AnyLoop) -> ast.stmt:
+    return _at(ast.Assign([ast.Name(_name(loop), ast.Store())], ast.Constant(None)), loop)
+
+
+def _tuple(parts: Sequence[ast.expr]) -> ast.expr:
+    return ast.Tuple(list(parts), ast.Load())
 
 
 def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
@@ -207,15 +252,18 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
     def over(items: Iterable[Any], where: str, searches: bool = False, **options: Any) -> Iterator[Any]:
         return loops.over(items, where, searches, **options)
 
-    def begin(where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
-        return loops.begin(where, searches, calls)
+    def begin(where: str, searches: bool = False, **options: Any) -> Loop:
+        return loops.begin(where, searches, **options)
 
     def goes_on(loop: Loop) -> bool:
         return loop.goes_on()
 
-    called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on, CALLS: loops.know}
+    def by(loop: Any, place: int, value: object, step: object) -> object:
+        return loop.runs.counters[place].by(value, step)
+
+    called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on, BY: by, CALLS: loops.know}
     called |= {LEFT: Left, GO_ON: loops.go_on}
-    for name, traced in ((OVER, _compiled_over), (BEGIN, _compiled_begin), (GOES_ON, _compiled_goes_on)):
+    for name, traced in _COMPILED.items():
         called[name]._torchdynamo_inline = traced
     return called
 
@@ -230,6 +278,15 @@ def _compiled_begin(*_: object, **__: object) -> None:
 
 def _compiled_goes_on(_: Any) -> bool:
     return True
+
+
+def _compiled_by(_: Any, __: int, ___: object, step: object) -> object:
+    return step
+
+
+_COMPILED: dict[str, Any] = {
+    OVER: _compiled_over, BEGIN: _compiled_begin, GOES_ON: _compiled_goes_on, BY: _compiled_by,
+}  # fmt: skip
 
 
 # --- modules beside the program ---------------------------------------------------------------------------------------

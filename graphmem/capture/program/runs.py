@@ -8,47 +8,44 @@ is evaluated for all of them ahead (``keys``, from :func:`graphmem.capture.progr
 
 from __future__ import annotations
 
+import collections
+import inspect
 import itertools
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-#: Items of one loop that are followed; of more, these are spread over what differs, with the least and the largest.
-MOST_RUNS = 25
+from graphmem.capture.program import ahead
+from graphmem.capture.program.ahead import MOST_RUNS, Key, is_plain, value_of
+from graphmem.capture.program.counters import Counter
+
 #: Runs in a row whose peaks are equal, after which a list without an end that is known, or of counters, is left.
 ALIKE_RUNS = 5
 #: As many items of one key are rare.
 _RARE = 3
-#: Numbers of a long loop that are looked at, and how many of those follow that are alike.
-_MOST_TESTED, _OTHERS = 100_000, 2
-_PLAIN = (int, float, str, bool, type(None))
 _COMBINATIONS = (itertools.product, itertools.permutations, itertools.combinations)
 _LONGEST_LABEL = 60
-#: Items of a range for which values are computed ahead.
-MOST_COMPUTED = 10_000
 #: Stands for an item that is not plain.
 _OTHER = object()
 
-#: A value that the body of a loop computes from its item.
-Key = Callable[[Any], object]
-
 
 class Runs:
-    """The items of a loop; ``items`` is None for a ``while`` loop. ``name``: the loop's target as it is written."""
+    """The items of a loop; ``items`` is None for a ``while`` loop. ``name``: the loop's target as it is written;
+    ``numbers``: those that it goes over, or that its items are ``enumerated`` by; ``counters``: those it counts on."""
 
     def __init__(
         self, items: object = None, name: str = "", numbers: range | None = None, keys: Sequence[Key] = (),
-        is_handed_on: bool = False,
+        is_handed_on: bool = False, enumerated: range | None = None, counters: Sequence[Counter] = (),
     ) -> None:  # fmt: skip
         self._items, self._name, self._numbers, self._keys = items, name, numbers, keys
-        self._is_handed_on = is_handed_on
+        self._is_handed_on, self._enumerated, self.counters = is_handed_on, enumerated, counters
         self._iterator: Iterator[Any] = iter(())
         self._ahead: list[Any] | None = None  # the items to follow, once that is decided
         self._item: Any = None  # the last one, if it is plain: others may hold memory of the card
         self._is_setting = False
+        self._number: object = None  # of the last item, if items are enumerated
         self._peaks: list[int] = []
-        self.jumped = 0  # items of a loop with steps of its own that are followed beside the first
+        self._jumped = 0  # items of a loop with steps of its own that are followed beside the first
         self.skipped = 0  # items; unknown ones count as 1
         self.differ = False  # whether those are other items than those that are followed
 
@@ -63,10 +60,20 @@ class Runs:
 
     def take(self, fetch: Callable[[Iterator[Any]], Any]) -> Any:
         """The next item. Raises :class:`StopIteration`."""
-        if self._ahead is not None and not self._ahead:
+        if self._enumerated is not None:
+            item = self._with_number(fetch(self._iterator))
+        elif self._ahead is not None and not self._ahead:
             raise StopIteration
-        item = fetch(self._iterator) if self._ahead is None else self._ahead.pop(0)
-        self._item, self._is_setting = item if _is_plain(item) else _OTHER, _is_setting(item)
+        else:
+            item = fetch(self._iterator) if self._ahead is None else self._ahead.pop(0)
+        self._item, self._is_setting = item if is_plain(item) else _OTHER, _is_setting(item)
+        return item
+
+    def _with_number(self, item: Any) -> Any:
+        """An item of ``enumerate``, with the number that it is to have."""
+        if self._ahead:
+            item = (self._ahead.pop(0), *item[1:])
+        self._number = item[0]
         return item
 
     # --- what the items are ---
@@ -82,7 +89,7 @@ class Runs:
     def are_settings(self) -> bool:
         """Whether the items are a few plain values, written down to be tried."""
         few = isinstance(self._items, (list, tuple)) and len(self._items) <= MOST_RUNS
-        return few and not self._is_counter and _is_plain(self._item)
+        return few and not self._is_counter and is_plain(self._item)
 
     @property
     def _is_counter(self) -> bool:
@@ -95,14 +102,14 @@ class Runs:
         return count > 2 and isinstance(self._item, int) and all(map(operator.is_, self._items, range(count)))
 
     def _key(self, item: Any) -> tuple[object, ...]:
-        return tuple(_value(key, item) for key in self._keys)
+        return tuple(value_of(key, item) for key in self._keys)
 
     @property
     def label(self) -> str:
         """The item that was a run, for people."""
         if self._items is None:
             return f"iteration {len(self._peaks) + 1}"
-        shown = repr(self._item) if _is_plain(self._item) else f"item {len(self._peaks) + 1}"
+        shown = repr(self._item) if is_plain(self._item) else f"item {len(self._peaks) + 1}"
         return f"{self._name} = {shown}"[:_LONGEST_LABEL]
 
     # --- which are followed ---
@@ -126,28 +133,42 @@ class Runs:
 
     def go_to_tested(self, steps_itself: bool) -> bool:
         """The last numbers that were taken are alike: whether others may follow, at which the body tests something
-        that it has not found before (``if step % 500 == 0``; twice, as what it leaves the first time may still be
-        there), and the next and the last, if others are told the number."""
-        if self._numbers is None or self._ahead is not None or not isinstance(self._item, int):
+        that it has not found before, and the next and the last, if others are told the number."""
+        numbers, number = self._counted
+        if numbers is None or self._ahead is not None:
             return bool(self._ahead)
-        at = self._numbers.index(self._item) + 1
-        rest, found = self._numbers[at:][:_MOST_TESTED], Counter[str]()
-        seen, places = {self._tested(item) for item in self._numbers[:at][-_MOST_TESTED:]}, set[int]()
-        for place, item in enumerate(rest if steps_itself and self._keys else ()):
-            tested = self._tested(item)
-            found[tested] += tested not in seen
-            if 0 < found[tested] <= _OTHERS and tested not in seen:
-                places |= {place, min(place + 1, len(rest) - 1)}
-        self._ahead = [rest[place] for place in sorted(places)[: MOST_RUNS - 1]]
-        if self._is_handed_on and at < len(self._numbers) and self._numbers[-1] not in self._ahead:
-            self._ahead += dict.fromkeys((*(() if steps_itself else rest[:1]), self._numbers[-1]))
-        if not self._ahead:
-            self._ahead = None
+        at = numbers.index(number) + 1
+        rest = numbers[at:]
+        if steps_itself and self._keys:
+            seen = map(self._key_of_number, numbers[:at][-ahead.MOST_TESTED :])
+            self._ahead = ahead.tested(seen, rest, self._key_of_number)
+        if self._is_handed_on and self._numbers is not None and rest and numbers[-1] not in (self._ahead or ()):
+            told = dict.fromkeys((*(() if steps_itself else rest[:1]), numbers[-1]))
+            self._ahead = [*(self._ahead or ()), *told]
+        self._ahead = self._ahead or None
         return bool(self._ahead)
 
-    def _tested(self, item: Any) -> str:
-        """What the body finds true of an item, and what false."""
-        return repr([value for value in self._key(item) if isinstance(value, bool)])
+    @property
+    def jumped(self) -> int:
+        """How many numbers of other sizes are followed beside the first."""
+        return max(self._jumped, *(one.jumped for one in self.counters), 0)
+
+    @property
+    def count_ahead(self) -> int:
+        """How many items follow that were chosen."""
+        return max(len(self._ahead or ()), *(one.count for one in self.counters), 0)
+
+    @property
+    def _counted(self) -> tuple[range | None, Any]:
+        """The numbers that the loop goes over, or by which its items are enumerated, and the last that it took."""
+        numbers, last = self._numbers, self._item
+        if self._enumerated is not None:
+            numbers, last = self._enumerated, self._number
+        return (numbers if type(last) is int and numbers is not None and last in numbers else None), last
+
+    def _key_of_number(self, number: int) -> tuple[object, ...]:
+        """What the body computes of a number that is an item, or by which one is enumerated."""
+        return self._key(number if self._enumerated is None else (number, _OTHER))
 
     def _known_rest(self) -> list[Any] | None:
         """The items that are left, where they can be listed without doing anything."""
@@ -161,33 +182,26 @@ class Runs:
     def _choose(self, rest: list[Any], is_new: bool) -> None:
         of_counter = rest if is_new else self._of_other_keys(rest)
         chosen = of_counter if self._is_counter else _distinct(rest)
-        self._ahead = _spread(chosen, list(map(_numbers_in, chosen)))
+        self._ahead = ahead.spread(chosen, list(map(ahead.numbers_in, chosen)))
         self.differ = len(self._ahead) < len(chosen)
         self.skipped = len(rest) - len(self._ahead) if self.differ else 0
 
     def go_to_others(self) -> bool:
-        """Whether other items of a range follow whose own steps differ: one for every value that the body computes of
+        """Whether other items follow whose own steps differ: one for every value that the body computes of a number of
         none before, the largest among them, and the last two, which may be alike."""
-        if self._ahead is None and self._numbers is not None:
-            at = self._numbers.index(self._item) + 1
-            seen, chosen = {repr(self._key(one)) for one in self._numbers[:at]}, dict[int, list[float]]()
-            rest = _evenly(self._numbers[at:], MOST_COMPUTED)
-            for one in rest:
-                key = self._key(one)
-                if repr(key) not in seen:
-                    seen.add(repr(key))
-                    chosen[one] = _numbers_in([part or 0 for part in key])
-            if chosen:
-                spread = _spread(list(chosen), list(chosen.values()))
-                self._ahead = [*spread, *(one for one in rest[-2:] if one not in spread)]
-                self.jumped = len(self._ahead)
+        numbers, number = self._counted
+        if self._ahead is None and numbers is not None:
+            at = numbers.index(number) + 1
+            seen = map(self._key_of_number, numbers[:at])
+            self._ahead = ahead.sized(seen, numbers[at:], self._key_of_number) or None
+            self._jumped = len(self._ahead or ())
         return bool(self._ahead)
 
     def _of_other_keys(self, rest: list[Any]) -> list[Any]:
         """The first item of every key, the others of rare ones, and the item after one whose key no other has: what is
         done there once may show in the next."""
         keys = [self._key(item) for item in (self._item, *rest)]
-        counts, seen, chosen = Counter(map(repr, keys)), {repr(keys[0])}, list[int]()
+        counts, seen, chosen = collections.Counter(map(repr, keys)), {repr(keys[0])}, list[int]()
         for place, key in enumerate(map(repr, keys[1:])):
             is_after_single = place - 1 in chosen and counts[repr(keys[place])] == 1
             if key not in seen or 1 < counts[key] <= _RARE < len(rest) or is_after_single:
@@ -196,63 +210,18 @@ class Runs:
         return [rest[place] for place in chosen]
 
 
-def _value(key: Key, item: Any) -> object:
-    """What the body computes from an item; None for fractions, which are no sizes, and for what cannot be known."""
-    try:
-        value = key(item)
-    except Exception:
-        return None
-    return None if isinstance(value, float) or not _is_plain(value) else value
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value is a number, a word or a few of them."""
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, (list, tuple)):
-        return len(value) <= MOST_RUNS and all(map(_is_plain, value))
-    return isinstance(value, (*_PLAIN, range))
-
-
 def _is_setting(item: object) -> bool:
     """Whether an item may say how to train: no tensor, no array, nothing made of them."""
     if isinstance(item, (list, tuple)):
         return all(map(_is_setting, item[:MOST_RUNS]))
-    return not hasattr(item, "shape") and not isinstance(item, (bytes, set))
+    has_shape = inspect.getattr_static(item, "shape", None) is not None  # without asking: a property may raise
+    return not has_shape and not isinstance(item, (bytes, set))
 
 
 def _distinct(items: list[Any]) -> list[Any]:
     seen, found = set[str](), []
     for item in items:
-        if not _is_plain(item) or repr(item) not in seen:
+        if not is_plain(item) or repr(item) not in seen:
             found.append(item)
             seen.add(repr(item))
     return found
-
-
-def _numbers_in(item: Any) -> list[float]:
-    parts = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else [item]
-    return [part for part in parts if isinstance(part, (int, float))]
-
-
-def _spread(items: list[Any], rows: list[list[float]]) -> list[Any]:
-    """Fewer than :data:`MOST_RUNS` of the items in their order: for every number in their rows those where it is
-    largest and least, the first and the last, and others between."""
-    most = MOST_RUNS - 1
-    if len(items) <= most:
-        return items
-    places = range(len(items))
-    wanted = {places[-1]: None, 0: None}
-    for column in range(min(map(len, rows))):
-        by_column = sorted(places, key=lambda at: rows[at][column])
-        wanted |= {by_column[-1]: None, by_column[0]: None}
-    by_sum = sorted(places, key=lambda at: -sum(rows[at]))
-    wanted |= dict.fromkeys(by_sum[:2]) | dict.fromkeys(_evenly(places, most))
-    return [items[at] for at in sorted(list(wanted)[:most])]
-
-
-def _evenly(numbers: range, most: int) -> Sequence[int]:
-    """At most so many of the numbers, the first and the last among them."""
-    if len(numbers) <= most:
-        return numbers
-    return [numbers[at * (len(numbers) - 1) // (most - 1)] for at in range(most)]

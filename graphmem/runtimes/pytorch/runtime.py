@@ -70,7 +70,10 @@ class PyTorch(Runtime[PyTorchOptions]):
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
         runs = within_card(
-            trace, lambda room: _on_card(options, setting.device, room=0 if room is None else 1), setting.device
+            trace,
+            lambda room: _on_card(options, setting.device, room=0 if room is None else 1),
+            setting.device,
+            rules=("pytorch", options.conf, options.version),
         )
         if not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs

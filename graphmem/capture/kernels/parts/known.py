@@ -37,10 +37,12 @@ _EXACT: dict[str, Callable[[Sequence[Any]], bool]] = {
     "aten.isin.Tensor_Tensor": lambda args: args[1].numel() < int(10.0 * args[0].numel() ** 0.145),
 }
 
-#: Overloads with a generator -> those without, which call them with none: ATen/native/TensorFactories.cpp (2.13).
-_WITH_GENERATOR = {
+#: Overloads -> those that do the same: without a generator, which call them with none, or making the tensor that these
+#: are given (seeds of compiled dropout): ATen/native/TensorFactories.cpp (2.13).
+_SAME = {
     "aten.randint.generator": "aten.randint.default",
     "aten.randint.low_generator": "aten.randint.low",
+    "aten.randint.low_out": "aten.randint.low",
     "aten.randn.generator": "aten.randn.default",
 }
 
@@ -75,7 +77,7 @@ def unmodelled(name: str, modelled: bool = False) -> str | None:
 
 def proven(name: str) -> bool:
     """True if recordings prove that the operator allocates its outputs and nothing else, of contiguous inputs."""
-    return _WITH_GENERATOR.get(name, name) in _evidence()["proven"]
+    return _SAME.get(name, name) in _evidence()["proven"]
 
 
 #: How inputs of a kernel may lie that are not contiguous: :func:`layout_of`.

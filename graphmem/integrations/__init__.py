@@ -1,0 +1,1 @@
+"""graphmem where others' programs ask: notebooks, pytest, Hugging Face's Trainer, Lightning, a training loop."""
