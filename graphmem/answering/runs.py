@@ -16,6 +16,7 @@ from graphmem.answering.deep import run_of_layers
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
+from graphmem.answering.waiting import let_wait
 from graphmem.base import garbage
 from graphmem.base.files import without_compiler_folder
 from graphmem.base.versions import installed_version
@@ -99,6 +100,7 @@ class RunCache:
             known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
                 return known
+            let_wait(question)
             with contextlib.nullcontext() if disk is None else disk.watched():
                 loaded = self._models.made
                 if known is None or loaded is None:

@@ -147,19 +147,22 @@ def working(*, shows_warnings: bool = False) -> Iterator[Callable[[str], None]]:
     operators and the time shows there on a terminal after a second. Warnings of libraries are about their use by
     graphmem and not shown, unless a program runs as it is. Captures are kept on the disk, and recalled from there.
     Yields a function for the words of the progress line."""
-    _use_cache(click.get_current_context(silent=True))
+    _use_process(click.get_current_context(silent=True))
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), _status() as say:
         if not shows_warnings:
             warnings.filterwarnings("ignore", module=rf"({'|'.join(_LIBRARIES)})(\.|$)")
         yield say
 
 
-def _use_cache(context: click.Context | None) -> None:
-    """Keep captures on the disk where this process is our own and nobody said otherwise."""
-    if context is None or context.obj is not OWN_PROCESS or context.meta.get(NO_CACHE):
+def _use_process(context: click.Context | None) -> None:
+    """Where this process is our own, let imports wait, and keep captures on the disk unless somebody said otherwise."""
+    if context is None or context.obj is not OWN_PROCESS:
         return
-    from graphmem.answering import capture_cache
+    from graphmem.answering import capture_cache, waiting
 
+    waiting.is_own_process = True
+    if context.meta.get(NO_CACHE):
+        return
     capture_cache.use(capture_cache.default_folder())
 
 

@@ -35,6 +35,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "transposed": lambda x: x.transpose(0, -1),
     "selected": lambda x: x[x != 1],
     "unique": lambda x: x.unique(),
+    "distinct columns": lambda x: x.reshape(1, -1).unique(dim=1),
+    "columns in a row": lambda x: torch.unique_consecutive(x.reshape(1, -1), dim=1),
     "positions": lambda x: x.nonzero(),
     "repeated": lambda x: x.reshape(-1).repeat_interleave(x.reshape(-1).abs() % 3),
     "counted": lambda x: torch.bincount(x.reshape(-1).abs()),
@@ -92,6 +94,21 @@ def test_what_a_model_computes_is_not_known() -> None:
 
     record(step)
     assert seen == [(True, 1.0)]
+
+
+def test_a_few_numbers_that_nothing_trains_are_known() -> None:
+    """Moments of a distribution decide branches; weights that are trained, and many frozen ones, have no values."""
+    seen: list[bool] = []
+
+    def step() -> None:
+        module = torch.nn.Module()
+        for name, size, is_trained in (("moments", 16, False), ("weights", 16, True), ("frozen", 1 << 13, False)):
+            setattr(module, name, torch.nn.Parameter(torch.full((size,), 3.0), requires_grad=is_trained))
+        seen.extend(parameter.sum().item() == 3.0 * parameter.numel() for parameter in module.parameters())
+        torch.ones(1, device="cuda")
+
+    record(step)
+    assert seen == [True, False, False]
 
 
 def test_values_die_with_what_overwrites_them() -> None:

@@ -94,6 +94,53 @@ def test_a_compressed_matrix_keeps_its_parts_however_it_is_made(made: Callable[[
     record(step)
 
 
+_HOLES = [[1.0, 0, 2], [0, 0, 0], [4, 0, 5]]
+
+
+@pytest.mark.parametrize(
+    ("made", "indices"),
+    [
+        (lambda: torch.tensor(_HOLES).to_sparse().cuda(), [[0, 0, 2, 2], [0, 2, 0, 2]]),
+        (lambda: torch.tensor(_HOLES).cuda().to_sparse(), [[0, 0, 2, 2], [0, 2, 0, 2]]),
+        (lambda: torch.tensor(_HOLES).cuda().to_sparse(1), [[0, 2]]),
+        (lambda: torch.tensor(_HOLES).bool().to_sparse(layout=torch.sparse_coo).cuda(), [[0, 0, 2, 2], [0, 2, 0, 2]]),
+        (lambda: torch.tensor(_HOLES).to_sparse(1).cuda(), [[0, 2]]),
+    ],
+)
+def test_a_dense_tensor_made_sparse_keeps_what_is_not_zero(
+    made: Callable[[], torch.Tensor], indices: list[list[int]]
+) -> None:
+    def step() -> None:
+        matrix = made()
+        assert (matrix.layout, matrix.shape, matrix.is_coalesced()) == (torch.sparse_coo, (3, 3), True)
+        assert matrix.device == torch.device("cuda", 0)
+        assert matrix._indices().shape == (len(indices), len(indices[0]))
+        assert matrix._values().shape[0] == len(indices[0])
+
+    record(step)
+
+
+def test_a_sparse_buffer_made_on_the_host_is_moved() -> None:
+    """Two parts: where 100,000 ones are, and the ones."""
+
+    def step() -> None:
+        module, mask = torch.nn.Module(), torch.zeros(300, 500, dtype=torch.bool)
+        mask[100:] = True
+        module.register_buffer("mask", mask.to_sparse(), persistent=False)
+        module.cuda()
+
+    assert [birth.bytes for birth in births(record(step))] == [1_600_000, 100_000]
+
+
+def test_of_values_that_nobody_knows_all_are_taken() -> None:
+    def step(_: object) -> None:
+        product = torch.randn(30, 4096, device="cuda") @ torch.randn(4096, 40, device="cuda")
+        assert product.gt(0).to_sparse()._nnz() == 1200
+        assert product.to_sparse(1)._nnz() == 30
+
+    capture(step, source="test", device=H100, torch_version=TORCH_VERSION, data_dependent=1.0)
+
+
 def test_the_indices_of_a_compressed_matrix_stay_known() -> None:
     def step() -> None:
         matrix = torch.sparse_csr_tensor(*_parts(), (3, 3), device="cuda")

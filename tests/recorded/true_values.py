@@ -88,6 +88,8 @@ READS = _words(
 )  # results that are no tensors
 #: Operators that one known operand can decide: generation is over at its greatest length whatever token was last.
 OR, AND = _words("__or__ bitwise_or logical_or"), _words("__and__ bitwise_and logical_and")
+#: Checks of values that nobody knows: those of a model that trains are finite.
+FINITE = {"isfinite": True, "isnan": False, "isinf": False}
 FILLS = {"zero_", "fill_", "copy_"} | RANDOM
 SKIP = {"__get__", "__set__"}
 
@@ -256,6 +258,12 @@ class TrueValues(TorchFunctionMode):
             v = a0 if a0.layout is not torch.strided else val(a0)
             v = torch.ones(a0.shape) if v is None and SELECT_ALL else v
             return None if v is None or v.layout is not torch.strided else [i4(torch.count_nonzero(v))] * 2
+        if n == "to_sparse" and a0.layout is torch.strided:  # what is not zero, and the distinct rows of it
+            v = val(a0)
+            v = torch.ones(a0.shape) if v is None and SELECT_ALL else v
+            places = None if v is None else v.nonzero()[:, : args[1] if len(args) > 1 else a0.dim()]
+            counts = () if places is None else (len(places), *([len(places.unique(dim=0))] if len(args) > 1 else []))
+            return list(map(i4, counts)) or None
         if n == "nms":  # torchvision's: what is kept is data of its kernel, never followed
             return [i4(a0.shape[0])] if SELECT_ALL else None
         if n in ("__getitem__", "__setitem__", "index_put_", "index_put", "_index_put_impl_", "index"):
@@ -278,6 +286,9 @@ class TrueValues(TorchFunctionMode):
                             out.append(v.contiguous().reshape(-1)[:1].numpy().tobytes())
                 return out or None
             return None
+        if n == "normal":  # asks twice whether no deviation is negative: native/DistributionTemplates.h
+            deviation = args[1] if len(args) > 1 else kwargs.get("std")
+            return [b"\1"] * 2 if isinstance(deviation, torch.Tensor) and deviation.device.type == "cuda" else None
         if n in ("_nested_tensor_from_mask_left_aligned", "_nested_tensor_from_mask"):
             v = val(args[1])
             if v is None:
@@ -481,8 +492,8 @@ class TrueValues(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         n = _name(func)
-        if n in PASSIVE:
-            return func(*args, **kwargs)
+        if n in PASSIVE or any(not isinstance(one, torch.Tensor) and _overrides(one) for one in args):
+            return func(*args, **kwargs)  # of what is not a tensor (a proxy of torch.fx) nothing is known
         with OFF():
             if n == "embedding" and kwargs.get("sparse", args[6] if len(args) > 6 else False):
                 self.looked_up(args[0], args[1])
@@ -499,7 +510,7 @@ class TrueValues(TorchFunctionMode):
             primed = None
             hosts = {} if odd else {id(t): self.host(t) for t in dev}
             counted = not odd or n in ("_transformer_encoder_layer_fwd", "coalesce")
-            if self._prime and (self.table or SELECT_ALL) and dev and counted:
+            if self._prime and dev and counted:
                 try:
                     with torch.no_grad():
                         primed = self.counts(n, tuple(args), kwargs)
@@ -580,6 +591,8 @@ class TrueValues(TorchFunctionMode):
         ):
             hosts[id(first)] = "fill"  # overwritten whole: known from here on, whatever it held
         unknown = any(h is None for h in hosts.values())
+        if unknown and n in FINITE and self.fits(odev[0]):
+            return self.learn(odev[0], torch.full(odev[0].shape, FINITE[n])), out
         if unknown and (n in OR or n in AND) and len(odev) == 1 and not any(odev[0] is t for t in dev):
             decided = _decided(n, odev[0], hosts.values())
             if decided is not None and self.fits(odev[0]):
@@ -721,6 +734,7 @@ def _decided(name, out, hosts):
 
 
 def _overrides(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or type(value) in PLAIN:
+    if type(value) in PLAIN:
         return False
-    return type(value).__torch_function__ is not torch._C._disabled_torch_function_impl
+    overriding = getattr(type(value), "__torch_function__", None)
+    return overriding not in (None, torch._C._disabled_torch_function_impl)

@@ -78,7 +78,7 @@ def _transpose(_: Selection, self: Tensor, dim0: int = 0, dim1: int = 1) -> Perh
     return _made(list(reversed(self.shape)), _flip(self.layout), *sparse_parts(self))
 
 
-def to_csr(_: Selection, self: Tensor, dense_dim: int | None = None) -> Perhaps:
+def to_csr(selection: Selection, self: Tensor, dense_dim: int | None = None) -> Perhaps:
     """``_to_sparse_csr`` of each layout. A COO matrix gives its columns and values away, and a CSR one all it has."""
     if self.dim() != 2 or dense_dim:
         return NotImplemented
@@ -90,7 +90,7 @@ def to_csr(_: Selection, self: Tensor, dense_dim: int | None = None) -> Perhaps:
         return _flipped(self)
     if self.layout is torch.sparse_csr:
         return _made(list(self.shape), torch.sparse_csr, *sparse_parts(self))
-    return _of_dense(self)
+    return _of_dense(selection, self)
 
 
 def _counted(rows: Tensor, size: int) -> Tensor:
@@ -98,13 +98,13 @@ def _counted(rows: Tensor, size: int) -> Tensor:
     return rows.new_empty(size + 1)
 
 
-def _of_dense(self: Tensor) -> Tensor:
+def _of_dense(selection: Selection, self: Tensor) -> Perhaps:
     """``dense_to_sparse_compressed``: what is not zero is looked for twice, for the indices and for the values."""
     mask = self != 0
     rows, columns = mask.nonzero().unbind(1)
     compressed = _counted(rows, self.shape[0])
     values = self.flatten().index_select(0, mask.flatten().nonzero().flatten())
-    return _made(list(self.shape), torch.sparse_csr, compressed, columns, values)
+    return of_parts(selection, compressed, columns, values, list(self.shape), layout=torch.sparse_csr)
 
 
 def _flipped(self: Tensor) -> Tensor:

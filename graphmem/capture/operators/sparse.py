@@ -181,6 +181,41 @@ def _one_by_one(func: OpOverload) -> Callable[..., None]:
     return run
 
 
+def _of_dense_as(
+    selection: Selection,
+    self: Tensor,
+    *,
+    layout: torch.layout | None = None,
+    dense_dim: int | None = None,
+    blocksize: Sequence[int] | None = None,
+) -> Perhaps:
+    """``_to_sparse`` of a tensor that is not sparse; the other layouts are operators of their own."""
+    if layout is torch.sparse_csr:
+        return compressed.to_csr(selection, self, dense_dim)
+    if layout not in (None, torch.sparse_coo):
+        return NotImplemented
+    return _of_dense(selection, self, self.dim() - (dense_dim or 0))
+
+
+def _of_dense(_: Selection, self: Tensor, sparse_dim: int) -> Perhaps:
+    """``dense_to_sparse`` (TensorConversions.cpp): what is not zero, its distinct places where rows stay dense."""
+    if self.layout is not torch.strided or not self.dim():
+        return NotImplemented
+    found = self.nonzero().t()
+    if sparse_dim == self.dim():
+        indices = found.clone()
+    else:
+        rows = math.prod(self.shape[:sparse_dim])  # of places that are not known all are taken
+        indices = _aten.unique_dim.default(found[:sparse_dim], 1)[0][:, :rows].contiguous()
+    values = self[tuple(indices.chunk(sparse_dim))].squeeze(0).clone()
+    options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device, "is_coalesced": True}
+    dims = sparse_dim, self.dim() - sparse_dim
+    out: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
+        *dims, list(self.shape), indices, values, **options
+    )
+    return out
+
+
 def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1) -> Perhaps:
     """``sparse_transpose_`` of a copy: two rows of its indices change places by way of a third."""
     dims = [dim % self.dim() for dim in (dim0, dim1)]
@@ -278,6 +313,13 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     func: _by_layout(func) for func in (*_COO, *compressed.DECOMPOSITIONS)
 }
 DECOMPOSITIONS |= dict.fromkeys(compressed.MAKING, compressed.of_parts)
+
+#: Those that make a sparse tensor of one that is not, as large as what is not zero in it.
+OF_DENSE: dict[OpOverload, Decomposition] = {
+    _aten._to_sparse.default: _of_dense_as,
+    _aten._to_sparse.sparse_dim: _of_dense,
+    _aten._to_sparse_csr.default: compressed.to_csr,
+}
 
 #: Those that cuSPARSE multiplies, and the remark about them: PyTorch gives the library a buffer of the size it asks for
 #: (``cusparseSpMM_bufferSize``), which no source documents.

@@ -230,7 +230,7 @@ def _shapes_in(value: Any, depth: int = 0) -> Iterator[tuple[int, ...]]:
     """The shapes of tensors, arrays and lists of numbers in nested containers and objects."""
     if depth > _DEEPEST or isinstance(value, (str, bytes)):
         return
-    shape = getattr(value, "shape", None)
+    shape = None if isinstance(value, Mapping) else _said_shape(value)
     if isinstance(value, torch.Tensor) or isinstance(shape, tuple):
         yield tuple(shape or ())
         return
@@ -244,3 +244,12 @@ def _shapes_in(value: Any, depth: int = 0) -> Iterator[tuple[int, ...]]:
         value = list(vars(value).values()) if is_batch else ()
     for item in value[:_MOST_ITEMS]:
         yield from _shapes_in(item, depth + 1)
+
+
+def _said_shape(value: Any) -> Any:
+    """The shape that an object says it has. Properties may raise what they like (a subject of TorchIO, whose images a
+    loader has stacked)."""
+    try:
+        return getattr(value, "shape", None)
+    except Exception:
+        return None

@@ -9,6 +9,7 @@ is evaluated for all of them ahead (``keys``, from :func:`graphmem.capture.progr
 from __future__ import annotations
 
 import collections
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -213,7 +214,8 @@ def _is_setting(item: object) -> bool:
     """Whether an item may say how to train: no tensor, no array, nothing made of them."""
     if isinstance(item, (list, tuple)):
         return all(map(_is_setting, item[:MOST_RUNS]))
-    return not hasattr(item, "shape") and not isinstance(item, (bytes, set))
+    has_shape = inspect.getattr_static(item, "shape", None) is not None  # without asking: a property may raise
+    return not has_shape and not isinstance(item, (bytes, set))
 
 
 def _distinct(items: list[Any]) -> list[Any]:

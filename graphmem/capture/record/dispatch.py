@@ -57,6 +57,9 @@ _TO = _aten.to.dtype_layout
 _META = torch.device("meta")
 _COALESCE = _aten._coalesce.default
 _SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+_MAKES_SPARSE = {_SPARSE, _aten._to_sparse.default, _aten._to_sparse.sparse_dim}
+#: What selects along a dimension, and which of its arguments names it.
+_ALONG = {_aten.unique_dim.default: 1, _aten.unique_dim_consecutive.default: 1, _aten.unique_consecutive.default: 3}
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
@@ -268,7 +271,7 @@ def _bookkeeping(_: RecordingMode, call: OperatorCall) -> object:
 
 def _host_values(mode: RecordingMode, call: OperatorCall) -> object:
     values = mode.recorder.values
-    if call.func is _SPARSE or not host_values.computable(values, call.func, call.args, call.kwargs):
+    if call.func in _MAKES_SPARSE or not host_values.computable(values, call.func, call.args, call.kwargs):
         return NOT_HANDLED
     return values.run_for_real(call.func, call.args, call.kwargs)
 
@@ -284,7 +287,7 @@ def _data_on_host(mode: RecordingMode, call: OperatorCall) -> object:
         return known
     if type(known) in (bool, int, float):
         return mode.recorder.assumed_values.drawn(known, drawn == INTEGERS)
-    mode.recorder.assumed_values.selected(_rows(known))
+    mode.recorder.assumed_values.selected(_rows(call, known))
     return known
 
 
@@ -520,6 +523,7 @@ def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: 
         or selection.share is not None
         or call.facts.sized_by_data
         or call.facts.sparse_decomposition
+        or call.func in sparse.OF_DENSE
     ):
         return NOT_HANDLED  # of the host nothing is needed but results whose size is data there too
     outer, mode.in_decomposition = mode.in_decomposition, True
@@ -534,7 +538,7 @@ def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: 
 def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
     selection = mode.recorder.selection
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
-    rows = None if known is None else _rows(known)
+    rows = None if known is None else _rows(call, known)
     if rows is not None and mode.recorder.values.drawn(call.args):
         rows = mode.recorder.assumed_values.selected(rows)
     with contextlib.nullcontext() if rows is None else selection.exactly(rows):
@@ -547,10 +551,11 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
     return NOT_HANDLED if out is None else mode.finish(call, out)
 
 
-def _rows(selected: object) -> int:
-    """The number of elements that an operator has selected: the length of its first result."""
+def _rows(call: OperatorCall, selected: object) -> int:
+    """The number of elements that an operator has selected: the length of its first result, along its ``dim``."""
     first: torch.Tensor = selected[0] if isinstance(selected, (tuple, list)) else selected
-    return int(first.shape[0])
+    along = dict(enumerate(call.args)).get(_ALONG.get(call.func, -1), call.kwargs.get("dim"))
+    return int(first.shape[along or 0])
 
 
 def _fused_step(mode: RecordingMode, call: OperatorCall) -> object:

@@ -57,6 +57,11 @@ _CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "compressed_of_parts": lambda x: _of_parts() @ x,
     "compressed_dense": lambda x: x.detach().to_sparse_csr(),
     "transposed": lambda x: _matrix().t(),
+    "of_dense": lambda x: torch.eye(60).cuda().to_sparse(),
+    "of_dense_rows": lambda x: torch.eye(60).cuda().to_sparse(1),
+    "of_dense_on_host": lambda x: torch.ones(300, 400).tril().to_sparse().cuda() @ x[:400],
+    "of_dense_small": lambda x: torch.tensor([[0, 2], [3, 0]], dtype=torch.bool).to_sparse().cuda(),
+    "compressed_of_dense_on_host": lambda x: torch.ones(300, 400).tril().to_sparse_csr().cuda() @ x[:400],
     "negative": lambda x: -_matrix(),
 }
 
