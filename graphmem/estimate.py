@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from graphmem.allocators.base import SegmentView
     from graphmem.reports.document import Document
     from graphmem.trace import Trace
 
@@ -319,7 +320,8 @@ class Timeline:
 class Estimate(reports.Answer):
     """The memory that a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``:
     the moment with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew
-    last. ``levels``: each with its meaning to the runtime."""
+    last. ``levels``: each with its meaning to the runtime. ``find_segments`` gives the allocator's segments at that
+    moment, by another replay."""
 
     model: str
     runtime: str
@@ -346,6 +348,7 @@ class Estimate(reports.Answer):
     doubts: Doubts = NO_DOUBTS
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
+    find_segments: Callable[[], Sequence[SegmentView]] | None = field(default=None, repr=False, compare=False)
     levels: Sequence[tuple[str, str]] = MEANINGS
 
     def document(self, *, details: bool = False, tree: bool = False, budget_bytes: int | None = None) -> Document:
@@ -372,8 +375,8 @@ class Estimate(reports.Answer):
         return replace(self, details=known.beside(more) if isinstance(known, LateDetails) else {**known, **more})
 
     def without_events(self) -> Estimate:
-        """The same without trace and timeline, which have a row for every event."""
-        return replace(self, trace=None, timeline=None)
+        """The same without trace and timeline, which have a row for every event, and what is found by them."""
+        return replace(self, trace=None, timeline=None, find_segments=None)
 
     @property
     def requested(self) -> int:

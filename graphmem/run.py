@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphmem.base.textbook import Sharded
     from graphmem.cudnn.library import Cudnn, CudnnAnswers
     from graphmem.runtimes.base import Taken
-    from graphmem.training.program import Ending, EpochRead, ItemRun
+    from graphmem.training.program import Ending, EpochRead, ItemRun, LibraryFunction
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RunMode:
     room: int = 0  # requests beyond so many times the memory of the card are refused; 0: none is
     shortens: bool = False  # of long generations only some tokens are followed
     ends_alike_loops: bool = True  # loops without training end once their iterations are alike
+    opens: tuple[LibraryFunction, ...] = ()  # whose loops end as the program's own do
     covers_both_loops: bool = False  # one run gives the traces of both graphmem.training.LOOPS, where it can
     remark: str = ""  # why it is made so, for the reader
 
@@ -76,3 +77,4 @@ class Run:
     other_loop: Run | None = None  # with the other one of graphmem.training.LOOPS, where one run gave both
     lacks_own_loop: bool = False  # it followed the other loop than the one that was asked for
     lacks_iterations: bool = False  # of a loop that was ended early
+    left_in: tuple[LibraryFunction, ...] = ()  # whose loops the program was left in

@@ -13,6 +13,7 @@ over those that are gone. ``python -m graphmem.torch_names FILE`` writes all dec
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import re
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from graphmem.base import versions
+from graphmem.base import deferred, versions
 from graphmem.errors import CaptureError
 
 GONE: Any = type("gone", (), {"__repr__": lambda self: "gone"})()
@@ -113,6 +114,9 @@ def owner(path: str) -> object:
 
 def _attribute(holder: object, name: str, path: str) -> object:
     """An attribute, or a module below a module."""
+    if deferred.is_waiting(path.rpartition(".")[0]):  # to ask it for an attribute runs it
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(path)
     try:
         return getattr(holder, name)
     except AttributeError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -318,6 +318,11 @@ class Trace:
         """Storages, and the operators that made them, as indices."""
         born = self.allocations
         return dict(zip(self.subjects[born].tolist(), self.event_operators[born].tolist(), strict=True))
+
+    def until(self, position: int) -> Trace:
+        """The trace as far as event ``position``."""
+        columns = ("kinds", "subjects", "event_operators", "event_streams")
+        return replace(self, **{name: getattr(self, name)[: position + 1] for name in columns})
 
     def live_at(self, position: int) -> list[int]:
         """Indices of the storages alive after event ``position``, in order of allocation."""

@@ -56,6 +56,8 @@ def run_until_served(run: Callable[[RunMode], Run], mode: RunMode) -> Run:
     """The first run that no retry has anything to mend of; one that was refused memory is made once more with room for
     all that it asks for, and that is the run of who gave up. Raises the error of one that is not mended."""
     outcome, mode = _until_served(run, mode)
+    if isinstance(outcome, Run) and is_left(outcome) and outcome.left_in:
+        outcome, mode = _with_loops_of_libraries(run, mode, outcome)
     refused = isinstance(outcome, ProgramOutOfMemory) or (isinstance(outcome, Run) and bool(outcome.refusals))
     if refused and mode.room:
         outcome = _with_room(run, mode, outcome)
@@ -74,6 +76,21 @@ def _until_served(run: Callable[[RunMode], Run], mode: RunMode) -> tuple[Outcome
         if following is None:
             return outcome, mode
         mode = following
+
+
+def is_left(run: Run) -> bool:
+    """Whether a program was left, and what it does later was not seen."""
+    return run.ending is not None and run.ending.how == "left"
+
+
+def _with_loops_of_libraries(run: Callable[[RunMode], Run], mode: RunMode, first: Run) -> tuple[Outcome, RunMode]:
+    """The run in which the loops that a program was left in end as its own do, and its mode; the ``first`` one and its
+    mode if that one is left as well, or fails for what a library finds undone."""
+    with contextlib.suppress(GraphmemError):
+        again, further = _until_served(run, replace(mode, opens=first.left_in))
+        if isinstance(again, Run) and again.ending is not None and not (is_left(again) or again.ending.failed):
+            return again, further
+    return first, mode
 
 
 def _with_room(run: Callable[[RunMode], Run], mode: RunMode, first: Outcome) -> Outcome:

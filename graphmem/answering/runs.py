@@ -16,6 +16,7 @@ from graphmem.answering.deep import run_of_layers
 from graphmem.answering.other_ranks import run_with_messages
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.retries import run_until_served
+from graphmem.answering.waiting import let_wait
 from graphmem.base import garbage
 from graphmem.base.files import without_compiler_folder
 from graphmem.base.versions import installed_version
@@ -50,6 +51,13 @@ _OF_ONE_SIZE = ("ONNX", "Keras")
 def labelled(say: Progress, label: str) -> Progress:
     """The progress of a part of something longer, with a label before it."""
     return lambda stage: say(f"{label}: {stage}")
+
+
+def counted(say: Progress, done: int, total: int) -> None:
+    """Tell somebody who hears a progress, and counts (has a ``count``), how many of how many are done."""
+    count = getattr(say, "count", None)
+    if count is not None:
+        count(done, total)
 
 
 def silent(_: str) -> None:
@@ -99,6 +107,7 @@ class RunCache:
             known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
                 return known
+            let_wait(question)
             with contextlib.nullcontext() if disk is None else disk.watched():
                 loaded = self._models.made
                 if known is None or loaded is None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from graphmem.allocators.base import SegmentView
 from graphmem.answering import remarks
 from graphmem.answering.causes import (
     Outcome,
@@ -285,7 +286,14 @@ def replay_on(
     )
     if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
+    runs_so_far = partial(runtime.run, options=options, setting=setting)
+    estimate = replace(estimate, find_segments=partial(_segments_at, runs_so_far, trace, estimate.moment.event))
     return _beside_formulas(estimate, run)
+
+
+def _segments_at(runs: Callable[[Trace], Runs], trace: Trace, event: int) -> Sequence[SegmentView]:
+    """The allocator's segments after an event of a trace."""
+    return runs(trace.until(event)).on_card.segments
 
 
 def _all_found(finds: Sequence[Callable[[], Findings]]) -> Findings:

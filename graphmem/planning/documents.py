@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from graphmem.answering.remarks import no_card_named
 from graphmem.estimate import LEVELS, Estimate, Fit
-from graphmem.reports.document import Column, Document, Facts, Items, Section, Table, Text, Value, section
+from graphmem.reports.document import (
+    Column,
+    Curve,
+    Curves,
+    Document,
+    Facts,
+    Items,
+    Section,
+    Table,
+    Text,
+    Value,
+    section,
+)
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,11 +73,20 @@ def of_fit(found: Largest) -> Document:
         section("", Facts(about)),
         section("", Text(tuple(_answer(found, name)), "yes" if found.value else "no")),
         section("", Table(columns, rows)),
-        *_sentences(f"analysed: {', '.join(f'{value:,}' for value, _ in found.tried)}"),
+        section("", *_peaks(found, fit), Text([f"analysed: {', '.join(f'{value:,}' for value, _ in found.tried)}"])),
     ]
     if shown.assumptions:
         sections.append(section("Assumed", Items(shown.assumptions)))
     return Document("fit", f"The largest {name} of {shown.model}", sections, found.to_dict)
+
+
+def _peaks(found: Largest, fit: Fit) -> list[Curves]:
+    """The peak over the size, where more than one was analysed."""
+    sizes, peaks = zip(*found.tried, strict=True) if found.tried else ((), ())
+    if len(sizes) < 2:
+        return []
+    room = (fit.capacity_bytes - fit.others_bytes, f"where {fit.gpu} ends")
+    return [Curves([Curve("device memory", peaks)], "", "", "bytes", limit=room, over=(sizes, found.name))]
 
 
 def _answer(found: Largest, name: str) -> Iterator[str]:

@@ -148,8 +148,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves over the same time, from ``begins`` to ``ends``, in one ``unit``. ``at``: the index of a moment, with its
-    name; ``limit``: a value that they must not pass, with its name; ``marks``: indices where ``marked`` happened.
+    """Curves over the same time, from ``begins`` to ``ends``, in one ``unit``. ``over``: where the values stand, with
+    the name of what is counted there; without it they follow one another. ``at``: the index of a moment, with its name;
+    ``limit``: a value that they must not pass, with its name; ``marks``: indices where ``marked`` happened.
     ``caption``: what else there is to say. ``brief``: whether a line of characters tells enough of the first curve."""
 
     curves: Sequence[Curve]
@@ -162,6 +163,15 @@ class Curves:
     marked: str = ""
     caption: str = ""
     brief: bool = False
+    over: tuple[Sequence[float], str] | None = None
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A run that can be looked at at each of its events. ``tables`` gives what lives when, as plain values
+    (:mod:`graphmem.reports.moments`), to the formats that can show it; the others leave it out."""
+
+    tables: Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ class Picture:
     svg: Callable[[], str]
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code | Picture
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Moments | Code | Picture
 
 
 @dataclass(frozen=True)

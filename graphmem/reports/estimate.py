@@ -6,15 +6,16 @@ Every figure names its unit and its level (requested, allocated, reserved, devic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphmem.diagnostics import Code
-from graphmem.reports import certainty, flight, post_mortem, tree
-from graphmem.reports.document import Column, Curve, Curves, Document, Facts, Items, Shares, Table, Text, section, table
+from graphmem.reports import certainty, flight, moments, post_mortem, tree
+from graphmem.reports.document import Column, Document, Facts, Items, Moments, Shares, Table, Text, section, table
 from graphmem.units import format_bytes, format_enough
 
 if TYPE_CHECKING:
-    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, Refusals, Timeline
+    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, Refusals
     from graphmem.reports.document import Block, Section
 
 #: category -> the words of the breakdown
@@ -91,8 +92,9 @@ def _sections(estimate: Estimate) -> Iterator[Section]:
     other = _other_loop(estimate)
     if other is not None:
         yield section(other[0], Text([other[1]]))
-    if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
-        yield section("Over the events of the run", _curves(estimate, estimate.timeline))
+    yield _breakdown(estimate)
+    if estimate.trace is not None and estimate.timeline is not None and len(estimate.trace):
+        yield section("Over the events of the run", Moments(partial(moments.tables, estimate)))
     if estimate.card is not None:
         yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
@@ -101,7 +103,6 @@ def _sections(estimate: Estimate) -> Iterator[Section]:
         yield _runs(estimate.details["runs"])
     if "followed" in estimate.details:
         yield _followed(estimate.details["followed"])
-    yield _breakdown(estimate)
     if "formulas" in estimate.details:
         yield _formulas(estimate.details["formulas"])
     yield _moment(estimate)
@@ -134,10 +135,9 @@ def _head(estimate: Estimate) -> Iterator[Section]:
         ("runtime", f"{estimate.runtime}, allocator {estimate.allocator}"),
         ("gpu", estimate.gpu),
     )
-    yield section("", Facts(rows))
     fits = estimate.fit is None or estimate.fit.fits
-    needs_less = [] if fits or "program" not in estimate.details else remedy(estimate.breakdown)
-    yield section("", Text([*head_lines(estimate), *needs_less], "yes" if fits else "no"))
+    yield section("", Text([*head_lines(estimate), *remedy(estimate)], "yes" if fits else "no"))
+    yield section("", Facts(rows))
 
 
 def head_lines(estimate: Estimate) -> Sequence[str]:
@@ -233,8 +233,11 @@ _TAKES_LESS = {
 }
 
 
-def remedy(breakdown: Mapping[str, int]) -> Iterator[str]:
-    """What takes less of that of which there is most."""
+def remedy(estimate: Estimate) -> Iterator[str]:
+    """What takes less of that of which there is most; of a dead run the verdict says what would have saved it."""
+    breakdown = estimate.breakdown
+    if "out_of_memory" in estimate.details:
+        return
     most = max(_TAKES_LESS, key=lambda category: breakdown.get(category, 0))
     if breakdown.get(most):
         words = WORDS.get(most, most).partition(" (")[0]
@@ -307,21 +310,10 @@ def _other_loop(estimate: Estimate) -> tuple[str, str] | None:
     return f"With the other loop (--loop {other})", f"{', '.join(figures)}: {_LOOPS[other]}"
 
 
-def _curves(estimate: Estimate, timeline: Timeline) -> Curves:
-    """The levels over the number of the event, and where the card's memory for them ends."""
-    names = ("reserved", "allocated", "requested")
-    fit, limit = estimate.fit, None
-    if fit is not None:
-        room = max(0, fit.capacity_bytes - fit.others_bytes - (estimate.device - estimate.reserved))
-        limit = (room, "where the card ends for them")
-    return Curves(
-        [Curve(name, getattr(timeline, f"{name}_bytes")) for name in names],
-        "event 0",
-        f"event {len(timeline.reserved_bytes) - 1:,}",
-        "bytes",
-        at=(estimate.moment.event, "the peak"),
-        limit=limit,
-    )
+def edge(estimate: Estimate) -> tuple[str, int] | None:
+    """The name of the card, and the bytes that a process can have there; None where no card is known."""
+    fit = estimate.fit
+    return None if fit is None else (fit.gpu, fit.capacity_bytes - fit.others_bytes)
 
 
 def _breakdown(estimate: Estimate) -> Section:
@@ -331,7 +323,7 @@ def _breakdown(estimate: Estimate) -> Section:
     if recorded:
         known = [part for part in parts if part[0] != WORDS["UNKNOWN"]]
         parts = [*((source, count, "") for count, source in lines), *known]
-    blocks: list[Block] = [Shares(parts, ("sum = device bytes at this moment", total))]
+    blocks: list[Block] = [Shares(parts, ("sum = device bytes at this moment", total), edge(estimate))]
     if estimate.pools:
         labels = [pool.label if pool.count == 1 else f"{pool.label} ({pool.count})" for pool in estimate.pools]
         rows = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from graphmem.reports import flight
 from graphmem.reports import tree as modules
 from graphmem.reports.document import Curve, Curves, Document, Section, Shares, Text, section, shortened
-from graphmem.reports.estimate import WORDS, about, budget_lines, decided, head_lines, remedy, where
+from graphmem.reports.estimate import WORDS, about, budget_lines, decided, edge, head_lines, remedy, where
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _sections(estimate: Estimate, budget_bytes: int | None) -> Iterator[Section]
     yield section("", what, Text(lines, "yes" if fits and not over else "no"))
     yield section("", _parts(estimate), Text([_levels(estimate)]))
     yield section("", Text([shortened(f"Peak in {where(estimate.moment)}", _LONGEST)]), *_curve(estimate))
-    yield section("", Text([*_change(estimate), *_beside(estimate), _rest(estimate)]))
+    yield section("", Text([*remedy(estimate), *_beside(estimate), _rest(estimate)]))
 
 
 def _places(estimate: Estimate) -> Iterator[str]:
@@ -56,9 +56,7 @@ def _places(estimate: Estimate) -> Iterator[str]:
 def _parts(estimate: Estimate) -> Shares:
     """The parts of the peak, the largest that there is room for, against the edge of the card."""
     parts = [(WORDS.get(name, name).partition(" (")[0], size, "") for name, size in estimate.breakdown.items()]
-    total, fit = sum(estimate.breakdown.values()), estimate.fit
-    edge = None if fit is None else (fit.gpu, fit.capacity_bytes - fit.others_bytes)
-    return Shares(parts, ("together", total), edge, as_bars=True)
+    return Shares(parts, ("together", sum(estimate.breakdown.values())), edge(estimate), as_bars=True)
 
 
 def _levels(estimate: Estimate) -> str:
@@ -77,12 +75,6 @@ def _curve(estimate: Estimate) -> Sequence[Curves]:
     values = timeline.allocated_bytes
     highest = max(1, int(values.max()))
     return [Curves([Curve("", values / highest)], "", "", "share", caption="allocated, over time", brief=True)]
-
-
-def _change(estimate: Estimate) -> Iterator[str]:
-    """What takes less of that of which there is most; of a dead run the verdict says what would have saved it."""
-    if "out_of_memory" not in estimate.details:
-        yield from remedy(estimate.breakdown)
 
 
 def _beside(estimate: Estimate) -> Iterator[str]:

@@ -9,12 +9,14 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from graphmem.base.documents import shown
+from graphmem.base.imports import watched_imports
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import SourceError, first_line
 from graphmem.sources import hub
@@ -56,13 +58,24 @@ def load_huggingface(name: str) -> TorchModel:
     type, or a model family that has no class to build.
     """
     try:
-        import transformers
+        with watched_imports({"transformers.utils.import_utils": _reading_once}):
+            import transformers
     except Exception as error:
         raise SourceError(
             f"hf:{name} needs transformers; install it with: pip install 'graphmem[hf]' ({error})"
         ) from None
     with offline():
         return _load(transformers, name)
+
+
+def _reading_once(module: ModuleType, run: Callable[[], None]) -> None:
+    """While transformers is imported it reads the folders of all its models twice, as it remembers the last 128 of over
+    400: here it remembers all."""
+    run()
+    name = "create_import_structure_from_path"
+    read = getattr(getattr(module, name, None), "__wrapped__", None)
+    if read is not None:
+        setattr(module, name, cache(read))
 
 
 @contextlib.contextmanager

@@ -98,6 +98,15 @@ class ItemRun:
 
 
 @public_value(frozen=True, slots=True)
+class LibraryFunction:
+    """A function of an installed package: its ``file``, its qualified ``name``, its first ``line``."""
+
+    file: str
+    name: str
+    line: int
+
+
+@public_value(frozen=True, slots=True)
 class EpochRead:
     """The batches of one epoch: ``read`` so many, all if it is ``whole``, of ``shapes`` different kinds; ``smallest``,
     ``median`` and ``largest`` count the numbers in a batch; ``analysed`` were given to the program after those that

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import inspect
+import types
 from typing import Any
 
 import pytest
@@ -41,6 +43,31 @@ def test_questions_of_libraries_are_known_by_file_and_function() -> None:
     assert not _called("transformers.generation.utils", "generate", in_loop)
     assert _called("transformers.generation.stopping_criteria", "any_name", callers.called_to_stop_generation)
     assert [in_loop(), validating(), callers.called_to_stop_generation()] == [False] * 3
+
+
+#: What asks for a batch in Lightning, by the files that it is in.
+FETCHER, EPOCH = "lightning/pytorch/loops/fetchers.py", "lightning/pytorch/loops/training_epoch_loop.py"
+LIGHTNING = {
+    FETCHER: "class Fetcher:\n    def __next__(self):\n        return question()",
+    EPOCH: "class Epoch:\n    def advance(self, fetcher):\n        return next(fetcher)",
+}
+
+
+@pytest.mark.parametrize(
+    ("length", "fetched", "trained"),
+    [(20, 19, 19), (3, 3, 3), (None, 3, 3)],
+)
+def test_lightning_counts_the_batches_that_it_is_not_given(length: int | None, fetched: int, trained: int) -> None:
+    """The next batch is the last one for its fetcher, and the last one trained on, behind which it validates."""
+    scope: dict[str, Any] = {"question": callers.ends_lightnings_epoch}
+    for file, source in LIGHTNING.items():
+        exec(compile(source, f"/anywhere/{file}", "exec"), scope)
+    fetcher, epoch, counts = scope["Fetcher"](), scope["Epoch"](), collections.Counter(ready=3)
+    fetcher.length, fetcher.fetched = length, 3
+    epoch.batch_progress = types.SimpleNamespace(increment_by=lambda number: counts.update(ready=number))
+    assert epoch.advance(fetcher) is (length is not None)
+    assert (fetcher.fetched, counts["ready"]) == (fetched, trained)
+    assert not callers.ends_lightnings_epoch()
 
 
 def test_the_engine_is_told_from_a_hook_of_the_users() -> None:

@@ -96,6 +96,21 @@ def test_what_a_model_computes_is_not_known() -> None:
     assert seen == [(True, 1.0)]
 
 
+def test_a_few_numbers_that_nothing_trains_are_known() -> None:
+    """Moments of a distribution decide branches; weights that are trained, and many frozen ones, have no values."""
+    seen: list[bool] = []
+
+    def step() -> None:
+        module = torch.nn.Module()
+        for name, size, is_trained in (("moments", 16, False), ("weights", 16, True), ("frozen", 1 << 13, False)):
+            setattr(module, name, torch.nn.Parameter(torch.full((size,), 3.0), requires_grad=is_trained))
+        seen.extend(parameter.sum().item() == 3.0 * parameter.numel() for parameter in module.parameters())
+        torch.ones(1, device="cuda")
+
+    record(step)
+    assert seen == [True, False, False]
+
+
 def test_values_die_with_what_overwrites_them() -> None:
     seen = []
 

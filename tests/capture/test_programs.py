@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -366,12 +367,13 @@ def test_the_largest_of_the_sizes_that_a_loop_computes_of_its_number_follows(
 
 
 def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``list(map(...))`` is no loop of the program's."""
+    """``list(map(...))`` is no loop of the program's. What it does later may take more."""
     source = "try:\n    list(map(lambda _: train_step(), range(3000)))\nexcept Exception: print('caught')"
     estimate = run(tmp_path, source)
     assert said(capsys) == ""
     assert ending(estimate) == ("left", 4, 0, "")
     assert Code.PROGRAM_LEFT in {one.code for one in estimate.diagnostics}  # what follows it was not seen
+    assert [estimate.interval(level)[1] for level in ("allocated", "reserved")] == [None, None]
 
 
 _CALL = "timeit.timeit(train_step, number=99)"
@@ -398,6 +400,54 @@ def test_a_program_goes_on_behind_a_library_that_trains(
     estimate = run(tmp_path, f"import timeit\n{source}\nprint(*seen)")
     assert said(capsys) == says.strip()
     assert ending(estimate)[0] == how
+
+
+def test_steps_for_every_parameter_in_one_backward_pass_are_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+for _ in range(300):
+    model(x()).sum().backward()
+    seen.append("pass")
+print(*seen)
+"""
+    estimate = run(tmp_path, source)
+    assert said(capsys) == "pass pass pass"
+    assert ending(estimate)[:2] == ("shortened", 3)
+
+
+#: (a function of an installed package that trains, what the program does with it, how that ended)
+INSTALLED = {
+    "for": ("for _ in range(300):\n        step()\n    return 'fitted'", "fitted step step step", "shortened"),
+    "while": ("n = 0\n    while n < 300:\n        n += 1\n        step()\n    return 'fitted'",
+              "fitted step step step", "shortened"),
+    "epochs": ("for _ in range(20):\n        for _ in range(30):\n            step()\n    return 'fitted'",
+               "fitted step step step", "shortened"),
+    "what is not done is missed": ("for n in range(300):\n        step()\n    return {299: 'fitted'}[n]", "", "left"),
+    "no loop": ("return list(map(lambda _: step(), range(300)))", "", "left"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_loops_of_a_library_end_where_the_program_needs_what_it_gives(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a second run; the library's functions are what they were behind it."""
+    body, says, how = INSTALLED[name]
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "fitting.py").write_text(f"def fit(step):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.delitem(sys.modules, "fitting", raising=False)
+    estimate = run(tmp_path, "import fitting\nvalue = fitting.fit(train_step)\nprint(value, *seen)")
+    assert said(capsys) == says
+    assert ending(estimate)[0] == how
+    done: list[int] = []
+    with contextlib.suppress(KeyError):
+        sys.modules["fitting"].fit(lambda: done.append(1))
+    assert len(done) >= 300
 
 
 def test_as_many_iterations_as_asked_for(tmp_path: Path) -> None:

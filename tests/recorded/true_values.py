@@ -88,6 +88,8 @@ READS = _words(
 )  # results that are no tensors
 #: Operators that one known operand can decide: generation is over at its greatest length whatever token was last.
 OR, AND = _words("__or__ bitwise_or logical_or"), _words("__and__ bitwise_and logical_and")
+#: Checks of values that nobody knows: those of a model that trains are finite.
+FINITE = {"isfinite": True, "isnan": False, "isinf": False}
 FILLS = {"zero_", "fill_", "copy_"} | RANDOM
 SKIP = {"__get__", "__set__"}
 
@@ -284,6 +286,9 @@ class TrueValues(TorchFunctionMode):
                             out.append(v.contiguous().reshape(-1)[:1].numpy().tobytes())
                 return out or None
             return None
+        if n == "normal":  # asks twice whether no deviation is negative: native/DistributionTemplates.h
+            deviation = args[1] if len(args) > 1 else kwargs.get("std")
+            return [b"\1"] * 2 if isinstance(deviation, torch.Tensor) and deviation.device.type == "cuda" else None
         if n in ("_nested_tensor_from_mask_left_aligned", "_nested_tensor_from_mask"):
             v = val(args[1])
             if v is None:
@@ -505,7 +510,7 @@ class TrueValues(TorchFunctionMode):
             primed = None
             hosts = {} if odd else {id(t): self.host(t) for t in dev}
             counted = not odd or n in ("_transformer_encoder_layer_fwd", "coalesce")
-            if self._prime and (self.table or SELECT_ALL) and dev and counted:
+            if self._prime and dev and counted:
                 try:
                     with torch.no_grad():
                         primed = self.counts(n, tuple(args), kwargs)
@@ -586,6 +591,8 @@ class TrueValues(TorchFunctionMode):
         ):
             hosts[id(first)] = "fill"  # overwritten whole: known from here on, whatever it held
         unknown = any(h is None for h in hosts.values())
+        if unknown and n in FINITE and self.fits(odev[0]):
+            return self.learn(odev[0], torch.full(odev[0].shape, FINITE[n])), out
         if unknown and (n in OR or n in AND) and len(odev) == 1 and not any(odev[0] is t for t in dev):
             decided = _decided(n, odev[0], hosts.values())
             if decided is not None and self.fits(odev[0]):

@@ -32,6 +32,7 @@ from graphmem.reports.document import (
     Document,
     Facts,
     Items,
+    Moments,
     Shares,
     Table,
     Text,
@@ -89,8 +90,9 @@ def _document(words: str, size: int, share: float) -> Document:
         Shares(((words, size, words), ("nothing", 0, "")), (words, size)),
         Curves(
             (Curve(words, (share, 0.0, 1.0)),), words, words, "share", at=(1, words), limit=(1.5, words), marks=(0,),
-            marked=words, caption=words, brief=True,
+            marked=words, caption=words, brief=True, over=((1, 2, 5), words),
         ),
+        Moments(lambda: {"strings": [words]}),
         Code(words, words),
     )  # fmt: skip
     return Document("toy", words, (section(words, *blocks), section("", *blocks)), lambda: {"said": words})
@@ -151,7 +153,7 @@ def test_any_document_is_written_and_no_name_is_markup(name: str, words: str, si
     shown.encode("utf-8", "backslashreplace")
     if name in ("html", "notebook"):
         page = _Page(shown)
-        assert page.tags.count("script") == (name == "html")
+        assert page.tags.count("script") == 2 * (name == "html")
         assert not {"b", "a", "img"} & set(page.tags)
     elif name == "json":
         assert json.loads(shown) == {"said": words}

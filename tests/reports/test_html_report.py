@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from base64 import b64decode, b64encode
+from collections import Counter
 from dataclasses import replace
+from hashlib import sha256
 from html.parser import HTMLParser
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem.estimate import Estimate, LiveStorage, Timeline
+from graphmem.estimate import Estimate, LiveStorage
+from graphmem.reports import format_named
+from graphmem.reports.document import Curve, Curves, Document, section
+from graphmem.reports.estimate import WORDS
+from graphmem.trace import Place
 from graphmem.units import GIB, format_bytes
-from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
+from tests import places
+from tests.support.estimates import failing_estimate, inference_estimate, stepping_estimate, training_estimate
 
-_VOID = {"meta", "line", "rect", "polyline"}
+_VOID = {"meta"}
 
 
 class _Page(HTMLParser):
@@ -28,8 +39,7 @@ class _Page(HTMLParser):
         self.text: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
-        self.data = ""
-        self.curves: dict[str, list[tuple[float, float]]] = {}
+        self.data, self.script = "", ""
         self.feed(document)
         self.close()
         assert not self.open
@@ -38,29 +48,22 @@ class _Page(HTMLParser):
         self.tags.append(tag)
         self.attributes += attrs
         if tag not in _VOID:
-            self.open.append(tag)
+            self.open.append("json" if ("type", "application/json") in attrs else tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        known = dict(attrs)
-        if tag == "polyline":
-            points = (known["points"] or "").split()
-            self.curves[known["id"] or ""] = [(float(x), float(y)) for x, y in (point.split(",") for point in points)]
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert self.open.pop() in (tag, "json")
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
+        if self.open and self.open[-1] == "json":
             self.data += data
+        elif self.open and self.open[-1] == "script":
+            self.script += data
         elif self.open and self.open[-1] != "style":
             self.text.append(data)
-
-
-def _with_timeline(values: list[int]) -> Estimate:
-    array = np.array(values, dtype=np.int64)
-    return replace(training_estimate(), timeline=Timeline(array, array, array))
 
 
 @pytest.mark.parametrize("estimate", [training_estimate(), failing_estimate(), inference_estimate()])
@@ -78,55 +81,117 @@ def test_it_holds_the_figures_and_the_json_report(estimate: Estimate) -> None:
         assert ("DOES NOT FIT" in text) is not estimate.fit.fits
 
 
-def test_it_needs_nothing_from_anywhere() -> None:
-    page = _Page(_with_timeline([1, 5, 2]).report("html"))
+def test_it_needs_nothing_from_anywhere_and_its_policy_allows_nothing_else() -> None:
+    shown = stepping_estimate().report("html")
+    page = _Page(shown)
     assert not {name for name, _ in page.attributes} & {"src", "href", "onload", "srcset"}
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
-    assert page.tags.count("script") == 1
-    assert not re.search(r"url\(|@import", training_estimate().report("html"))
+    assert page.tags.count("script") == 2
+    assert not re.search(r"url\(|@import", shown)
+    (policy,) = (value for name, value in page.attributes if name == "content" and "default-src" in (value or ""))
+    allowed = b64encode(sha256(page.script.encode()).digest()).decode()
+    assert policy is not None
+    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{allowed}';")
+
+
+def test_the_script_is_built_of_its_sources_and_has_their_licences() -> None:
+    script = files("graphmem.reports").joinpath("page", "page.js").read_text(encoding="utf-8")
+    sources = places.ROOT / "page"
+    if not sources.exists():
+        pytest.skip("the installed package is tested, without the checkout")
+    found = sha256()
+    for path in sorted(path for path in sources.iterdir() if path.suffix in (".js", ".css", ".json")):
+        found.update(f"{path.name}\n{path.read_text(encoding='utf-8')}\n".encode())
+    assert f"of sources {found.hexdigest()}" in script, "built anew by: cd page && npm run build"
+    locked = json.loads((sources / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    for name in ("uplot", "d3-hierarchy"):
+        assert f"{name} {locked[f'node_modules/{name}']['version']}" in script
+    assert script.count("Permission") == 2
+    assert all(
+        one.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
+        for one in locked.values()
+    )
+    assert "</script" not in script.lower()
 
 
 def test_what_cannot_be_shown_has_no_title() -> None:
-    estimate = _with_timeline([1, 5, 2])
+    estimate = stepping_estimate()
     assert "Over the events" in estimate.report("html")
     without = replace(estimate, timeline=None)
-    assert estimate.report(details=True) == without.report(details=True)
-    assert estimate.report("markdown", details=True) == without.report("markdown", details=True)
+    assert "Over the events" not in without.report("html")
+    assert estimate.report(details=True).replace("Over the events of the run\n", "") == without.report(details=True)
 
 
 def test_names_of_users_are_no_markup() -> None:
     bad = "</script><script>alert(1)</script><b>"
     estimate = replace(training_estimate(), model=bad, assumptions=(bad,), step=bad)
     page = _Page(estimate.report("html"))
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 2
     assert "b" not in page.tags
     assert json.loads(page.data)["model"] == bad
 
 
-@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4000))
-def test_no_peak_is_lost_in_the_plot(values: list[int]) -> None:
-    page = _Page(replace(_with_timeline(values), fit=None).report("html"))
-    curve = page.curves["reserved"]
-    assert len(curve) <= 960
-    highest = min(y for _, y in curve)
-    assert highest == (12 if max(values) else 276)
-    assert all(80 <= x <= 960 for x, _ in curve)
+def _moments(estimate: Estimate) -> dict[str, Any]:
+    """The tables of a page's moments, as its script reads them."""
+    (packed,) = (value for name, value in _Page(estimate.report("html")).attributes if name == "data-tables")
+    found: dict[str, Any] = json.loads(zlib.decompress(b64decode(packed or "")))
+    for table in ("events", "storages"):
+        for name in found["steps"]:
+            if name in found[table]:
+                found[table][name] = np.cumsum(found[table][name]).tolist()
+    return found
 
 
-def test_the_end_of_the_card_is_drawn_where_it_is_in_sight() -> None:
-    estimate = _with_timeline([GIB, 3 * GIB])
+def test_the_moments_are_those_of_the_trace() -> None:
+    estimate = stepping_estimate()
+    trace, timeline, found = estimate.trace, estimate.timeline, _moments(estimate)
+    assert trace is not None
+    assert timeline is not None
+    assert found["events"]["allocated"] == timeline.allocated_bytes.tolist()
+    assert found["events"]["reserved"] == timeline.reserved_bytes.tolist()
+    assert found["events"]["operator"] == trace.event_operators.tolist()
+    assert found["peak"] == estimate.moment.event
+    rows = list(zip(*(found["storages"][name] for name in ("bytes", "category", "born", "lasts")), strict=True))
+    for event in range(len(trace)):
+        sizes = Counter[str]()
+        for size, category, born, lasts in rows:
+            if born <= event and (not lasts or event < born + lasts):
+                sizes[found["categories"][category]] += size
+        known = Counter[str]()
+        for one in (trace.storages[index] for index in trace.live_at(event)):
+            known[WORDS[one.category.name]] += one.bytes if one.place is Place.DEVICE else 0
+        assert +sizes == +known
+        assert sum(sizes.values()) == timeline.requested_bytes[event]
+
+
+def test_the_segments_are_those_that_are_reserved_at_the_peak() -> None:
+    estimate = stepping_estimate()
+    timeline, event = estimate.timeline, estimate.moment.event
+    assert timeline is not None
+    blocks = [block for segment in _moments(estimate)["segments"] for block in segment["blocks"]]
+    assert sum(map(abs, blocks)) == timeline.reserved_bytes[event]
+    assert sum(block for block in blocks if block > 0) == timeline.allocated_bytes[event]
+    assert min(blocks) < 0, "there are holes"
+
+
+def test_the_edge_of_the_card_is_that_of_segments() -> None:
+    estimate = stepping_estimate()
     assert estimate.fit is not None
-    outside = estimate.device - estimate.reserved
+    name, room = _moments(estimate)["edge"]
+    assert (name, room + estimate.device - estimate.reserved) == (estimate.fit.gpu, estimate.fit.capacity_bytes)
+    assert _moments(replace(estimate, fit=None))["edge"] is None
 
-    def on(capacity: int) -> str:
-        assert estimate.fit is not None
-        return replace(estimate, fit=replace(estimate.fit, capacity_bytes=capacity + outside)).report("html")
 
-    assert 'id="capacity"' in on(4 * GIB)
-    assert "the card ends for them, 4.00 GiB" in on(4 * GIB)
-    far = on(80 * GIB)
-    assert 'id="capacity"' not in far
-    assert "far above: where the card ends for them, 80.00 GiB" in far
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4000))
+def test_no_peak_is_lost_in_the_plot_of_a_notebook(values: list[int]) -> None:
+    shown = format_named("notebook").render(
+        Document("toy", "toy", [section("", Curves([Curve("size", values)], "", "", "bytes"))], dict)
+    )
+    (points,) = re.findall(r'points="([^"]*)"', shown)
+    ys = [float(point.split(",")[1]) for point in points.split()]
+    assert len(ys) <= 960
+    assert min(ys) == (2 if max(values) else 198)
+    assert format_bytes(max(values)) in shown or not max(values)
 
 
 def test_a_phone_shows_the_page_at_its_own_width() -> None:

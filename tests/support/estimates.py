@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import graphmem
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
 from graphmem.runtimes import runtime_named
+from graphmem.trace import Category, Place, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 
 PEAK_MOMENT = Moment(1042, "iteration 2 backward", "aten.mm", "transformer.h.11.mlp.c_fc", "model.py:117")
@@ -75,6 +77,31 @@ def training_estimate() -> Estimate:
         ),
         details={"torch_version": "2.13.0", "workspace_bytes": 8_519_680, "storages": {"device": 1234, "host": 3}},
     )
+
+
+def stepping_estimate() -> Estimate:
+    """Three small steps with their events, whose names are hostile."""
+    return graphmem.replay_trace(_steps(), device="T4")
+
+
+def _steps() -> Trace:
+    builder = TraceBuilder("hand-made")
+    build = builder.operator("aten.empty", "", builder.phase(0, "build"), "train.py:3")
+    for layer in range(4):
+        builder.alloc((layer + 1) * MIB, build, Category.PARAMETER, label=f"layers.{layer}.weight")
+    builder.alloc(MIB, build, Category.INPUT, place=Place.PINNED)
+    for step in (1, 2, 3):
+        forward, backward = (builder.phase(step, name) for name in ("forward", "backward"))
+        kept = []
+        for layer in range(4):
+            operator = builder.operator("aten.mm", f"layers.{layer}", forward, f"model.py:{10 + layer}")
+            kept.append(builder.alloc(3 * MIB + 7 * step, operator, Category.ACTIVATION))
+        for layer in reversed(range(4)):
+            operator = builder.operator("<img src=x>", f"layers.{layer}", backward)
+            scratch = builder.alloc(2 * MIB, operator, Category.TEMPORARY, label="</script>" if layer else "")
+            builder.free(kept[layer], operator)
+            builder.free(scratch, operator)
+    return builder.build()
 
 
 def failing_estimate() -> Estimate:

@@ -238,6 +238,34 @@ def _observed(_: Selection, call: Arguments) -> Perhaps:
     return call.self.clone(), mask
 
 
+# --- normal numbers (normal_impl and normal_out_impl of ATen/native/DistributionTemplates.h, 2.13) --------------------
+
+
+def _normal(_: Selection, mean: Tensor | float, std: Tensor | float = 1.0, **__: object) -> Tensor:
+    """Means and deviations, of which one at least is a tensor, are put onto normal numbers; whether all deviations are
+    positive is asked before and after the result is there."""
+    shapes = [number.shape for number in (mean, std) if isinstance(number, Tensor)]
+    given = mean if isinstance(mean, Tensor) else std
+    assert isinstance(given, Tensor)
+    _look_at_least(std)
+    drawn = torch.empty(torch.broadcast_shapes(*shapes), dtype=given.dtype, device=given.device)
+    if not isinstance(std, Tensor):
+        like_it = torch.empty_like(drawn)
+        drawn.normal_(0, std).add_(mean)
+        del like_it
+        return drawn
+    _look_at_least(std)
+    means = mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=drawn.dtype, device=drawn.device)
+    return drawn.normal_(0, 1).mul_(std).add_(means)
+
+
+def _look_at_least(std: Tensor | float) -> None:
+    if isinstance(std, Tensor) and std.numel():
+        least = std.min()
+        is_positive = least.ge(0)
+        del is_positive, least
+
+
 # --- products with powers of two (ATen/native/BinaryOps.cpp, 2.13) ----------------------------------------------------
 
 
@@ -327,6 +355,9 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = {
     _aten.fake_quantize_per_channel_affine_cachemask.default: _quantized_by_channel,
     _aten._fused_moving_avg_obs_fq_helper.default: _observed,
     _aten.masked_scatter_backward.default: _masked_scatter_backward,
+    _aten.normal.Tensor_Tensor: _normal,
+    _aten.normal.Tensor_float: _normal,
+    _aten.normal.float_Tensor: _normal,
     _aten.ldexp.Tensor: _ldexp,
     _aten.mvlgamma.default: _mvlgamma,
     _aten.isclose.default: _isclose,

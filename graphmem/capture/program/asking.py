@@ -26,14 +26,17 @@ from graphmem.capture.program.runs import Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
 from graphmem.torch_names import private
+from graphmem.training.program import LibraryFunction
 
 # --- data loaders and optimizers --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def loops_left(steps: int, recorder: Recorder, ends_alike: bool, shortens: bool) -> Iterator[Leaving]:
+def loops_left(
+    steps: int, recorder: Recorder, ends_alike: bool, shortens: bool, opens: Sequence[LibraryFunction] = ()
+) -> Iterator[Leaving]:
     """End the loops of a whole program after so many optimizer steps; options as of :class:`Leaving`."""
-    leaving = Leaving(steps, recorder, ends_alike, shortens)
+    leaving = Leaving(steps, recorder, ends_alike, shortens, opens)
     recorder.phases.names_stages = True
     handles = []
     with Patches() as patches:
@@ -93,7 +96,7 @@ class _LoaderLoop:
             loop.end_with(inside)
         if leaving.is_finished(self._loader()):
             if isinstance(sys.exc_info()[1], StopIteration):  # it was opened anew to go round: no batch is none at all
-                raise Left
+                raise leaving.left()
             raise StopIteration
         was_over = loop.is_over
         if not loop.goes_on():

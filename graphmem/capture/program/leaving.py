@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -40,12 +40,13 @@ from graphmem.capture.program.ahead import MOST_RUNS
 from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
 from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_REPEATED, NUMBERS_BYTES
-from graphmem.capture.program.places import Place, has_moved_on, here
+from graphmem.capture.program.places import Place, has_moved_on, here, loops_on_stack
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.training.program import ItemRun
+from graphmem.training.program import ItemRun, LibraryFunction
 from graphmem.units import format_bytes
 
 #: Epochs that a library may begin on a loader that has no batches left.
@@ -64,12 +65,18 @@ class Left(BaseException):
 class Leaving:
     """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes in a run.
     ``ends_alike_loops``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
-    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
+    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`). ``opens``: functions
+    of libraries whose loops end as the program's own do (:mod:`.library_loops`)."""
 
-    def __init__(self, steps: int, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False) -> None:
+    def __init__(
+        self, steps: int, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False,
+        opens: Sequence[LibraryFunction] = (),
+    ) -> None:  # fmt: skip
         self.wanted = steps
         self.ends_alike_loops = ends_alike_loops
         self.shortens = shortens
+        self.opens = opens
+        self.left_in: tuple[LibraryFunction, ...] = ()
         self.recorder = recorder
         self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
@@ -95,6 +102,7 @@ class Leaving:
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ends: dict[int, deque[int]] = {}  # optimizer -> rows where its last steps ended
+        self._passes: dict[int, int] = {}  # optimizer -> the backward pass in which it stepped last, or -1
         self._doubted: set[int] = set()  # optimizers whose steps are known to differ
         self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
@@ -132,6 +140,7 @@ class Leaving:
         since = max(since, self._run_start, self._ended)
         if (
             self._leaves_since is None
+            and not self._steps_in_pass(self._number(optimizer))
             and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
         ):
             self.doubt_others(0, "a loop that was left")
@@ -139,10 +148,16 @@ class Leaving:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         number, builder = self._number(optimizer), self.recorder.builder
-        self.log.append(number)
         ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
+        goes_on = self._steps_in_pass(number)
         if not any(loop.is_at_others for loop in self._active()):
+            if goes_on and ends:
+                ends.pop()
             ends.append(len(builder.rows))
+        if goes_on:
+            return
+        self._passes[number] = current_graph_task_id()
+        self.log.append(number)
         self._place = here(self.files)
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
@@ -150,13 +165,24 @@ class Leaving:
         if self._leaves_since is not None:
             self._leave(number)
 
+    def _steps_in_pass(self, number: int) -> bool:
+        """Whether an optimizer has stepped in the backward pass that runs: parameter by parameter, as gradients come,
+        it makes one step."""
+        running = current_graph_task_id()
+        return bool(running != -1 and self._passes.get(number) == running)
+
     def _leave(self, number: int) -> None:
         """Raises :class:`Left` behind the last step of all optimizers that take turns: in the middle, what their
         backward passes would free may be held."""
         made = Counter(self.log[self._leaves_since :])
         if made[number] <= min(made.values()) or made[number] > self.wanted + ALIKE_ITERATIONS:
             self._leaves_since = None
-            raise Left
+            raise self.left()
+
+    def left(self) -> Left:
+        """The error that leaves the program here."""
+        self.left_in = loops_on_stack()
+        return Left()
 
     def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
@@ -282,7 +308,7 @@ class Leaving:
             return False
         finished.times += 1
         if finished.times > AGAIN:
-            raise Left
+            raise self.left()
         return True
 
 

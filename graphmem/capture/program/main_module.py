@@ -15,6 +15,7 @@ from graphmem.base.documents import read_content
 from graphmem.capture.program.asking import Loops
 from graphmem.capture.program.jobs import one_job
 from graphmem.capture.program.leaving import Leaving, Left
+from graphmem.capture.program.library_loops import loops_opened
 from graphmem.capture.program.loops import compiled, rewritten_loops
 from graphmem.capture.program.notebooks import cells, cells_of_kernel
 from graphmem.capture.program.stand_ins import stand_ins
@@ -35,6 +36,7 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
         _environment(program),
         _restored(),
         rewritten_loops(Loops(leaving), folder),
+        loops_opened(leaving.opens),
         cells_of_kernel(),
         started_processes(leaving.recorder.storages),
         stand_ins(program.vocab, program.dataset, lambda found: leaving.recorder.assumed.update([found])),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import sys
 from itertools import zip_longest
 from types import CodeType, FrameType, TracebackType
 
+from graphmem.base.imports import library_folder
+from graphmem.training.program import LibraryFunction
+
 #: The module that runs the program's first line.
 _STARTS = "graphmem.capture.program.main_module"
+#: Packages whose own loops are those of one step: over hooks, and groups of parameters.
+_OF_STEPS = ("torch", "graphmem")
 #: The functions of the program's own files that run, outermost first: frame, code, the instruction it has come to.
 Place = tuple[tuple[int, CodeType, int], ...]
 
@@ -44,3 +52,36 @@ def calls_a_library(raised: TracebackType | None, files: set[str]) -> bool:
     while above is not None and above.f_code.co_filename in files:
         above = above.f_back
     return above is not None and above.f_globals.get("__name__") == _STARTS
+
+
+def loops_on_stack() -> tuple[LibraryFunction, ...]:
+    """The functions of libraries that the program runs in, and that have come to a line of a loop of theirs."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (name := str(frame.f_globals.get("__name__", ""))) != _STARTS:
+        code, is_of_steps = frame.f_code, name.partition(".")[0] in _OF_STEPS
+        if not is_of_steps and library_folder(code.co_filename) and _is_in_loop(code, frame.f_lineno):
+            found.append(named(code))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _is_in_loop(code: CodeType, line: int) -> bool:
+    loops = _loops(code.co_filename)
+    return any(code.co_firstlineno < first <= line <= last for first, last in loops)
+
+
+@functools.lru_cache(maxsize=64)
+def _loops(file: str) -> tuple[tuple[int, int], ...]:
+    """The first and last lines of the loops of a file."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ()
+    loops = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While)))
+    return tuple((node.lineno, node.end_lineno or node.lineno) for node in loops)
+
+
+def named(code: CodeType) -> LibraryFunction:
+    """The function that has this code."""
+    return LibraryFunction(code.co_filename, code.co_qualname, code.co_firstlineno)

@@ -13,9 +13,11 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from graphmem.base import deferred
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
 from graphmem.torch_names import owner
@@ -52,14 +54,22 @@ def doors(
 
         return made_of
 
+    def put_up(path: str, _: object = None) -> None:
+        patches.wrap(path, lost, door(path))
+
     finder = _Finder(patches.threads, libraries, open_)
+    undone = contextlib.ExitStack()
     try:
         for path in functions:
-            patches.wrap(path, lost, door(path))
+            if waiting := deferred.module_of(path):
+                undone.callback(deferred.afterwards(waiting, partial(put_up, path)))
+            else:
+                put_up(path)
         sys.meta_path.insert(0, finder)
         yield
     finally:
         sys.meta_path.remove(finder)
+        undone.close()
         patches.undo()
 
 

@@ -20,6 +20,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from graphmem.base import deferred
 from graphmem.capture.patches import Patches
 from graphmem.capture.session.doors import Asks, doors
 from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from graphmem.capture.program.leaving import Leaving
     from graphmem.capture.record.modules import ModuleWatch
     from graphmem.capture.record.recorder import Recorder
+    from graphmem.training.program import LibraryFunction
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Context:
     leave_after: int | None = None
     shortens: bool = False
     ends_alike_loops: bool = True
+    opens: Sequence[LibraryFunction] = ()
     numbers: Numbers | None = field(init=False, default=None)
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
@@ -169,6 +172,8 @@ def fake_mode() -> Iterator[None]:
 
 def _has_compiled(_: Context) -> bool:
     """True if something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
+    if deferred.is_waiting("torch._dynamo"):
+        return False
     seen: Any = private("torch._dynamo.convert_frame.input_codes", "the compiler is followed from the beginning", None)
     return seen is None or bool(seen.seen) or "graphmem.capture.compile.regions" in sys.modules
 
@@ -607,7 +612,13 @@ LAYERS: tuple[Layer, ...] = (
             "torch.optim.optimizer.Optimizer.__init__",
         ),
         "loops_left",
-        lambda context: (context.leave_after, context.recorder, context.ends_alike_loops, context.shortens),
+        lambda context: (
+            context.leave_after,
+            context.recorder,
+            context.ends_alike_loops,
+            context.shortens,
+            context.opens,
+        ),
         lambda context, made: setattr(context, "leaving", made),
         serves=lambda context: context.leave_after is not None,
     ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphmem import torch_names
+from graphmem.base import deferred
 from graphmem.base.versions import version_of
 from graphmem.capture.device.pretend_device import ShownCard, numbered
 from graphmem.capture.kernels.parts.script import Card
@@ -29,7 +30,7 @@ from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.session.settings import ProgramSettings
 from graphmem.capture.threads import capturing
-from graphmem.capture.torch_internals import Never
+from graphmem.capture.torch_internals import Never, disable_current_modes
 from graphmem.capture.values.assumed_values import AssumedValues, Assumptions, Selection
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
@@ -102,6 +103,13 @@ def _named_version() -> Iterator[None]:
         raise CaptureError(message) from error
 
 
+@contextlib.contextmanager
+def _apart(recorder: Recorder) -> Iterator[None]:
+    """Modules that run in the middle of a step find PyTorch as it was before."""
+    with recorder.paused(), disable_current_modes(), Patches.lifted():
+        yield
+
+
 @_named_version()
 def capture(
     run: Callable[[Session], None],
@@ -160,13 +168,14 @@ def capture(
         recorder.births.calls = calls
     shown_card = ShownCard(device, set() if asked is None else asked)
     mode = mode or RunMode()
-    context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops)
+    context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops, mode.opens)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
         stack.enter_context(neutral_state())
+        stack.enter_context(deferred.running(lambda: _apart(recorder)))
         layers = [layer for layer in LAYERS if layer.serves(context)]
         for layer in layers:
             if not layer.waits(context):
@@ -188,6 +197,7 @@ def capture(
         if context.leaving is not None:
             assumed |= context.leaving.findings()
             found |= {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
+            found["left_in"] = context.leaving.left_in
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)

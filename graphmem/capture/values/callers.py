@@ -14,7 +14,7 @@ import dis
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import CO_OPTIMIZED
 from itertools import islice
 from pathlib import Path
@@ -358,16 +358,28 @@ def lists_by_name() -> list[list[object]]:
 
 def ends_lightnings_epoch() -> bool:
     """Whether Lightning asks a loader for a batch; its next one is the last of the epoch then, for it counts them and
-    validates, saves and logs after as many as the loader has (``loops/fetchers.py``, ``_DataFetcher.__next__``)."""
-    for frame in _frames(sys._getframe(1)):
+    validates, saves and logs after as many as the loader has: those that were asked for (``loops/fetchers.py``,
+    ``_DataFetcher.__next__``), and those that were trained on (``loops/training_epoch_loop.py``,
+    ``_TrainingEpochLoop._should_check_val_fx``)."""
+    frames = list(_frames(sys._getframe(1)))
+    fetcher: Any = _self_in(frames, "__next__", "/loops/fetchers.py")
+    if fetcher is None or fetcher.length is None:
+        return False
+    skipped = max(0, fetcher.length - 1 - fetcher.fetched)
+    fetcher.fetched += skipped
+    epoch: Any = _self_in(frames, "advance", "/loops/training_epoch_loop.py")
+    if epoch is not None and skipped:
+        epoch.batch_progress.increment_by(skipped)
+    return True
+
+
+def _self_in(frames: Sequence[FrameType], method: str, file: str) -> object | None:
+    """The object whose method runs, of a file with this ending."""
+    for frame in frames:
         code = frame.f_code
-        if code.co_name == "__next__" and code.co_filename.replace(os.sep, "/").endswith("/loops/fetchers.py"):
-            fetcher: Any = frame.f_locals["self"]
-            if fetcher.length is None:
-                return False
-            fetcher.fetched = max(fetcher.fetched, fetcher.length - 1)
-            return True
-    return False
+        if code.co_name == method and code.co_filename.replace(os.sep, "/").endswith(file):
+            return frame.f_locals.get("self")
+    return None
 
 
 def named_arguments() -> dict[str, object]:

@@ -598,10 +598,11 @@ class KnownValues:
         return mirror is not None and mirror.is_weight
 
     def hold_weight(self, tensor: torch.Tensor) -> None:
-        """The tensor is a parameter from now on: it has a shape only, unless it is a handful of numbers."""
+        """The tensor is a parameter from now on: it has a shape only, unless it is a handful of numbers, or some
+        that nothing trains: moments of a distribution, a table of places."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return
-        if tensor.numel() <= _SMALL_PARAMETER:
+        if tensor.numel() <= (_SMALL_PARAMETER if tensor.requires_grad else FLOAT_LIMIT):
             return
         self.forget(tensor)
         self._new_mirror(tensor).is_weight = True

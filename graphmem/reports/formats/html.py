@@ -1,64 +1,53 @@
-"""A document as one HTML file that needs nothing else: no script, no font, no picture from anywhere.
+"""A document as one HTML file that needs nothing else and asks nobody for anything: its policy forbids it to.
 
-Of the values of a curve behind one point of the plot the largest is drawn, so no peak is lost. The answer as JSON is
-inside, in the element ``graphmem-KIND``.
+What can be looked at (curves, the moments of a run, tables to sort) is data in attributes, which the page's script
+(``graphmem/reports/page``, built of ``page/``) draws; all else is readable without. The answer as JSON is inside, in
+the element ``graphmem-KIND``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from hashlib import sha256
 from html import escape
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
 from graphmem.reports import Format
 from graphmem.reports.document import (
-    UNITS,
     Block,
     Code,
-    Curve,
     Curves,
     Document,
     Facts,
     Items,
+    Moments,
     Picture,
     Shares,
     Table,
     Text,
+    Value,
     clean,
 )
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 960, 300, 80, 24, 12
-_POINTS = 960
-
-#: Colours of curves and their widths, from the lowest to the uppermost: where two are equal the one below is seen on
-#: both sides. Told apart by readers who see no red or green too.
-_CURVES = (("#999999", 1.5), ("#0072b2", 4), ("#e69f00", 1.2))
-#: Up to so many times the highest point of the curves their limit is drawn.
-_IN_SIGHT = 2
-
-_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#f0e442", "#d55e00", "#7f3c8d", "#11a579",
-            "#332288", "#a5aa99", "#666666", "#bbbbbb", "#999999", "#444444")  # fmt: skip
+#: Colours of parts, in turn: black words can be read on each, and each is seen on white and on black.
+COLOURS = ("#5b9bd5", "#4fc3d9", "#5fae5f", "#d98cc0", "#e8953a", "#d5c04a", "#e0705a", "#a58be0", "#3fb59b",
+           "#a3adb8", "#c9a36b", "#8796a5", "#c0c0c0", "#b5838d", "#90a959")  # fmt: skip
 
 #: Rules of pages and notebooks: of what is below {0}; {1} is ``!important`` where others have rules for tables too.
 SHARED = """
-{0} .wide {{ overflow-x: auto }} {0} .no {{ color: #b00020; font-weight: 600 }} {0} .yes {{ font-weight: 600 }}
+{0} .wide {{ overflow-x: auto }}
 {0} td, {0} th {{ text-align: left{1} }} {0} td.n, {0} th.n {{ text-align: right{1}; white-space: nowrap;
-font-variant-numeric: tabular-nums }} {0} svg {{ max-width: 100%; height: auto }}
+font-variant-numeric: tabular-nums }}
 {0} .swatch {{ display: inline-block; width: .8em; height: .8em; margin-right: .4em }}
+{0} td.bar {{ width: 100%; min-width: 9em; padding: 0 }} {0} td.bar svg {{ display: block; width: 100%; height: 1.3em }}
 """.strip()
-_STYLE = """
-body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }}
-h1 {{ overflow-wrap: anywhere }} p, li {{ overflow-wrap: break-word }}
-table {{ border-collapse: collapse; margin: .5em 0 1em }} td, th {{ padding: .15em .9em .15em 0; vertical-align: top }}
-h2 {{ font-size: 1.1em; margin: 1.6em 0 .3em }} pre {{ background: #f4f4f4; padding: .6em; overflow-x: auto }}
-svg text {{ font: 11px system-ui, sans-serif; fill: #555 }}
-{0}
-@media (max-width: 640px) {{ body {{ margin: 1em auto }} td, th {{ padding-right: .5em }} td.exact {{ display: none }}
-svg {{ overflow: visible; margin-top: .6em }} svg text {{ font-size: 28px }}
-svg text.level {{ text-anchor: start; transform: translate(10px, -10px) }} }}
-""".strip().format(SHARED.format("body", ""))
 
 
 class _Html(Format):
@@ -69,30 +58,50 @@ class _Html(Format):
         """The whole page, ending in a newline."""
         title = escape(clean(document.title))
         data = json.dumps(document.data(), indent=2).replace("<", "\\u003c")
+        script, style = _page("page.js"), f"{_page('page.css')}{_colours()}\n{SHARED.format('main', '')}\n"
+        allowed = b64encode(sha256(script.encode()).digest()).decode()
+        policy = f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; base-uri 'none'"
         return (
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-            f"<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body(document)}\n"
-            f'<script type="application/json" id="graphmem-{document.kind}">\n{data}\n</script>\n</body>\n</html>\n'
+            f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body(document, _curves)}\n</main>\n"
+            f'<script type="application/json" id="graphmem-{document.kind}">\n{data}\n</script>\n'
+            f"<script>{script}</script>\n</body>\n</html>\n"
         )
 
 
 FORMAT = _Html()
 
 
-def body(document: Document) -> str:
-    """The sections, without a page around them."""
+@cache
+def _page(name: str) -> str:
+    """A file of the built page."""
+    return files("graphmem.reports").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _colours() -> str:
+    return f":root{{{';'.join(f'--c{number}:{colour}' for number, colour in enumerate(COLOURS))}}}"
+
+
+def body(document: Document, curves: Callable[[Curves], str]) -> str:
+    """The sections, without a page around them; ``curves`` draws those."""
     return "\n".join(
         part
         for section in document.sections
-        for part in ([f"<h2>{_words(section.title)}</h2>"] if section.title else []) + list(map(_block, section.blocks))
+        for part in (
+            "<section>",
+            *([f"<h2>{_words(section.title)}</h2>"] if section.title else []),
+            *(curves(block) if isinstance(block, Curves) else _block(block) for block in section.blocks),
+            "</section>",
+        )
     )
 
 
 def _block(block: Block) -> str:
     if isinstance(block, Text):
-        kind = f' class="{block.tone}"' if block.tone else ""
-        return "\n".join(f"<p{kind}>{_words(line)}</p>" for line in block.lines if line)
+        lines = "\n".join(f"<p>{_words(line)}</p>" for line in block.lines if line)
+        return f'<div class="verdict {block.tone}">\n{lines}\n</div>' if block.tone else lines
     if isinstance(block, Items):
         return "<ul>\n" + "".join(f"<li>{_words(line)}</li>\n" for line in block.lines) + "</ul>"
     if isinstance(block, Facts):
@@ -101,13 +110,13 @@ def _block(block: Block) -> str:
         return _shares(block)
     if isinstance(block, Table):
         return _table(block)
-    if isinstance(block, Curves):
-        return _curves(block)
+    if isinstance(block, Moments):
+        return _moments(block)
     if isinstance(block, Picture):
-        return block.svg()
+        return f'<div class="picture">{block.svg()}</div>'
     if isinstance(block, Code):
         text = "\n".join(map(clean, block.text.splitlines()))
-        return f"<h3>{_words(block.name)}</h3><pre>{escape(text)}</pre>"
+        return f'<h3>{_words(block.name)}</h3><pre tabindex="0">{escape(text)}</pre>'
     raise TypeError(f"{type(block).__name__} is no block of a document")
 
 
@@ -122,110 +131,97 @@ def _words(text: object) -> str:
 
 
 def _table(table: Table) -> str:
-    kinds = _kinds(table)
-    return _rows(table.titles, kinds, ([_words(cell) for cell in row] for row in table.words()))
+    rows = zip(table.words(), table.rows, strict=True)
+    return _rows(table.titles, _kinds(table), ([_words(cell) for cell in words] for words, _ in rows), table.rows)
 
 
 def _kinds(table: Table) -> list[str]:
     """The classes of the columns. What stands there in a shorter way too is left out where there is no room."""
-    return ["n exact" if c.unit == "exact" else "n" if c.has_figures else "" for c in table.columns]
+    return [f"n {c.unit}" if c.unit in ("exact", "share") else "n" if c.has_figures else "" for c in table.columns]
 
 
-def _rows(titles: Sequence[str], kinds: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are markup."""
+def _rows(
+    titles: Sequence[str],
+    kinds: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    values: Sequence[Sequence[Value]] | None = None,
+) -> str:
+    """A table of cells that are markup. With titles it can be sorted, by the ``values`` of figures."""
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
-    cells = [f"<th{kind}>{_words(title)}</th>" for title, kind in zip(titles, classes, strict=False)]
-    lines = [f"<tr>{''.join(cells)}</tr>\n"] if cells else []
-    for row in rows:
-        lines.append(f"<tr>{''.join(f'<td{k}>{cell}</td>' for cell, k in zip(row, classes, strict=True))}</tr>\n")
+    heads = (
+        (f'th scope="col"{kind}', "th", title) if title else ("td", "td", "")
+        for title, kind in zip(titles, classes, strict=False)
+    )
+    cells = [f"<{begin}>{_words(title)}</{end}>" for begin, end, title in heads]
+    lines = [f"<thead><tr>{''.join(cells)}</tr></thead>\n"] if cells else []
+    for number, row in enumerate(rows):
+        known = values[number] if cells and values is not None else [None] * len(row)
+        parts = zip(row, classes, known, strict=True)
+        lines.append(f"<tr>{''.join(f'<td{kind}{_sorted(value)}>{cell}</td>' for cell, kind, value in parts)}</tr>\n")
     return f'<div class="wide"><table>\n{"".join(lines)}</table></div>'
 
 
+def _sorted(value: Value) -> str:
+    """What a figure is sorted by."""
+    return f' data-v="{value}"' if isinstance(value, (int, float)) else ""
+
+
 def _shares(block: Shares) -> str:
-    """One bar of all parts, and under it a row for each, with its colour."""
-    table, whole = block.table(), max(1, block.total[1])
-    colours = {part[0]: _COLOURS[index % len(_COLOURS)] for index, part in enumerate(block.parts)}
-    bar, left = [], 0.0
-    for name, size, _ in block.shown():
-        share = 100 * max(0, size) / whole
-        bar.append(f'<rect x="{left:.3f}" y="0" width="{share:.3f}" height="6" fill="{colours[name]}"/>')
-        left += share
-    rows = [[_words(cell) for cell in row] for row in table.words()]
-    for row, (name, _, _) in zip(rows, block.shown(), strict=False):  # the sum has no colour
-        row[0] = f"{_swatch(colours[name])}{row[0]}"
-    svg = f'<svg viewBox="0 0 100 6" width="960" role="img" aria-label="shares">{"".join(bar)}</svg>'
-    return svg + _rows((), _kinds(table), rows)
+    """A row for each part with its colour and a bar that begins where the one above ended; the last is of all of them.
+    The edge of their room, where there is one, goes through all bars."""
+    table, (_, whole) = block.table(), block.total
+    colours = {part[0]: COLOURS[index % len(COLOURS)] for index, part in enumerate(block.parts)}
+    room = max(1, whole, block.edge[1] if block.edge else 0) * 1.01
+    end = "" if block.edge is None else f'<path class="edge" d="M{1000 * block.edge[1] / room:.2f} 0v10"/>'
+    rows: list[list[str]] = []
+    begin = 0
+    for (name, size, _), words in zip([*block.shown(), (*block.total, "")], table.words(), strict=True):
+        is_total = len(rows) == len(table.rows) - 1
+        colour = "currentColor" if is_total else colours[name]
+        swatch = "" if is_total else f'<span class="swatch" style="background:{colour}"></span>'
+        at, width = (1000 * part / room for part in (0 if is_total else begin, max(0, size)))
+        rect = f'<rect x="{at:.2f}" y="1" width="{width:.2f}" height="8" fill="{colour}"/>'
+        bar = f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rect}{end}</svg>'
+        rows.append([f"{swatch}{_words(words[0])}", *map(_words, words[1:]), bar])
+        begin += size
+    said = ""
+    if block.edge is not None:
+        used = 100 * whole / max(1, block.edge[1])
+        edge = _words(
+            f"{block.edge[0]}: {used:.1f} % of {table.columns[1].words(block.edge[1])}; the line is its edge."
+        )
+        said = f"<p>{edge}</p>"
+    return _rows((), ["name", *_kinds(table)[1:], "bar"], rows) + said
 
 
-def _swatch(colour: str) -> str:
-    return f'<span class="swatch" style="background:{colour}"></span>'
-
-
-# --- curves -----------------------------------------------------------------------------------------------------------
+# --- what the script draws --------------------------------------------------------------------------------------------
 
 
 def _curves(block: Curves) -> str:
-    """Curves over time; a line at their limit, if that is in sight."""
-    count = len(block.curves[0].values)
-    highest = max(float(np.max(curve.values)) for curve in block.curves) or 1.0
-    limit = None if block.limit is None or block.limit[0] > _IN_SIGHT * highest else block.limit[0]
-    highest = max(highest, limit or 0)
-    words = UNITS[block.unit]
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="over time">']
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = _y(highest * share, highest)
-        label = words(int(highest * share) if block.unit == "bytes" else highest * share)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text class="level" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
-    legend = []
-    for curve, (colour, width) in zip(block.curves, _CURVES, strict=False):
-        points = " ".join(_points(curve, highest))
-        name = escape(curve.name.partition(" ")[0])
-        parts.append(f'<polyline id="{name}" fill="none" stroke="{colour}" stroke-width="{width}" points="{points}"/>')
-        legend.append(f"<span>{_swatch(colour)}{_words(curve.name)}</span>")
-    parts += _lines(block, count, limit, highest)
-    parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 6}">{_words(block.begins)}</text>')
-    parts.append(f'<text x="{_WIDTH}" y="{_HEIGHT - 6}" text-anchor="end">{_words(block.ends)}</text></svg>')
-    return "".join(parts) + f"<p>{'; '.join([' '.join(legend), *_legend(block, limit)])}</p>"
+    """Curves with all their values."""
+    first, last = block.begins, block.ends
+    over, name = (list(map(float, block.over[0])), block.over[1]) if block.over else (None, f"{first} to {last}")
+    data = {
+        "unit": block.unit,
+        "names": [clean(curve.name) for curve in block.curves],
+        "values": [np.asarray(curve.values, dtype=float).tolist() for curve in block.curves],
+        "over": over,
+        "axis": clean(name),
+        "limit": (block.limit[0], clean(block.limit[1])) if block.limit else None,
+        "marks": list(block.marks),
+        "at": block.at,
+    }
+    said = [block.caption, f"marked: {block.marked}" if block.marks else "", block.at[1] if block.at else ""]
+    words = "; ".join(filter(None, said))
+    return f'<figure class="curves" data-curves="{_attribute(data)}"><figcaption>{_words(words)}</figcaption></figure>'
 
 
-def _lines(block: Curves, count: int, limit: float | None, highest: float) -> Iterator[str]:
-    if block.at is not None:
-        x = _x(max(0, block.at[0]), count)
-        yield f'<line x1="{x}" x2="{x}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="#b00" stroke-dasharray="4"/>'
-    if limit is not None:
-        y = _y(limit, highest)
-        yield f'<line id="capacity" x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}" stroke="#b00"/>'
-    for mark in block.marks:
-        x = _x(mark, count)
-        yield f'<line x1="{x}" x2="{x}" y1="{_HEIGHT - _BOTTOM}" y2="{_HEIGHT - _BOTTOM + 8}" stroke="#b00020"/>'
+def _attribute(data: Any) -> str:
+    return escape(json.dumps(data, separators=(",", ":")))
 
 
-def _legend(block: Curves, limit: float | None) -> Iterator[str]:
-    if block.at is not None:
-        yield f"dashed: {_words(block.at[1])}"
-    if block.limit is not None:
-        size = UNITS[block.unit](block.limit[0])
-        name = _words(block.limit[1])
-        yield f"red: {name}, {size}" if limit is not None else f"far above: {name}, {size}"
-    if block.marks:
-        yield f"red marks below: {_words(block.marked)}"
-    if block.caption:
-        yield _words(block.caption)
-
-
-def _points(curve: Curve, highest: float) -> Iterator[str]:
-    values = np.asarray(curve.values)
-    count = len(values)
-    starts = np.unique(np.linspace(0, count, min(count, _POINTS), endpoint=False, dtype=np.int64))
-    largest = np.maximum.reduceat(values, starts)
-    for start, value in zip(starts.tolist(), largest.tolist(), strict=True):
-        yield f"{_x(start, count)},{_y(value, highest)}"
-
-
-def _x(index: int, count: int) -> float:
-    return round(_LEFT + (_WIDTH - _LEFT) * index / max(1, count - 1), 1)
-
-
-def _y(value: float, highest: float) -> float:
-    return round(_HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * value / highest, 1)
+def _moments(block: Moments) -> str:
+    """The tables of a run: JSON that is deflated (zlib), in base64."""
+    text = json.dumps(block.tables(), separators=(",", ":")).encode()
+    packed = b64encode(zlib.compress(text, 9)).decode()
+    return f'<div id="moments" data-tables="{packed}"><noscript>Drawn by the page\'s script.</noscript></div>'

@@ -1,10 +1,19 @@
-"""A document as a piece of HTML among other cells of a notebook."""
+"""A document as a piece of HTML among other cells of a notebook, which runs no script: its curves are drawn here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from html import escape
+
+import numpy as np
+
 from graphmem.reports import Format
-from graphmem.reports.document import Document
-from graphmem.reports.formats.html import SHARED, body
+from graphmem.reports.document import UNITS, Curve, Curves, Document, clean
+from graphmem.reports.formats.html import COLOURS, SHARED, body
+
+_WIDTH, _HEIGHT = 960, 200
+#: Of the values behind one point of the plot the largest is drawn, so no peak is lost.
+_POINTS = 960
 
 
 class _Notebook(Format):
@@ -14,7 +23,33 @@ class _Notebook(Format):
     def render(self, document: Document, width: int | None = None) -> str:
         """The sections; notebooks have rules for tables of their own, which are more special than those of a page."""
         style = SHARED.format(".graphmem", " !important")
-        return f'<div class="graphmem"><style>{style}</style>{body(document)}</div>\n'
+        return f'<div class="graphmem"><style>{style}</style>{body(document, _curves)}</div>\n'
 
 
 FORMAT = _Notebook()
+
+
+def _curves(block: Curves) -> str:
+    """Curves over time, and in words how high they go and where their limit is."""
+    highest = max(float(np.max(curve.values)) for curve in block.curves) or 1.0
+    words = UNITS[block.unit]
+    lines, said = [], [f"up to {words(int(highest) if block.unit == 'bytes' else highest)}"]
+    for number, curve in enumerate(block.curves):
+        colour = COLOURS[number % len(COLOURS)]
+        points = " ".join(_points(curve, highest))
+        lines.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>')
+        if curve.name:
+            said.append(f'<span class="swatch" style="background:{colour}"></span>{escape(clean(curve.name))}')
+    if block.limit is not None:
+        said.append(escape(clean(f"{block.limit[1]}: {words(block.limit[0])}")))
+    said += [escape(clean(words)) for words in (block.caption,) if words]
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" style="max-width:100%" role="img" aria-label="curves">'
+    return f"{svg}{''.join(lines)}</svg><p>{'; '.join(said)}</p>"
+
+
+def _points(curve: Curve, highest: float) -> Iterator[str]:
+    values = np.asarray(curve.values)
+    count = len(values)
+    starts = np.unique(np.linspace(0, count, min(count, _POINTS), endpoint=False, dtype=np.int64))
+    for start, value in zip(starts.tolist(), np.maximum.reduceat(values, starts).tolist(), strict=True):
+        yield f"{_WIDTH * start / max(1, count - 1):.1f},{_HEIGHT - 2 - (_HEIGHT - 4) * value / highest:.1f}"

@@ -27,6 +27,20 @@ add("randint", lambda x: torch.randint(0, 100, (64, 4096), device=x.device), X, 
 add("randperm", lambda x: torch.randperm(10000, device=x.device), X, grad=False)
 add("randperm_large", lambda x: torch.randperm(1000000, device=x.device), X, grad=False)
 add("normal", lambda x: torch.normal(0.0, 1.0, (64, 4096), device=x.device) + x, X)
+COLUMNS = t(1024, 1024, grad=False, layout="transposed")
+_PLAIN = t(64, 4096, grad=False)
+add("normal_of_tensors", lambda m, s: torch.normal(m, s), _PLAIN, _PLAIN, true_values=True)
+add(
+    "normal_of_broadcast",
+    lambda m, s: torch.normal(m, s.expand(64, -1)),
+    _PLAIN,
+    t(1, 4096, grad=False),
+    true_values=True,
+)
+add("normal_of_means", lambda m: torch.normal(m, 0.5), _PLAIN)
+add("normal_of_deviations", lambda s: torch.normal(0.0, s), _PLAIN, true_values=True)
+add("normal_of_columns", lambda m, s: torch.normal(m, s), COLUMNS, t(1024, 1024, grad=False), true_values=True)
+add("normal_of_halves", lambda m, s: torch.normal(m.half(), s.half()), _PLAIN, _PLAIN, true_values=True)
 add("bernoulli", lambda x: torch.bernoulli(x), t(64, 4096, grad=False))
 add("bernoulli_half", lambda x: torch.bernoulli(x), t(64, 4096, dtype=FP16, grad=False))
 add("bernoulli_of_doubles", lambda x: torch.empty_like(x).bernoulli_(x.double()), t(64, 4096, grad=False))
@@ -35,7 +49,6 @@ add("bernoulli_p", lambda x: x * torch.empty_like(x).bernoulli_(0.5), X)
 add("multinomial", lambda x: torch.multinomial(x, 1), t(64, 4096, grad=False))
 add("multinomial_many", lambda x: torch.multinomial(x, 100, replacement=True), t(64, 4096, grad=False))
 add("multinomial_without", lambda x: torch.multinomial(x, 100), t(64, 4096, grad=False))
-COLUMNS = t(1024, 1024, grad=False, layout="transposed")
 add("multinomial_many_blocks", lambda x: torch.multinomial(x, 4), t(1024, 1024, grad=False))
 add("multinomial_sorted", lambda x: torch.multinomial(x, 6000), t(2, 50000, grad=False))
 add("multinomial_one_long", lambda x: torch.multinomial(x, 1), t(2, 1000000, grad=False))

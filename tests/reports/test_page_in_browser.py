@@ -1,0 +1,270 @@
+"""The page in a real browser: what is shown there after clicks and keys is what the trace says. Skipped where there is
+no Chromium with its driver, or no Selenium."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphmem.estimate import Estimate
+from graphmem.reports import format_named
+from graphmem.reports.document import Column, Curve, Curves, Document, Table, section
+from graphmem.reports.tree import owner
+from graphmem.trace import Place, Trace
+from graphmem.units import MIB, format_bytes
+from tests.support.estimates import stepping_estimate
+
+webdriver = pytest.importorskip("selenium.webdriver")
+_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (_BROWSER and _DRIVER), reason="there is no Chromium with its driver")
+
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--window-size=1400,2000",
+)  # fmt: skip
+_SEARCH = "input[aria-label='Search flame graph and table']"
+
+
+class _Browser:
+    """A page that is open: its elements by CSS selector, and what they show."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def open(self, path: Path) -> None:
+        self.driver.get(path.as_uri())
+        self.until(lambda: self.run("const at = document.getElementById('moments'); return !at || at.dataset.ready"))
+
+    def until(self, holds: Callable[[], object]) -> None:
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.driver, 10, 0.02).until(lambda _: holds())
+
+    def all(self, selector: str) -> list[Any]:
+        found: list[Any] = self.driver.find_elements("css selector", selector)
+        return found
+
+    def one(self, selector: str, text: str = "") -> Any:
+        """The first element of a selector, with this text."""
+        return next(one for one in self.all(selector) if text in one.text)
+
+    def texts(self, selector: str) -> Sequence[str]:
+        found: Sequence[str] = self.run(
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector
+        )
+        return found
+
+    def press(self, element: Any, *keys: str) -> None:
+        element.send_keys(*keys)
+
+    @property
+    def event(self) -> int:
+        """The chosen moment."""
+        return int(self.one("[role=slider]").get_attribute("aria-valuenow"))
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """The first and the last event that the timeline shows."""
+        at = self.one("[role=slider]")
+        return int(at.get_attribute("data-from")), int(at.get_attribute("data-to"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Browser]:
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = _BROWSER
+    for flag in (*_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(_DRIVER))
+    yield _Browser(driver)
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def estimate() -> Estimate:
+    return stepping_estimate()
+
+
+@pytest.fixture
+def page(browser: _Browser, estimate: Estimate, tmp_path: Path) -> _Browser:
+    """The page of the estimate, just opened."""
+    path = tmp_path / "page.html"
+    path.write_text(estimate.report("html"), encoding="utf-8")
+    browser.open(path)
+    return browser
+
+
+def _live(trace: Trace, event: int) -> list[tuple[int, str, str]]:
+    """(bytes, module, source) of the storages on the device at an event, by the trace."""
+    makers, found = trace.births(), []
+    for index in trace.live_at(event):
+        storage, maker = trace.storages[index], trace.operators[makers[index]]
+        if storage.place is Place.DEVICE:
+            found.append((storage.bytes, owner(storage, maker), maker.source))
+    return found
+
+
+def _shows_moment(page: _Browser, estimate: Estimate, event: int) -> None:
+    """The title, the levels and the table are those of the event."""
+    trace, timeline = estimate.trace, estimate.timeline
+    assert trace is not None
+    assert timeline is not None
+    live = _live(trace, event)
+    title, *_ = page.texts("#moments h3")
+    assert f"event {event:,}: {format_bytes(sum(one[0] for one in live))} requested in {len(live)} storages" in title
+    readout = " ".join(page.texts(".readout p"))
+    for level in ("requested", "allocated", "reserved"):
+        assert f"{level} {format_bytes(int(getattr(timeline, f'{level}_bytes')[event]))}" in readout
+    operator = trace.operators[int(trace.event_operators[event])]
+    assert operator.name in readout
+    assert operator.source in readout
+    shown = page.texts("[role=tabpanel] tbody td:first-child")
+    assert list(shown) == [format_bytes(size) for size, _, _ in sorted(live, reverse=True)]
+
+
+def test_it_opens_at_the_peak_and_asks_nobody_for_anything(page: _Browser, estimate: Estimate) -> None:
+    assert page.event == estimate.moment.event
+    _shows_moment(page, estimate, estimate.moment.event)
+    assert page.run("return performance.getEntriesByType('resource').length") == 0
+    assert page.driver.get_log("browser") == []
+    blocked = "const done = arguments[0]; fetch('https://example.org/').then(() => done(false), () => done(true))"
+    assert page.driver.execute_async_script(blocked)
+    assert any("Content Security Policy" in line["message"] for line in page.driver.get_log("browser"))
+
+
+def test_the_waterfall_ends_where_the_sum_does(page: _Browser, estimate: Estimate) -> None:
+    assert estimate.fit is not None
+    bars = page.run(
+        "return [...document.querySelectorAll('td.bar rect')].map(r => [r.x.baseVal.value, r.width.baseVal.value])"
+    )
+    *parts, (_, whole) = bars
+    assert np.allclose([x for x, _ in parts], [0, *np.cumsum([width for _, width in parts])[:-1]], atol=0.1)
+    assert abs(sum(width for _, width in parts) - whole) < 0.1
+
+
+def test_the_segments_at_the_peak_sum_up(page: _Browser, estimate: Estimate) -> None:
+    assert estimate.timeline is not None
+    reserved, allocated = (
+        format_bytes(int(level[estimate.moment.event]))
+        for level in (estimate.timeline.reserved_bytes, estimate.timeline.allocated_bytes)
+    )
+    (said,) = page.texts(".segments > p")
+    assert said.startswith(f"{reserved} reserved in {len(page.all('.segments tbody tr'))} segments")
+    assert f"{allocated} are held" in said
+
+
+def test_keys_and_clicks_choose_a_moment(page: _Browser, estimate: Estimate) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    slider, last = page.one("[role=slider]"), len(estimate.trace or ()) - 1
+    page.press(slider, Keys.END)
+    assert page.event == last
+    page.press(slider, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert page.event == last - 2
+    _shows_moment(page, estimate, last - 2)
+    page.press(slider, "p")
+    assert page.event == estimate.moment.event
+    ActionChains(page.driver).move_to_element_with_offset(page.one("[role=slider] .u-over"), 20, 0).click().perform()
+    assert page.event != estimate.moment.event
+    _shows_moment(page, estimate, page.event)
+    page.one("button", "Peak").click()
+    assert page.event == estimate.moment.event
+
+
+def test_the_timeline_zooms_pans_and_is_brushed(page: _Browser, estimate: Estimate) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    slider, whole = page.one("[role=slider]"), (0, len(estimate.trace or ()) - 1)
+    assert page.seen == whole
+    page.press(slider, Keys.HOME, "+", "+")
+    near = page.seen
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 4, abs=2)
+    page.press(slider, Keys.PAGE_DOWN)
+    assert page.seen[0] > near[0]
+    assert page.seen[1] - page.seen[0] == pytest.approx(near[1] - near[0], abs=1)
+    page.press(slider, "0")
+    assert page.seen == whole
+    chosen, plot = page.event, page.one("[role=slider] .u-over")
+    ActionChains(page.driver).move_to_element_with_offset(plot, -200, 0).click_and_hold().move_by_offset(
+        300, 0
+    ).release().perform()
+    assert whole[0] < page.seen[0] < page.seen[1] < whole[1]
+    assert page.event == chosen, "to drag is not to choose"
+    page.one("button", "All").click()
+    assert page.seen == whole
+    ActionChains(page.driver).move_to_element_with_offset(
+        page.one(".strip .u-over"), 0, 0
+    ).click_and_hold().move_by_offset(200, 0).release().perform()
+    assert page.seen[0] == pytest.approx(whole[1] / 2, abs=1)
+
+
+def test_the_stack_is_divided_by_module_and_by_phase(page: _Browser, estimate: Estimate) -> None:
+    choose = "const at = arguments[0]; at.value = arguments[1]; at.dispatchEvent(new Event('change'))"
+    for by, known in (("module", "layers.3"), ("phase", "made in build"), ("category", "parameters")):
+        page.run(choose, page.one("#moments select"), by)
+        keys = dict(re.findall(r"(.+) ([\d.]+) (?:MiB|B)$", text)[0] for text in page.texts(".legend li"))
+        assert known in keys
+        layers = sum(float(size) for name, size in keys.items() if not name.endswith("(line)"))
+        assert layers == pytest.approx(estimate.requested / MIB, abs=0.05)
+
+
+def test_the_flame_graph_looks_closer_and_is_searched(page: _Browser, estimate: Estimate) -> None:
+    from selenium.webdriver import Keys
+
+    assert estimate.trace is not None
+    live = _live(estimate.trace, estimate.moment.event)
+    whole, layer = (sum(size for size, module, _ in live if of in (module, "")) for of in ("", "layers.2"))
+    page.one(".flame button[aria-label^='2:']").click()
+    said = page.one("#moments .said[aria-live]")
+    assert f"layers / 2: {format_bytes(layer)}, {100 * layer / whole:.1f} %" in said.text
+    page.press(page.one(".flame button[tabindex='0']"), Keys.ESCAPE)
+    assert said.text.startswith(f"layers: {format_bytes(whole)}")
+    page.press(page.driver.switch_to.active_element, Keys.ARROW_DOWN)
+    assert page.driver.switch_to.active_element.get_attribute("aria-label").startswith("3:")
+    page.one("[role=tab]", "source line").click()
+    page.press(page.one(_SEARCH), "model.py:12")
+    found = sum(size for size, _, source in live if source == "model.py:12")
+    assert f"found {format_bytes(found)}" in said.text
+    assert len(page.all(".flame .hit")) == 1
+    assert len(page.all("[role=tabpanel] tbody tr")) == sum(source == "model.py:12" for _, _, source in live)
+
+
+def test_tables_of_the_moment_are_sorted(page: _Browser) -> None:
+    page.one("[role=tab]", "modules").click()
+    head = page.one("[role=tabpanel] .sort", "module")
+    first = [tuple(page.texts("[role=tabpanel] tbody td:first-child"))]
+    for _ in range(3):
+        head.click()
+        first.append(tuple(page.texts("[role=tabpanel] tbody td:first-child")))
+    largest, up, down, again = first
+    assert up == tuple(sorted(largest))
+    assert down == up[::-1]
+    assert again == largest
+
+
+def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_path: Path) -> None:
+    rows = [(f"row {number}", size) for number, size in enumerate((5, 1 << 31, 700, 1 << 20, *range(10)))]
+    curve = Curves([Curve("device memory", [1 * MIB, 2 * MIB, 5 * MIB])], "", "", "bytes", over=([1, 2, 4], "batch"))
+    parts = Table([Column("name"), Column("size", "bytes")], rows), curve
+    path = tmp_path / "answer.html"
+    path.write_text(format_named("html").render(Document("toy", "toy", [section("", *parts)], dict)), encoding="utf-8")
+    browser.open(path)
+    browser.one(".sort", "size").click()
+    assert list(browser.texts("tbody td:first-child"))[:3] == ["row 1", "row 3", "row 2"]
+    browser.press(browser.one("input[type=search]"), "row 1")
+    assert browser.run("return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).length") == 5
+    assert browser.one("figure [role=img]").get_attribute("aria-label") == "device memory up to 5 MiB"
+    assert len(browser.all("figure canvas")) == 1
