@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from graphmem.analyze import analyze, operator_graph, replay_trace
     from graphmem.errors import GraphmemError
     from graphmem.estimate import Estimate
+    from graphmem.integrations.watching import Watched, watch
     from graphmem.planning.advise import advise
     from graphmem.planning.compare import Comparison, compare
     from graphmem.planning.explaining import explain_oom
@@ -36,6 +37,7 @@ __all__ = [
     "Plan",
     "ServingReport",
     "Training",
+    "Watched",
     "advise",
     "analyze",
     "compare",
@@ -48,6 +50,7 @@ __all__ = [
     "replay_trace",
     "serve",
     "sweep",
+    "watch",
 ]
 __version__ = "0.2.0"
 
@@ -58,6 +61,7 @@ _PLACES = {
     "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.layouts.plan", "replay_trace": "analyze",
     "serve": "serving.answer", "sweep": "planning.sweep", "explain_oom": "planning.explaining",
     "load_ipython_extension": "integrations.notebook",
+    "Watched": "integrations.watching", "watch": "integrations.watching",
     **dict.fromkeys(("Job", "Packing", "pack"), "planning.layouts.pack"),
 }  # fmt: skip
 

@@ -53,6 +53,13 @@ def labelled(say: Progress, label: str) -> Progress:
     return lambda stage: say(f"{label}: {stage}")
 
 
+def counted(say: Progress, done: int, total: int) -> None:
+    """Tell somebody who hears a progress, and counts (has a ``count``), how many of how many are done."""
+    count = getattr(say, "count", None)
+    if count is not None:
+        count(done, total)
+
+
 def silent(_: str) -> None:
     """Progress that nobody hears."""
 

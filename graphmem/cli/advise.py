@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, form_options
 from graphmem.cli.output import check_output, publish, working
@@ -11,7 +12,7 @@ from graphmem.reports import Format
 
 
 @click.command("advise", cls=GroupedCommand)
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("request", Request)
 @form_options
 def advise_command(model: str, request: Request, form: Format, output: str | None) -> None:

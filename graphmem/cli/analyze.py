@@ -9,6 +9,7 @@ import click
 
 from graphmem.base.options import option
 from graphmem.base.records import public_value
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import INPUTS, RANKS, STEP, Output, Request
 from graphmem.cli.output import check_output, emit, show, working
@@ -26,7 +27,7 @@ class Analysis(Request):
 
 
 @click.command("analyze", cls=GroupedCommand)
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
 @takes("request", Analysis)
 @takes("output", Output, "Output")

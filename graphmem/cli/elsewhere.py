@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 
 import click
 
@@ -39,7 +40,18 @@ ELSEWHERE = {
 
 def words_for(name: str) -> str:
     """What to write for an option of another tool; empty for an unknown one."""
-    return ELSEWHERE.get(f"--{name.lstrip('-').replace('_', '-').lower()}", "")
+    return ELSEWHERE.get(_plain(name), "")
+
+
+def _meant(name: str, own: Iterable[str]) -> str:
+    """The option of another tool that a misspelt one is nearer to than to any of the command's ``own``; else empty."""
+    own = set(own)
+    nearest = next(iter(difflib.get_close_matches(_plain(name), own | ELSEWHERE.keys(), n=1, cutoff=0.8)), "")
+    return "" if nearest in own else nearest
+
+
+def _plain(name: str) -> str:
+    return f"--{name.lstrip('-').replace('_', '-').lower()}"
 
 
 @contextlib.contextmanager
@@ -49,7 +61,8 @@ def explained() -> Iterator[None]:
         yield
     except click.NoSuchOption as error:
         name = error.option_name
-        known = words_for(name)
+        own = [] if error.ctx is None else [flag for one in error.ctx.command.params for flag in one.opts]
+        known = words_for(name) or words_for(_meant(name, own))
         if error.ctx is not None and error.ctx.info_name == "run" and not known.startswith("--gpu"):
             known = f"those of the program go after it: graphmem run train.py {name} ..."
         if not known:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import click
 
 from graphmem.base.options import described, option, option_of
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, Written
 from graphmem.cli.output import check_output, emit, working
@@ -41,7 +42,7 @@ class Exported:
 
 
 @click.command("export", cls=GroupedCommand)
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("request", Request)
 @takes("", Exported)
 def export_command(model: str, request: Request, form: Export, table: str, output: str | None) -> None:

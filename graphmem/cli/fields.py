@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, cast
@@ -12,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from graphmem.base.options import Given, Option, Whole, help_of, options_of
-from graphmem.cli import elsewhere
+from graphmem.cli import completion, elsewhere
 from graphmem.errors import UsageError
 from graphmem.training import parse_optimizer_arg
 
@@ -20,6 +21,15 @@ Object = TypeVar("Object")
 Command = TypeVar("Command", bound=Callable[..., object])
 
 OTHER = "Options"
+#: Options of a help that is short: those that most people need. ``--help-all`` has the others.
+USUAL = frozenset((
+    "--batch", "--seq-len", "--training", "--optimizer", "--amp", "--dtype", "--weights", "--grad-accum",
+    "--checkpoint-activations", "--compile", "--world-size", "--fsdp", "--zero", "--tp", "--gpu", "--gpu-memory",
+    "--alloc-conf", "--format", "--output", "--details", "--html", "--fail-on-oom", "--help", "--help-all",
+))  # fmt: skip
+#: A help of more options than this is short.
+_MANY = 40
+_ALL = "graphmem.help_all"  # where a click context keeps whether all options are shown
 
 
 class GroupedCommand(click.Command):
@@ -28,6 +38,12 @@ class GroupedCommand(click.Command):
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
+        self._is_long = len(self.params) > _MANY
+        if self._is_long:
+            shows = "Show every option, and what it means."
+            self.params.append(
+                click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_all, help=shows)
+            )
         if self.name in _KEEP_NOTHING:
             return
         help = "Capture anew, and keep nothing on the disk (see 'graphmem cache')."
@@ -40,17 +56,40 @@ class GroupedCommand(click.Command):
             return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section a heading; options without one come last."""
+        """Write one section a heading; options without one come last. Of many, those that few people need are named
+        by their headings alone."""
         groups: dict[str, list[tuple[str, str]]] = {}
+        others: dict[str, list[str]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
-                groups.setdefault(getattr(parameter, "heading", None) or OTHER, []).append(record)
+                heading = getattr(parameter, "heading", None) or OTHER
+                if self._is_long and not ctx.meta.get(_ALL) and USUAL.isdisjoint(parameter.opts):
+                    others.setdefault(heading, []).append(max(parameter.opts, key=len))
+                else:
+                    groups.setdefault(heading, []).append(record)
         groups[OTHER] = groups.pop(OTHER, [])
         for heading, records in groups.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+        if others:
+            with formatter.section("More (--help-all explains them)"):
+                formatter.write_dl([(heading, _lines(names, formatter.width)) for heading, names in others.items()])
+
+
+def _lines(names: list[str], width: int) -> str:
+    """The names in lines that break none of them; ``\\b`` is click's word for text that is not folded again."""
+    wrapped = textwrap.wrap(" ".join(names), max(20, width - 34), break_on_hyphens=False, break_long_words=False)
+    return "\n".join(("\b", *wrapped))
+
+
+def _all(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Show the whole help, and end."""
+    if is_asked and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
 
 
 #: Where a click context keeps whether captures stay off the disk.
@@ -114,7 +153,8 @@ def _parameter(kind: type, field: Field[object], option: Option, heading: str) -
         flags[0] = f"{flags[0]}/--no-{flags[0].removeprefix('--')}"
     required = field.default is MISSING and not option.opens
     attributes = _attributes(field, option) | ({"required": True} if required else {"default": None})  # 8.3 takes both
-    made = FieldOption([*flags, option.parameter], help=help, **attributes)
+    completes = completion.of(option.parameter)
+    made = FieldOption([*flags, option.parameter], help=help, shell_complete=completes, **attributes)
     made.heading = heading
     return made
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import click
 
 from graphmem.base.options import Whole, option
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
@@ -41,7 +42,7 @@ class Search:
 
 
 @click.command("fit", cls=GroupedCommand)
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("request", Request)
 @takes("search", Search, "Search")
 @form_options

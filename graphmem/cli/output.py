@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
 import tempfile
-import threading
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -20,17 +20,16 @@ from graphmem.base.files import write_whole
 from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import NO_CACHE
 from graphmem.cli.options import Output
+from graphmem.cli.progress import status
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.reports import Answer, Format, format_named
-from graphmem.reports.document import Document, clean
+from graphmem.reports.document import Document
 from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
 from graphmem.units import format_bytes
 
 DOES_NOT_FIT = 3
 
-#: Seconds of silence before the progress line appears.
-PATIENCE = 1.0
 _WIDEST = 120
 _LIBRARIES = (
     "torch",
@@ -143,15 +142,28 @@ def width(output: str | None) -> int | None:
 
 @contextlib.contextmanager
 def working(*, shows_warnings: bool = False) -> Iterator[Callable[[str], None]]:
-    """While it lasts, what the model's own code prints goes to stderr, and a progress line with the iteration, the
-    operators and the time shows there on a terminal after a second. Warnings of libraries are about their use by
-    graphmem and not shown, unless a program runs as it is. Captures are kept on the disk, and recalled from there.
-    Yields a function for the words of the progress line."""
+    """While it lasts, what the model's own code prints goes to stderr, and a progress line with what is being done, the
+    time, and of many answers how many are left shows there on a terminal after half a second. Warnings of libraries are
+    about their use by graphmem and not shown, unless a program runs as it is. Captures are kept on the disk, and
+    recalled from there. Yields a function for the words of the progress line."""
     _use_process(click.get_current_context(silent=True))
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), _status() as say:
-        if not shows_warnings:
-            warnings.filterwarnings("ignore", module=rf"({'|'.join(_LIBRARIES)})(\.|$)")
+    quiet = contextlib.nullcontext() if shows_warnings else _without_warnings()
+    with contextlib.redirect_stdout(sys.stderr), quiet, status() as say:
         yield say
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Libraries warn through ``warnings``, and through ``logging``, whose levels they set anew when they are imported:
+    of those that are errors alone are heard."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=rf"({'|'.join(_LIBRARIES)})(\.|$)")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _use_process(context: click.Context | None) -> None:
@@ -164,27 +176,3 @@ def _use_process(context: click.Context | None) -> None:
     if context.meta.get(NO_CACHE):
         return
     capture_cache.use(capture_cache.default_folder())
-
-
-@contextlib.contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """A spinner on a terminal, shown after some time; yields the function that sets its text."""
-    if not sys.stderr.isatty():
-        yield lambda stage: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from graphmem.cli.progress import stderr_console
-
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))  # a narrow one cuts words
-    status = Progress(*columns, console=stderr_console(), transient=True)
-    task = status.add_task("analysing")
-    timer = threading.Timer(PATIENCE, status.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda stage: status.update(task, description=clean(stage))
-    finally:
-        timer.cancel()
-        timer.join()
-        status.stop()

@@ -12,6 +12,7 @@ import click
 
 from graphmem.base.files import write_whole
 from graphmem.base.options import REQUIRED, Whole, option, option_of
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, built, takes
 from graphmem.cli.options import STEP, Request, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
@@ -96,7 +97,7 @@ class Configuration:
 
 
 @click.command("plan", cls=GroupedCommand)
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("asked", Asked)
 @form_options
 @takes("", Configuration, "Output")

@@ -11,6 +11,7 @@ from typing import cast
 import click
 
 from graphmem.base.options import Given, option
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
@@ -100,7 +101,7 @@ class Asked:
     cls=GroupedCommand,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("asked", Asked)
 @form_options
 def serve_command(model: str, asked: Asked, form: Format, output: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from graphmem.base.options import Whole, option
+from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, device_of, form_options
 from graphmem.cli.output import check_output, publish, working
@@ -154,7 +155,7 @@ class _SweepCommand(GroupedCommand):
 
 
 @click.command("sweep", cls=_SweepCommand)
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("request", Request)
 @takes("settings", Settings, "Settings")
 @form_options

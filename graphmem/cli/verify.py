@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from graphmem.base.options import Whole, option
+from graphmem.cli.completion import models
 from graphmem.cli.fields import takes
 from graphmem.cli.options import Measured, form_options
 from graphmem.cli.output import check_output, publish, working
@@ -32,7 +33,7 @@ class Verified:
 
 
 @click.command("verify")
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @takes("run", Measured)
 @takes("", Verified)
 @form_options

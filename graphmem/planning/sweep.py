@@ -10,7 +10,6 @@ import functools
 import hashlib
 import itertools
 import os
-import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import graphmem
 from graphmem.answering.question import CaptureKey, Question, capture_key, check_counts
-from graphmem.answering.runs import Progress, RunCache, labelled, silent
+from graphmem.answering.runs import Progress, RunCache, counted, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device, device_named
@@ -146,11 +145,13 @@ def sweep(
             work = _one_by_one(request, chosen, families, report)
         else:
             work = _side_by_side(request, chosen, families, (workers, jobs, scheduler), report, brief=kept is not None)
+        counted(report, len(rows), len(chosen))
         for number, row in work:
             if kept is not None:
                 row = row.brief
                 kept.add({"settings": row.words, "figures": row.figures})
             rows[number] = row
+            counted(report, len(rows), len(chosen))
     answer = _in_order(rows)
     answer.prices = prices or {}
     return answer
@@ -339,7 +340,7 @@ def _side_by_side(
     back. Raises :class:`GraphmemError` where there are no workers, or the model cannot be sent."""
     quiet = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
     function = functools.partial(_family_of_worker, quiet, chosen, brief, os.getcwd())
-    count, done, started = sum(len(_numbers(family)) for family in families), 0, time.monotonic()
+    count, done = sum(len(_numbers(family)) for family in families), 0
     report(f"0 of {count} done")
     try:
         for number, found in results(function, families, *workers):
@@ -348,8 +349,7 @@ def _side_by_side(
             else:
                 rows = found
             done += len(rows)
-            rate = done / max(time.monotonic() - started, 1e-3)
-            report(f"{done} of {count} done, {rate:.3g} a second, {(count - done) / rate:.0f} s left")
+            report(f"{done} of {count} done")
             yield from rows
     except PicklingError:
         raise UsageError(

@@ -94,7 +94,8 @@ def _levels(estimate: Estimate, event: int) -> dict[str, int]:
 
 
 def _modules(estimate: Estimate) -> Columns:
-    """Every module with what it holds at the peak, the modules in it included; the first row is of all."""
+    """Every module with what it holds at the peak, the modules in it included; the first row, without a name, is the
+    whole model."""
     root, _ = read(_trace(estimate), estimate.moment.event)
     names = (*(name for name, _ in COLUMNS), "other")
     rows = [

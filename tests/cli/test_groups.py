@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from graphmem.cli.fields import USUAL
 from graphmem.cli.main import cli
 
 HEADINGS = {
@@ -18,7 +21,9 @@ HEADINGS = {
 
 @pytest.mark.parametrize(("command", "headings"), HEADINGS.items())
 def test_options_stand_under_headings(command: str, headings: list[str]) -> None:
-    text = CliRunner().invoke(cli, [command, "--help"]).output
+    context = click.Context(cli.commands[command], info_name=command)
+    context.meta["graphmem.help_all"] = True
+    text = context.get_help()
     assert re.findall(r"^([A-Z][a-z, ]+):$", text, re.MULTILINE) == headings
     flags = re.findall(r"^  (?:-\w, )?(--[a-z_-]+)(?:, (--[a-z_-]+))?", text, re.MULTILINE)
     listed = [flag for pair in flags for flag in pair if flag]
@@ -46,3 +51,47 @@ def test_tensorflow_options_are_for_tensorflow() -> None:
     result = CliRunner().invoke(cli, ["replay", "x.json", "--runtime", "pytorch", "--tf-option", "allow_growth=true"])
     assert result.exit_code == 1
     assert "--tf-option is for --runtime tensorflow, not pytorch" in result.output
+
+
+@pytest.mark.parametrize("command", ["analyze", "fit"])
+def test_the_help_explains_what_most_people_need_and_names_the_rest(command: str) -> None:
+    text = CliRunner().invoke(cli, [command, "--help"]).output
+    whole = CliRunner().invoke(cli, [command, "--help-all"]).output
+    assert len(text.splitlines()) < 120 < 200 < len(whole.splitlines())
+    explained, named = text.split("More (--help-all explains them):")
+    assert not re.search(r"-$", named, re.MULTILINE)
+    assert "--optimizer " in explained
+    assert "--lr-scheduler" not in explained
+    assert "--lr-scheduler" in named
+    flags = {max(one.opts, key=len) for one in cli.commands[command].params if isinstance(one, click.Option)}
+    assert {flag for flag in flags if flag not in text} == set()
+
+
+def test_options_of_a_short_help_are_there() -> None:
+    known = {flag for option in cli.commands["analyze"].params for flag in option.opts}
+    assert known | {"--help"} >= USUAL
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["analyze", "--gpu", "T4"], "T4-16GB"),
+        (["analyze", "--optimizer", "adamw8"], "adamw8bit"),
+        (["analyze", "--runtime", "tens"], "tensorflow"),
+        (["fit", "zoo:gpt2-m"], "zoo:gpt2-medium"),
+        (["serve", "--engine", "ll"], "llamacpp"),
+        (["export", "--format", "spe"], "speedscope"),
+        (["analyze", "--format", "mark"], "markdown"),
+        (["analyze", "--grad-"], "--grad-accum"),
+    ],
+)
+def test_shells_complete_names(words: list[str], expected: str) -> None:
+    found = ShellComplete(cli, {}, "graphmem", "_GRAPHMEM_COMPLETE").get_completions(words[:-1], words[-1])
+    assert expected in {item.value for item in found}
+
+
+def test_an_option_that_is_nearly_one_of_another_tool_is_answered_with_ours() -> None:
+    refused = CliRunner().invoke(cli, ["fit", "zoo:mlp", "--precison", "bf16"])
+    assert refused.exit_code == 2
+    assert "no option --precison; here: --amp bf16" in refused.stderr
+    assert "Did you mean" in CliRunner().invoke(cli, ["fit", "zoo:mlp", "--optimzer", "sgd"]).stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from graphmem.cli.web import web_command
 from graphmem.cli.web.jobs import Limits
+from graphmem.units import format_bytes
 from tests import places
 from tests.support import onnx_samples
 
@@ -207,3 +209,66 @@ def test_the_image_and_the_space_start_the_service_by_options_that_it_has() -> N
     for given in (words, json.loads(found[1])):
         assert given[0] == "web"
         web_command.make_context("web", list(given[1:]))
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_five_tasks_in_a_browser_have_the_answers_of_the_commands(
+    server: str, model: Path, tmp_path: Path, width: int
+) -> None:
+    """A file is picked, a card and a batch are typed, and the button is pressed, as people do; the sentence holds what
+    the answer of the service says, and everything fits the width of the window."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    browser, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not chromedriver:
+        pytest.skip("there is no Chromium with its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"):
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=chromedriver))
+    try:
+        driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+        tasks: list[tuple[str, dict[str, str], str]] = [
+            ("analyze", {"gpu": "T4", "batch": "4"}, "Fits T4-16GB: needs {device} of device memory"),
+            ("analyze", {"batch": "2"}, "Fits H100-80GB: needs {device} of device memory"),
+            ("fit", {"gpu": "T4"}, "The largest batch: {largest}"),
+            ("advise", {"gpu": "T4", "batch": "8"}, "Fits T4-16GB: needs {device} of device memory"),
+            ("serve", {"model": "Llama-3.1-8B", "gpu": "L40S"}, "{tokens} tokens of KV cache"),
+        ]
+        for ask_for, fields, sentence in tasks:
+            said = _asked_in(driver, server, ask_for, fields, None if "model" in fields else model)
+            job = driver.find_element("id", "report").get_attribute("src").removesuffix("/report")
+            assert said == sentence.format(**_told(httpx.get(job).json()))
+            assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+            assert driver.find_element("id", "command").text.startswith(f"graphmem {ask_for} ")
+            assert f"ask={ask_for}" in driver.current_url
+    finally:
+        driver.quit()
+
+
+def _asked_in(driver: Any, server: str, ask_for: str, fields: dict[str, str], file: Path | None) -> str:
+    """The sentence that the page answers with."""
+    driver.get(server)
+    driver.find_element("css selector", f"input[value={ask_for}]").click()
+    if file is not None:
+        driver.find_element("id", "file").send_keys(str(file))
+    for name, value in fields.items():
+        driver.find_element("name", name).send_keys(value)
+    driver.find_element("css selector", "button[type=submit]").click()
+    for _ in range(1200):
+        if said := driver.find_element("id", "verdict").text:
+            return str(said)
+        time.sleep(0.1)
+    raise AssertionError(driver.find_element("id", "state").text)
+
+
+def _told(answer: dict[str, Any]) -> dict[str, object]:
+    """What sentences say of an answer."""
+    estimate = answer.get("base") or answer.get("estimate") or answer
+    device = estimate.get("peak", {}).get("device_bytes", 0)
+    tokens = (answer.get("kv_cache") or {}).get("tokens")
+    return {"device": format_bytes(device), "largest": answer.get("largest"), "tokens": tokens}

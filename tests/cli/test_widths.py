@@ -18,9 +18,9 @@ _WIDTHS = ("20", "1", "0", "-5", "abc", "1000000000", "²")
 #: One process for all widths: commands as they are on the command line, each between two lines of its own.
 _SCRIPT = """
 import os, sys
-from graphmem.cli import output
+from graphmem.cli import progress
 from graphmem.cli.main import cli
-output.PATIENCE = 0
+progress.PATIENCE = 0
 for width in {widths!r}:
     os.environ["COLUMNS"] = width
     for arguments in {commands!r}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +12,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from graphmem import analyze
 from graphmem.diagnostics import Code
@@ -165,3 +169,15 @@ def test_where_reserved_memory_grew_last_is_told_when_it_is_elsewhere() -> None:
     shown = replace(estimate, last_growth=grew).report(details=True)
     assert "reserved memory grew for the last time in iteration 1 optimizer: aten.sqrt" in shown
     assert "last time" not in replace(estimate, last_growth=estimate.moment).report(details=True)
+
+
+def test_the_picture_of_the_docs_is_what_the_readme_asks(golden: Golden) -> None:
+    """As a terminal shows it; without the font that rich would have fetched."""
+    pytest.importorskip("transformers")
+    estimate = analyze("hf:gpt2", batch=4, seq_len=512, device="RTX-4090")
+    shown = estimate.report()
+    assert all(cell_len(line) <= 80 for line in shown.splitlines())
+    console = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(TERMINAL.render(estimate.document())))
+    plain = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    golden("../../docs/screen.svg", console.export_svg(title="graphmem analyze", code_format=plain, unique_id="screen"))

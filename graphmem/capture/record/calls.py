@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -127,6 +127,13 @@ class _Parts:
         return ("tensor", tensor.dtype, tensor.dim(), number, tensor.requires_grad, where)
 
 
+class Asked(NamedTuple):
+    """What a rule said of a call, and the shapes of convolutions whose plans it predicted."""
+
+    script: Script | None
+    predicted: set[object]
+
+
 class Asker:
     """Asks the rules of noted calls again, with other numbers. Inside a capture only, whose modes it uses."""
 
@@ -134,17 +141,18 @@ class Asker:
         self._card = card
         self._mode = next(mode for mode in dispatch_modes() if isinstance(mode, FakeTensorMode))
 
-    def scripts(self, calls: Sequence[tuple[NotedCall, Sequence[int]]]) -> list[Script | None]:
-        """The script of each call with these numbers."""
+    def ask(self, calls: Sequence[tuple[NotedCall, Sequence[int]]]) -> list[Asked]:
+        """What is said of each call with these numbers."""
         with disable_current_modes():
             values = [
                 _Rebuilt(iter(numbers), iter(call.floats), self._mode).value(call.form) for call, numbers in calls
             ]
-        return [self._script(call, *value) for (call, _), value in zip(calls, values, strict=True)]
+        return [self._asked(call, *value) for (call, _), value in zip(calls, values, strict=True)]
 
-    def _script(self, call: NotedCall, args: Any, kwargs: Any, outputs: Any) -> Script | None:
+    def _asked(self, call: NotedCall, args: Any, kwargs: Any, outputs: Any) -> Asked:
         captured, backward = call.state
-        return call.rule(args, kwargs, outputs, self._card.used(in_graph_capture=captured, in_backward=backward))
+        own = replace(self._card, timed=set(), predicted=set(), in_graph_capture=captured, in_backward=backward)
+        return Asked(call.rule(args, kwargs, outputs, own), own.predicted)
 
 
 class _Rebuilt:

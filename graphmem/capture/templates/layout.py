@@ -47,21 +47,21 @@ def with_sizes(arrangement: Arrangement, scripts: Sequence[Script | None], of_by
     storages = list(arrangement.trace.storages)
     for index, size in zip(arrangement.coordinates, of_bytes, strict=True):
         if storages[index].bytes != size:
-            storages[index] = _sized(storages[index], size)
+            storages[index] = _sized(storages[index], size, storages[index].label)
     plans: dict[object, tuple[tuple[int, ...], list[int]]] = {}
     for script, takes in zip(scripts, arrangement.takes, strict=True):
         if not takes or script is None:
             continue
         for step, index in zip(_given_back(script), takes, strict=True):
-            storages[index] = replace(storages[index], bytes=step.bytes or 0, label=step.label)
+            storages[index] = _sized(storages[index], step.bytes or 0, step.label)
             if step.plans:
                 plans.setdefault(step.shape, (step.plans, []))[1].append(index)
     found = tuple(Plans(tuple(indices), sizes) for sizes, indices in plans.values())
     return replace(arrangement.trace, storages=tuple(storages), plans=found)
 
 
-def _sized(storage: Storage, size: int) -> Storage:
-    return Storage(size, storage.category, storage.stream, storage.place, storage.label, storage.pool)
+def _sized(storage: Storage, size: int, label: str) -> Storage:
+    return Storage(size, storage.category, storage.stream, storage.place, label, storage.pool)
 
 
 def _given_back(script: Script | None) -> list[Step]:

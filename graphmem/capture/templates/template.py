@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from graphmem.capture.kernels.parts.script import Card, Script
-from graphmem.capture.record.calls import Asker, CallLog, NotedCall, flags_now
+from graphmem.capture.record.calls import Asked, Asker, CallLog, NotedCall, flags_now
 from graphmem.capture.session.session import Session, capture
 from graphmem.capture.templates.curves import Curve, Curves
 from graphmem.capture.templates.layout import Arrangement, NoTemplate, Shapes, laid_out, shape_of, with_sizes
@@ -111,17 +111,23 @@ class Template:
         def evaluate(_: Session) -> None:
             if any(sample.log.flags - {flags_now()} for sample in self.samples):
                 raise NoTemplate("the step sets switches of PyTorch that its kernels look at")
-            made.extend(self._at(size, replace(card, timed=set(), predicted=set())) for size in sizes)
+            asker, constant = Asker(card), dict[int, Asked]()
+            made.extend(self._at(size, asker, constant) for size in sizes)
 
         capture(evaluate, source="template", device=card.device, torch_version=card.torch_version, cudnn=card.cudnn)
         return made
 
-    def _at(self, size: int, card: Card) -> Trace:
+    def _at(self, size: int, asker: Asker, constant: dict[int, Asked]) -> Trace:
+        """The trace; what is asked that no size changes is kept in ``constant``, by the number of the call."""
         value = self._curves.values_at(size)
-        asked = [(call, [value[curve] for curve in curves]) for call, curves in self._distinct]
-        scripts = Asker(card).scripts(asked)
+        left = [number for number in range(len(self._distinct)) if number not in constant]
+        calls = [(call, [value[curve] for curve in curves]) for call, curves in map(self._distinct.__getitem__, left)]
+        asked = constant | dict(zip(left, asker.ask(calls), strict=True))
+        constant.update((n, asked[n]) for n in left if all(curve.is_constant for curve in self._distinct[n][1]))
+        scripts = [asked[number].script for number in range(len(self._distinct))]
+        predicted = set().union(*(one.predicted for one in asked.values()))
         trace = self._arranged(scripts, [value[curve] for curve in self._bytes])
-        return replace(trace, predicted_plans=len(card.predicted))
+        return replace(trace, predicted_plans=len(predicted))
 
     def _arranged(self, scripts: Sequence[Script | None], of_bytes: Sequence[int]) -> Trace:
         """The trace whose distinct calls have these scripts."""

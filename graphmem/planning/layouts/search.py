@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from graphmem.answering.runs import Progress, labelled
+from graphmem.answering.runs import Progress, counted, labelled
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts import bounds
@@ -129,6 +129,7 @@ class Search:
     def _confirm(self, candidate: Candidate) -> None:
         """Capture a candidate and set its status, and that of the open ones of which it decides too."""
         number = f"{self.captured + 1} of at most {self.budget}"
+        counted(self.say, self.captured, self.budget)
         self.say(f"{number}: {candidate.layout.words()}")
         try:
             candidate.estimate, candidate.alloc_conf = self.capture(candidate.layout, labelled(self.say, number))

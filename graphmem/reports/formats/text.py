@@ -196,14 +196,15 @@ def _bar(begin: int, end: int, edge: int | None, colour: str, ink: _Ink) -> str:
 def _curves(block: Curves, width: int, ink: _Ink) -> Iterator[str]:
     """The first curve, in tenths of the whole, the highest of what a character stands for; ``X`` for a mark, and under
     it an arrow to its moment."""
-    values, count = block.curves[0].values, min(60, width - 2)
+    caption = f" {clean(block.caption)}" if block.caption else ""
+    values, count = block.curves[0].values, min(60, width - 2 - cell_len(caption))
     marks = []
     for index in range(count):
         begin, end = (at * len(values) // count for at in (index, index + 1))
         part = values[begin : max(end, begin + 1)]
         is_marked = any(begin <= mark < end for mark in block.marks)
         marks.append("X" if is_marked else ink.sparks[min(9, int(max(part, default=0) * 10))])
-    yield f"[{''.join(marks)}]{f' {clean(block.caption)}' if block.caption else ''}"
+    yield f"[{''.join(marks)}]{caption}"
     if block.curves[0].name:
         marked = f"; X: {block.marked}" if block.marks else ""
         words = f"{block.curves[0].name}, from {block.begins} to {block.ends}, in tenths from blank to @{marked}"
