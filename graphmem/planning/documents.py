@@ -115,7 +115,8 @@ def _margin(found: Largest, name: str) -> str:
     known = f"{spare}, known to within {format_bytes(less)} less"
     known += " and any amount more" if more is None else f" and {format_bytes(-more)} more"
     if found.safe_value == found.value:
-        return f"{known}: it is {words}."
+        flushes = "; where it takes more, cached segments are given back" if less > fit.margin_bytes else ""
+        return f"{known}: it is {words}{flushes}."
     return f"{known}: {name} {found.safe_value:,} is {words}." if found.safe else f"{known}: no {name} is {words}."
 
 
