@@ -150,6 +150,22 @@ LOOPS = {
         7,
         "step step step step 49 step step 99 step",
     ),
+    "something of the first step and every so often, beside a loader of several batches a step": (
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\n"
+        "def batches():\n    while True: yield from loader\ndata = batches()\n"
+        "for i in range(300):\n    next(data), next(data)\n    train_step()\n"
+        "    if i % 50 == 0: seen.append(i); x(1 << 12)\nprint(*seen)",
+        6,
+        "step 0 step step step step 50 step",
+    ),
+    "batches by hand from an iterator that is opened anew": (
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\ndata = iter(loader)\n"
+        "for i in range(300):\n    for _ in range(2):\n        try: next(data)\n"
+        "        except StopIteration: data = iter(loader); next(data)\n"
+        "    train_step()\n    if i == 0: x(1 << 12)\nprint(*seen, len(list(loader)))",
+        4,
+        "step step step step 8",
+    ),
     "something every so often, counted by the loader's batches": (
         "for i, (batch,) in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
         "    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(len(batch), i, *seen)",

@@ -18,10 +18,11 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
 
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
-iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch, until
-another run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a
-library, is left by an exception behind one step more of its optimizers; the program goes on behind the
-statement in which it called that library (:meth:`Leaving.go_on`), or is over.
+iterators of data loaders, but where a loop of the program asks for each batch by hand (``next(batches)``): it ends at
+its own top. A loader that has trained has no batches left for the next epoch, until another run begins: with a new
+optimizer, or further on in the program's own files. A loop that nobody can end, in a library, is left by an exception
+behind one step more of its optimizers; the program goes on behind the statement in which it called that library
+(:meth:`Leaving.go_on`), or is over.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from graphmem.capture.program.ahead import MOST_RUNS
 from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
 from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_REPEATED, NUMBERS_BYTES
-from graphmem.capture.program.places import Place, has_moved_on, here, loops_on_stack
+from graphmem.capture.program.places import Place, has_moved_on, here, innermost, is_asked_in, loops_on_stack
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
@@ -245,6 +246,12 @@ class Leaving:
         self._loops = [weakref.ref(loop) for loop in loops]
         return loops
 
+    def asking(self) -> list[Loop]:
+        """The loops of the program in whose bodies a data loader is asked for a batch by hand; none where a loop of a
+        library does that."""
+        loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
+        return loops if loops and is_asked_in({loop.frame for loop in loops}) else []
+
     def begin(self, loop: Loop) -> None:
         """A loop begins, and with it another run if the program has moved on since the last one."""
         is_inside = any(other.began < len(self.log) for other in self._active())
@@ -336,6 +343,7 @@ class Loop:
         self._leaving = leaving
         self.where = where
         self.runs, self.rest = runs, rest
+        self.frame = innermost() if runs is not None else 0  # the function that it is a loop of
         self.is_over = False
         self.is_ending = False  # nothing follows but what is left of an epoch
         self.has_trained = self.is_list = self.steps_itself = self.is_fed = False
@@ -529,6 +537,8 @@ class Loop:
         again and again, doing nothing beside. Whether all that follow are written then."""
         leaving, rests = self._leaving, self._rests()
         known = max((rest.left for rest in rests if rest.is_known), default=self._left)
+        if self.steps_itself and not self.is_fed and self._left is not None:  # batches are asked for by hand
+            known = self._left
         left = MOST_REPEATED * self._iterations if known is None else known
         if len(self._marks) == ALIKE_ITERATIONS:
             marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
