@@ -511,6 +511,16 @@ def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     assert _doubts_of_loops(run(tmp_path, loop)) == doubts
 
 
+@pytest.mark.parametrize("steps", [30, 31])
+def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path) -> None:
+    """As where a discriminator learns every other step; what some of them keep is there at the end."""
+    loop = f"kept = []\nfor i in range({steps}):\n    train_step()\n    if i % 2 == 1: kept.append(x(1 << 14))\n"
+    few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=steps)
+    assert few.details["program"]["steps"] < steps == all_.details["program"]["steps"]
+    assert 0 <= few.allocated - all_.allocated <= (1 << 14) * 64 * 4  # they end with a whole turn
+    assert few.reserved >= all_.reserved > 14 * (1 << 14) * 64 * 4
+
+
 def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more."""
     source = """

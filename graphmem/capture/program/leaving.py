@@ -40,7 +40,7 @@ from graphmem.capture.program import iterations
 from graphmem.capture.program.ahead import MOST_RUNS
 from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
-from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_REPEATED, NUMBERS_BYTES
+from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_IN_TURN, MOST_REPEATED, NUMBERS_BYTES
 from graphmem.capture.program.places import Place, has_moved_on, here, innermost, is_asked_in, loops_on_stack
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.program.training_calls import come_to_training
@@ -352,7 +352,7 @@ class Loop:
         self._clock = leaving.epochs.clock
         self._varied: float | None = leaving.epochs.varied  # None in the second epoch
         self._left: int | None = 0  # items after this one, None where nobody knows
-        self._marks: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # rows where the last iterations, or steps, ended
+        self._marks: deque[int] = deque(maxlen=2 * MOST_IN_TURN + 1)  # rows where the last iterations, or steps, ended
         self._iterations = self._iterations_since = self._items = 0  # between the last two, since, and all
         self._trials_left = MOST_TRIALS if searches else 0
         self._first = len(leaving.recorder.builder.storage_bytes)
@@ -536,11 +536,10 @@ class Loop:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
         again and again, doing nothing beside. Whether all that follow are written then."""
         leaving, rests = self._leaving, self._rests()
-        known = max((rest.left for rest in rests if rest.is_known), default=self._left)
-        if self.steps_itself and not self.is_fed and self._left is not None:  # batches are asked for by hand
-            known = self._left
+        is_bound = self.is_fed or self._left is None  # else batches are asked for by hand, or by loops in it
+        known = max((rest.left for rest in rests if rest.is_known and is_bound), default=self._left)
         left = MOST_REPEATED * self._iterations if known is None else known
-        if len(self._marks) == ALIKE_ITERATIONS:
+        if len(self._marks) >= ALIKE_ITERATIONS:
             marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
         else:
             marks, times, whole = leaving.last_steps, left * leaving.last_whole, 0
@@ -550,7 +549,7 @@ class Loop:
             return False
         leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
         leaving.last_whole = whole + times
-        return known is not None and written == times
+        return known is not None and written >= times
 
     def _end_alike(self) -> bool:
         leaving = self._leaving
