@@ -56,7 +56,7 @@ def run_until_served(run: Callable[[RunMode], Run], mode: RunMode) -> Run:
     """The first run that no retry has anything to mend of; one that was refused memory is made once more with room for
     all that it asks for, and that is the run of who gave up. Raises the error of one that is not mended."""
     outcome, mode = _until_served(run, mode)
-    if isinstance(outcome, Run) and is_left(outcome) and outcome.left_in:
+    if isinstance(outcome, Run) and outcome.left_in and (is_left(outcome) or has_raised(outcome)):
         outcome, mode = _with_loops_of_libraries(run, mode, outcome)
     refused = isinstance(outcome, ProgramOutOfMemory) or (isinstance(outcome, Run) and bool(outcome.refusals))
     if refused and mode.room:
@@ -81,6 +81,11 @@ def _until_served(run: Callable[[RunMode], Run], mode: RunMode) -> tuple[Outcome
 def is_left(run: Run) -> bool:
     """Whether a program was left, and what it does later was not seen."""
     return run.ending is not None and run.ending.how == "left"
+
+
+def has_raised(run: Run) -> bool:
+    """Whether a program ended with an error of its own: a library may have found an epoch without batches."""
+    return run.ending is not None and run.ending.how == "raised"
 
 
 def _with_loops_of_libraries(run: Callable[[RunMode], Run], mode: RunMode, first: Run) -> tuple[Outcome, RunMode]:

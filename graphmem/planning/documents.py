@@ -115,7 +115,8 @@ def _margin(found: Largest, name: str) -> str:
     known = f"{spare}, known to within {format_bytes(less)} less"
     known += " and any amount more" if more is None else f" and {format_bytes(-more)} more"
     if found.safe_value == found.value:
-        return f"{known}: it is {words}."
+        flushes = "; where it takes more, cached segments are given back" if less > fit.margin_bytes else ""
+        return f"{known}: it is {words}{flushes}."
     return f"{known}: {name} {found.safe_value:,} is {words}." if found.safe else f"{known}: no {name} is {words}."
 
 
@@ -140,15 +141,14 @@ def of_sweep(rows: Rows) -> Document:
     errors: list[str] = []
     for row in rows:
         words, figures = row.words, row.figures
-        whole.append(
-            (*words.values(), *(figures[name] for name in (*LEVELS, "capacity", "fits")), figures["error"] or "")
-        )
+        settings = *words.values(), *([f"{rows.prices[row.settings['device'].name]:g}"] if rows.prices else [])
+        whole.append((*settings, *(figures[name] for name in (*LEVELS, "capacity", "fits")), figures["error"] or ""))
         if len(shown) < _MOST_ROWS:
             levels = "---" if figures["error"] else [figures[level] for level in LEVELS[1:]]
-            shown.append((*words.values(), *levels, "error" if figures["error"] else figures["on_card"]))
+            shown.append((*settings, *levels, "error" if figures["error"] else figures["on_card"]))
         if figures["error"] and len(errors) < _MOST_ROWS:
             errors.append(f"{' '.join(words.values())}: {figures['error']}")
-    settled = [Column(name, "figure") for name in names]
+    settled = [Column(name, "figure") for name in (*names, *(["price"] if rows.prices else []))]
     of_levels = [Column(level, "bytes") for level in LEVELS]
     notes = [*_cheapest(rows), *_assumed_card(next((row.estimate for row in rows if row.estimate), None))]
     if len(rows) > len(shown):

@@ -19,7 +19,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class Store:
-    """The rows of one question in a file: ``rows`` maps a combination's settings in words to its row.
+    """The rows of one question in a file: ``rows`` maps a combination's settings in words to the row that was there.
 
     A file that is not there is begun; the last line of one that was being written when its process died is dropped.
     Raises :class:`UsageError` for a file of another question, :class:`TraceError` for one that is no store.
@@ -28,6 +28,7 @@ class Store:
     def __init__(self, path: Path, question: Mapping[str, Any]) -> None:
         self._path = path
         self.rows: dict[str, Mapping[str, Any]] = {}
+        self._added: set[str] = set()
         head = {"schema": SCHEMA, **question}
         try:
             whole = self._read(head) if path.exists() else 0
@@ -48,8 +49,8 @@ class Store:
     def add(self, row: Mapping[str, Any]) -> None:
         """Write a row, whole, unless its combination has one."""
         key = key_of(row["settings"])
-        if key not in self.rows:
-            self.rows[key] = row
+        if key not in self.rows and key not in self._added:
+            self._added.add(key)
             self._write(row)
 
     def _write(self, row: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ FORMATS: Kind[Format] = Kind(
     package="graphmem.reports.formats",
     attribute="FORMAT",
     protocol="graphmem.reports:Format",
-    order=("text", "markdown", "json", "html", "csv", "notebook"),
+    order=("text", "markdown", "json", "html", "csv", "notebook", "slurm", "kubernetes"),
 )
 
 

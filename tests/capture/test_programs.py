@@ -441,6 +441,11 @@ INSTALLED = {
               "fitted step step step", "shortened"),
     "epochs": ("for _ in range(20):\n        for _ in range(30):\n            step()\n    return 'fitted'",
                "fitted step step step", "shortened"),
+    "an epoch without batches": (
+        "from torch.utils.data import DataLoader\n    loader = DataLoader(range(300))\n    for _ in range(20):\n"
+        "        for batch in loader:\n            step()\n        del batch\n    return 'fitted'",
+        "fitted step step step", "shortened",
+    ),
     "what is not done is missed": ("for n in range(300):\n        step()\n    return {299: 'fitted'}[n]", "", "left"),
     "no loop": ("return list(map(lambda _: step(), range(300)))", "", "left"),
 }  # fmt: skip

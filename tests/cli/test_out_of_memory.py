@@ -98,7 +98,7 @@ def test_the_text_says_what_would_do(tmp_path: Path) -> None:
     enough = re.search(r"([\d.]+ GiB) would do", text)
     assert enough is not None
     assert "a smaller batch" in text
-    assert "The tables are of a run with room for it, but for nvidia-smi's" in text
+    assert "The figures below are of a run with room for it, but for nvidia-smi's" in text
     assert re.search(r"this process 3\.\d+ GiB until it runs out of memory", text)
     assert "mend" not in text
     again = graphmem_run(tmp_path, "--gpu-memory", enough[1].replace(" ", ""), "--fail-on-oom", "train.py")

@@ -247,7 +247,8 @@ def test_every_command_means_the_same_by_a_format(
 def test_a_format_that_there_is_not_is_a_wrong_option() -> None:
     wrong = run("gpus", "--format", "pdf")
     assert wrong.exit_code == 2
-    assert "accepted: text, markdown, json, html, csv, notebook, chat" in " ".join(wrong.stderr.split())
+    names = "text, markdown, json, html, csv, notebook, slurm, kubernetes, chat"
+    assert f"accepted: {names}" in " ".join(wrong.stderr.split())
 
 
 def test_an_explicit_format_wins_over_the_end_of_the_file(tmp_path: Path) -> None:

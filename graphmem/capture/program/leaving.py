@@ -314,6 +314,7 @@ class Leaving:
         if finished is None:
             return False
         finished.times += 1
+        self.left_in = self.left_in or loops_on_stack()
         if finished.times > AGAIN:
             raise self.left()
         return True

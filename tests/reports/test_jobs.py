@@ -1,0 +1,95 @@
+"""What a job asks Slurm and Kubernetes for, by an estimate."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from graphmem.devices import device_named
+from graphmem.estimate import Estimate
+from graphmem.reports.document import Document
+from graphmem.reports.job import BESIDE_TENSORS_BYTES
+from graphmem.units import MIB
+from tests import places
+from tests.support.estimates import training_estimate
+
+SLICE = "A100-40GB:1g.10gb"
+
+
+def _on(estimate: Estimate, gpu: str) -> Estimate:
+    assert estimate.fit is not None
+    fit = replace(estimate.fit, gpu=gpu, capacity_bytes=device_named(gpu).capacity_bytes)
+    return replace(estimate, gpu=gpu, fit=fit)
+
+
+def _asked(text: str) -> dict[str, str]:
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def _manifest(text: str) -> Any:
+    return pytest.importorskip("yaml").safe_load(text)
+
+
+def _host_mib(estimate: Estimate, processes: int = 1) -> int:
+    size = processes * (estimate.host_bytes + estimate.pinned_bytes + BESIDE_TENSORS_BYTES)
+    return -(-size // MIB)
+
+
+def test_a_whole_card() -> None:
+    estimate = training_estimate()
+    script = estimate.report("slurm")
+    assert _asked(script) == {"nodes": "1", "gres": "gpu:1", "mem": f"{_host_mib(estimate)}M"}
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+    found = _manifest(estimate.report("kubernetes"))
+    template = found["spec"]["template"]["spec"]
+    limits = template["containers"][0]["resources"]["limits"]
+    assert limits == {"memory": f"{_host_mib(estimate)}Mi", "nvidia.com/gpu": 1}
+    terms = template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (expression,) = terms[0]["matchExpressions"]
+    most = max(estimate.device, estimate.interval("device")[1] or 0)
+    assert expression["key"] == "nvidia.com/gpu.memory"
+    assert int(expression["values"][0]) * MIB < most + device_named("H200").capacity_bytes
+    assert (int(expression["values"][0]) + 1) * MIB >= most
+
+
+def test_a_mig_instance() -> None:
+    estimate = _on(training_estimate(), SLICE)
+    assert _asked(estimate.report("slurm"))["gres"] == "gpu:1g.10gb:1"
+    template = _manifest(estimate.report("k8s"))["spec"]["template"]["spec"]
+    assert template["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == 1
+    assert "affinity" not in template
+
+
+def test_processes_of_several_nodes() -> None:
+    estimate = training_estimate().with_details(processes={"world_size": 16, "nproc_per_node": 8})
+    memory = f"{_host_mib(estimate, 8)}M"
+    assert _asked(estimate.report("slurm")) == {"nodes": "2", "gres": "gpu:8", "mem": memory}
+    spec = _manifest(estimate.report("kubernetes"))["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (2, 2)
+
+
+def test_names_are_no_directives() -> None:
+    hostile = replace(training_estimate(), model="x\n#SBATCH --mem=1\nkind: Pod", step="y\rmetadata: {}")
+    assert len(_asked(hostile.report("slurm"))) == 3
+    assert _manifest(hostile.report("kubernetes"))["kind"] == "Job"
+    assert _manifest(hostile.report("kubernetes"))["metadata"]["name"].replace("-", "").isalnum()
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes"])
+def test_another_answer_is_no_job(name: str) -> None:
+    from graphmem.reports import format_named
+
+    document = Document("fit", "The largest batch", [], lambda: {"schema": "graphmem.fit/1"})
+    assert format_named(name).render(document).startswith("# no single job")
+
+
+def test_the_example_of_prices_is_read() -> None:
+    from graphmem.cli.prices import prices_in
+
+    file = places.ROOT / "examples" / "prices.toml"
+    assert len(prices_in(file)) == 12
+    assert "https://" in file.read_text(encoding="utf-8")
