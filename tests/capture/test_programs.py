@@ -526,6 +526,19 @@ def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path
     assert few.reserved >= all_.reserved > 14 * (1 << 14) * 64 * 4
 
 
+def test_steps_of_a_loader_that_ends_by_itself_are_written_for_later_epochs(tmp_path: Path) -> None:
+    loop = """
+kept = []
+for epoch in range(9):
+    for i, batch in enumerate(DataLoader(torch.zeros(6, 4))):
+        train_step()
+        if i % 2 == 1: kept.append(x(1 << 14))
+"""
+    few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=99)
+    assert few.details["program"]["steps"] < 54 == all_.details["program"]["steps"]
+    assert few.allocated == all_.allocated > 26 * (1 << 14) * 64 * 4
+
+
 def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more."""
     source = """

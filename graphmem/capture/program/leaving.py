@@ -418,6 +418,9 @@ class Loop:
         leaving = self._leaving
         if not self.is_over and self.began < len(leaving.log) and (self.runs is None or self.steps_itself):
             leaving.trained.append((self._first_row, len(leaving.recorder.builder.rows)))
+        if not (self.is_over or self.is_ending) and self.steps_itself and len(self._marks) >= ALIKE_ITERATIONS:
+            leaving.last_steps = list(self._marks)  # it ends by itself: the next item was not there
+            leaving.last_whole = max(1, (self._items - 1) // self._iterations)
         self.is_over = True
 
     def _wants_more(self) -> bool:
