@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from graphmem.allocators.base import SegmentView
 from graphmem.base.documents import parse_json
 from graphmem.estimate import Estimate
 from graphmem.trace import Trace, from_json, to_json
 
 #: Names in annotations that their modules import for the type checker alone.
-_NAMES = {"np": np, "npt": npt, "Trace": Trace}
+_NAMES = {"np": np, "npt": npt, "Trace": Trace, "SegmentView": SegmentView}
 
 
 def written(estimate: Estimate) -> str:
-    """The estimate with all that it holds."""
+    """The estimate with all that it holds, but for what finds more of it."""
     return json.dumps(_plain(estimate), separators=(",", ":"))
 
 
@@ -41,7 +42,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: _plain(one) for name, one in values.items() if not callable(one)}
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     return list(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -319,11 +319,7 @@ def edge(estimate: Estimate) -> tuple[str, int] | None:
 def _breakdown(estimate: Estimate) -> Section:
     total = sum(estimate.breakdown.values())
     lines, recorded = _lines(estimate), "UNKNOWN" in estimate.breakdown
-    parts = [(WORDS.get(category, category), count, "") for category, count in estimate.breakdown.items()]
-    if recorded:
-        known = [part for part in parts if part[0] != WORDS["UNKNOWN"]]
-        parts = [*((source, count, "") for count, source in lines), *known]
-    blocks: list[Block] = [Shares(parts, ("sum = device bytes at this moment", total), edge(estimate))]
+    blocks: list[Block] = [Shares(parts(estimate), ("sum = device bytes at this moment", total), edge(estimate))]
     if estimate.pools:
         labels = [pool.label if pool.count == 1 else f"{pool.label} ({pool.count})" for pool in estimate.pools]
         rows = [
@@ -339,6 +335,15 @@ def _breakdown(estimate: Estimate) -> Section:
         later = format_bytes(estimate.device)
         blocks.append(Text([f"The device level's own maximum, {later}, is reached at another moment of the run."]))
     return section("What it is made of at the peak (device level)", *blocks)
+
+
+def parts(estimate: Estimate) -> list[tuple[str, int, str]]:
+    """(name, bytes, "") of what the peak is made of: of a recording, which has no categories, the source lines."""
+    known = [(WORDS.get(name, name), size, "") for name, size in estimate.breakdown.items()]
+    if "UNKNOWN" not in estimate.breakdown:
+        return known
+    lines = [(source, size, "") for size, source in _lines(estimate)]
+    return [*lines, *(part for part in known if part[0] != WORDS["UNKNOWN"])]
 
 
 def _lines(estimate: Estimate) -> list[tuple[int, str]]:

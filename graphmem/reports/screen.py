@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from graphmem.reports import flight
 from graphmem.reports import tree as modules
 from graphmem.reports.document import Curve, Curves, Document, Section, Shares, Text, section, shortened
-from graphmem.reports.estimate import WORDS, about, budget_lines, decided, edge, head_lines, remedy, where
+from graphmem.reports.estimate import about, budget_lines, decided, edge, head_lines, parts, remedy, where
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 HEIGHT = 24
 #: Columns of the longest sentence about a place, two lines; and places that decide which are named.
 _LONGEST, _PLACES = 156, 2
+#: Columns of the name of a part.
+_NAME = 34
 
 
 def document(estimate: Estimate, budget_bytes: int | None = None, tree: bool = False) -> Document:
@@ -55,8 +57,8 @@ def _places(estimate: Estimate) -> Iterator[str]:
 
 def _parts(estimate: Estimate) -> Shares:
     """The parts of the peak, the largest that there is room for, against the edge of the card."""
-    parts = [(WORDS.get(name, name).partition(" (")[0], size, "") for name, size in estimate.breakdown.items()]
-    return Shares(parts, ("together", sum(estimate.breakdown.values())), edge(estimate), as_bars=True)
+    short = [(shortened(name.partition(" (")[0], _NAME), size, note) for name, size, note in parts(estimate)]
+    return Shares(short, ("together", sum(estimate.breakdown.values())), edge(estimate), as_bars=True)
 
 
 def _levels(estimate: Estimate) -> str:

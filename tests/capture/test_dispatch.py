@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from graphmem import Inference, analyze
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.record import dispatch
 from graphmem.capture.record.dispatch import INTERCEPTORS, NOT_HANDLED
@@ -109,3 +110,20 @@ def test_tensors_of_the_same_memory() -> None:
 
     record(step)
     assert answers == [True, True, False, False, False]
+
+
+def test_an_operator_without_tensors_is_none_of_the_trace() -> None:
+    """Libraries ask for their version when they are imported, which may be in the middle of a first step."""
+    with torch.library._scoped_library("graphmem_tests", "DEF") as library:
+        library.define("version() -> int")
+        library.impl("version", lambda: 7, "CompositeExplicitAutograd")
+
+        class Asks(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                assert torch.ops.graphmem_tests.version() == 7
+                return x * 2
+
+        estimate = analyze(Asks(), torch.zeros(4), training=Inference())
+    assert estimate.trace is not None
+    assert not [name for name in estimate.trace.operator_names if "version" in name]
+    assert not [one for one in estimate.diagnostics if one.kind == "unknown"]

@@ -422,3 +422,13 @@ def test_a_copy_to_the_host_that_nobody_waits_for_is_pinned() -> None:
     found = [(born.place, born.bytes) for born in births(record(step), place=None)]
     assert [size for place, size in found if place is Place.PINNED] == [4 << 20]
     assert [size for place, size in found if place is Place.HOST] == [4 << 20]
+
+
+def test_a_list_of_host_numbers_that_are_drawn_becomes_a_tensor() -> None:
+    def step() -> None:
+        number = torch.randn([])
+        made = torch.tensor([[number, 0], [2**number, 1]], dtype=torch.float32)
+        assert (made.shape, made.dtype, made.device.type) == ((2, 2), torch.float32, "cpu")
+        made.cuda()
+
+    assert [born.bytes for born in births(record(step))] == [16]

@@ -150,6 +150,22 @@ LOOPS = {
         7,
         "step step step step 49 step step 99 step",
     ),
+    "something of the first step and every so often, beside a loader of several batches a step": (
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\n"
+        "def batches():\n    while True: yield from loader\ndata = batches()\n"
+        "for i in range(300):\n    next(data), next(data)\n    train_step()\n"
+        "    if i % 50 == 0: seen.append(i); x(1 << 12)\nprint(*seen)",
+        6,
+        "step 0 step step step step 50 step",
+    ),
+    "batches by hand from an iterator that is opened anew": (
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\ndata = iter(loader)\n"
+        "for i in range(300):\n    for _ in range(2):\n        try: next(data)\n"
+        "        except StopIteration: data = iter(loader); next(data)\n"
+        "    train_step()\n    if i == 0: x(1 << 12)\nprint(*seen, len(list(loader)))",
+        4,
+        "step step step step 8",
+    ),
     "something every so often, counted by the loader's batches": (
         "for i, (batch,) in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
         "    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(len(batch), i, *seen)",
@@ -557,6 +573,16 @@ def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     loop: str, doubts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     assert _doubts_of_loops(run(tmp_path, loop)) == doubts
+
+
+@pytest.mark.parametrize("steps", [30, 31])
+def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path) -> None:
+    """As where a discriminator learns every other step; what some of them keep is there at the end."""
+    loop = f"kept = []\nfor i in range({steps}):\n    train_step()\n    if i % 2 == 1: kept.append(x(1 << 14))\n"
+    few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=steps)
+    assert few.details["program"]["steps"] < steps == all_.details["program"]["steps"]
+    assert 0 <= few.allocated - all_.allocated <= (1 << 14) * 64 * 4  # they end with a whole turn
+    assert few.reserved >= all_.reserved > 14 * (1 << 14) * 64 * 4
 
 
 def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,7 +178,7 @@ def _of(events: list[dict[str, Any]], blocks: list[tuple[str, int]]) -> dict[str
 
 def test_the_report_says_what_killed_the_run(tmp_path: Path, name: str) -> None:
     batch = str(dead.RUNS[name].batch)
-    result = CliRunner().invoke(cli, ["replay", _file(name, tmp_path), "--batch", batch, "--fail-on-oom"])
+    result = CliRunner().invoke(cli, ["replay", _file(name, tmp_path), "--batch", batch, "--fail-on-oom", "--details"])
     assert result.exit_code == 3, result.output
     words = " ".join(result.output.split())
     assert "RAN OUT OF MEMORY" in words
@@ -190,14 +190,14 @@ def test_the_report_says_what_killed_the_run(tmp_path: Path, name: str) -> None:
 
 def test_another_card_is_asked_for_the_request_too(tmp_path: Path) -> None:
     path = _file("one_size", tmp_path)
-    fits = CliRunner().invoke(cli, ["replay", path, "--gpu", "A10G"])
+    fits = CliRunner().invoke(cli, ["replay", path, "--gpu", "A10G", "--details"])
     assert fits.exit_code == 0
     assert "FITS A10G" in fits.output
     assert "When the recorded run died" in fits.output
 
 
 def test_a_run_that_repeats_asks_for_its_batch(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["replay", _file("one_size", tmp_path)])
+    result = CliRunner().invoke(cli, ["replay", _file("one_size", tmp_path), "--details"])
     assert "give --batch N" in result.output
 
 

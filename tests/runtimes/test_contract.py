@@ -165,6 +165,16 @@ def check(estimate: Estimate, runtime: Runtime[Any]) -> None:
     assert estimate.ideal_bytes == estimate.requested
     assert sum(estimate.breakdown.values()) == estimate.device
     assert all(size >= 0 for size in estimate.breakdown.values())
+    if estimate.moment.event >= 0:
+        assert estimate.timeline is not None
+        assert estimate.find_segments is not None
+        segments = estimate.find_segments()
+        blocks = [block for segment in segments for block in segment.blocks]
+        held = sum(block.size for block in blocks if block.state != "free")
+        assert (
+            sum(segment.total_size for segment in segments) == estimate.timeline.reserved_bytes[estimate.moment.event]
+        )
+        assert held == estimate.timeline.allocated_bytes[estimate.moment.event]
     assert estimate.fit is not None
     assert json.loads(estimate.to_json()) == json.loads(json.dumps(estimate.to_dict()))
 

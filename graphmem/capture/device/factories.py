@@ -114,7 +114,7 @@ def _host_then_copy(
     place = device_named(device)
     if place is None:
         place = data.device if isinstance(data, FakeTensor) else _default_device()
-    is_read_back = isinstance(data, (list, tuple)) and any(map(_is_on_card, _elements(data)))
+    is_read_back = isinstance(data, (list, tuple)) and any(isinstance(one, FakeTensor) for one in _elements(data))
     if is_read_back:
         data = _read_back(data, kwargs.get("dtype"))
     if place.type != "cuda" and place != NOWHERE and not is_read_back:
@@ -125,10 +125,6 @@ def _host_then_copy(
     return made.requires_grad_() if requires_grad else made
 
 
-def _is_on_card(value: object) -> bool:
-    return isinstance(value, FakeTensor) and value.device.type == "cuda"
-
-
 def _elements(data: Any) -> Iterator[Any]:
     """The numbers and tensors in nested lists."""
     for one in data:
@@ -136,7 +132,7 @@ def _elements(data: Any) -> Iterator[Any]:
 
 
 def _read_back(data: Any, dtype: torch.dtype | None) -> torch.Tensor:
-    """A host tensor of elements that are read back one by one, some of them from the card: their values are unknown
+    """A host tensor of elements that are read one by one, some of them without values, on the card or the host
     (``internal_new_from_data``, torch/csrc/utils/tensor_new.cpp)."""
     kinds = [one.dtype if isinstance(one, torch.Tensor) else torch.tensor(one).dtype for one in _elements(data)]
     shape, inside = [], data

@@ -105,6 +105,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         route = self._routes.get(func)
         if route is None:
             route = self._routes[func] = Route(facts_of(func))
+        if not route.has_tensors:
+            return func(*args, **kwargs)
         call = OperatorCall(route.facts, args, kwargs, current_graph_task_id() != -1)
         for attempt in route.before_noted:
             result = attempt(self, call)
@@ -206,6 +208,10 @@ class Route:
         chosen = [i for i in INTERCEPTORS if i.applies is None or i.applies(facts)]
         self.before_noted = tuple(i.attempt for i in chosen if not i.is_noted)
         self.noted = tuple(i.attempt for i in chosen if i.is_noted)
+        types = " ".join(str(one.type) for one in (*facts.func._schema.arguments, *facts.func._schema.returns))
+        #: Whether a tensor may go in or come out. What asks a library for its version has none, and is no operator of
+        #: the trace: it is called when the library is imported, which may be in the middle of a step.
+        self.has_tensors = "Tensor" in types or "Any" in types
 
 
 # --- calls that are no operators of the trace, or note themselves -----------------------------------------------------

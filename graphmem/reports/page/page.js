@@ -1,5 +1,5 @@
 /*
-Built by page/build.js of sources 51c33bc7751fd5d2bf366f67e84ea5df90712631cff86aa761789f6b9d8706b8, with these libraries:
+Built by page/build.js of sources f94d36d8b061829855058a7c9176c1e4c99ca2a046638546917a9fa2bbb3c658, with these libraries:
 
 uplot 1.6.32, https://github.com/leeoniya/uPlot#readme
 

@@ -73,6 +73,7 @@ add("full_like_ops", lambda x: x + torch.full_like(x, 2.0) + torch.ones(4096, de
 add("linspace", lambda x: x * torch.linspace(0, 1, 4096, device=x.device), X)
 add("eye", lambda x: x + torch.eye(512, device=x.device), t(512, 512))
 add("tril_indices", lambda x: torch.tril_indices(128, 128, device=x.device), X, grad=False)
+add("triu_indices", lambda x: torch.triu_indices(128, 128, device=x.device), X, grad=False)
 add("combinations", lambda x: torch.cartesian_prod(x, x), t(128))
 add("tensor_from_list", lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device), t(64, 4))
 add("inplace_chain", lambda x: x.mul(2).add_(1).relu_(), X)
