@@ -306,6 +306,34 @@ def test_the_largest_batches_of_an_epoch_follow(items: str, tmp_path: Path, caps
     assert (epoch["read"], epoch["whole"], epoch["shapes"], epoch["largest"]) == (16, True, 4, 64 * 64)
 
 
+IN_STEPS = """
+def ahead(loader):
+    batches = iter(loader)
+    waiting = next(batches)
+    for batch in batches:
+        yield waiting
+        waiting = batch
+    yield waiting
+sizes = [4] * 8 + [64] + [4] * 4 + [8, 4, 4, 2]
+for number, batch in enumerate(%s(DataLoader([torch.zeros(size, 64) for size in sizes], batch_size=None))):
+    model(batch.cuda()).sum().backward()
+    seen.append(len(batch))
+    if number %% 2:
+        optimizer.step()
+        optimizer.zero_grad()
+print(*seen)
+"""
+
+
+@pytest.mark.parametrize(("reader", "before"), [("iter", 6), ("ahead", 8)])
+def test_the_largest_batches_keep_their_place_among_those_of_a_step(
+    reader: str, before: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64 is the first of its two and meets no gradients; 8 is the second; with 2 there is no step."""
+    run(tmp_path, IN_STEPS % reader)
+    assert said(capsys).split() == ["4"] * before + ["64", "4", "4", "8"]
+
+
 OF_IMAGES = """
 class Images(dict):
     @property
@@ -469,6 +497,37 @@ def test_loops_of_a_library_end_where_the_program_needs_what_it_gives(
     with contextlib.suppress(KeyError):
         sys.modules["fitting"].fit(lambda: done.append(1))
     assert len(done) >= 300
+
+
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """A library ``fitting`` with a function ``fit(step, seen)``."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "fitting.py").write_text(f"def fit(step, seen):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.delitem(sys.modules, "fitting", raising=False)
+
+
+def test_what_a_library_does_behind_its_loop_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program could go on without it; what the library would have given back would stay."""
+    _installed(tmp_path, monkeypatch, "for _ in range(300):\n        step()\n    seen.append('fitted')")
+    estimate = run(tmp_path, "import fitting\nfitting.fit(train_step, seen)\nprint(*seen)")
+    assert said(capsys).split()[-4:] == ["step", "step", "step", "fitted"]
+    assert ending(estimate)[0] == "shortened"
+
+
+def test_of_two_runs_that_fail_the_one_that_comes_further_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fails for an epoch without batches, the second for an error of the program behind it."""
+    loader = "from torch.utils.data import DataLoader\n    loader = DataLoader(range(300))\n    for _ in range(20):\n"
+    epoch = "        for batch in loader:\n            step()\n        del batch"
+    _installed(tmp_path, monkeypatch, loader + epoch)
+    estimate = run(tmp_path, "import fitting\nfitting.fit(train_step, seen)\ntrain_step()\nraise ValueError('behind')")
+    assert ending(estimate)[:2] == ("raised", 4)
+    assert "behind" in ending(estimate)[3]
 
 
 def test_as_many_iterations_as_asked_for(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class Leaving:
         self.shortens = shortens
         self.opens = opens
         self.left_in: tuple[LibraryFunction, ...] = ()
+        self.gone_on_in: tuple[LibraryFunction, ...] = ()
         self.recorder = recorder
         self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
@@ -159,6 +160,7 @@ class Leaving:
             return
         self._passes[number] = current_graph_task_id()
         self.log.append(number)
+        self.epochs.steps = len(self.log)
         self._place = here(self.files)
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
@@ -274,6 +276,7 @@ class Leaving:
         self._gone_on += 1
         if self._gone_on > MOST_RUNS:
             raise left
+        self.gone_on_in += self.left_in
         self.note_end()
         self.begin_epoch()
 
@@ -421,6 +424,8 @@ class Loop:
         if not (self.is_over or self.is_ending) and self.steps_itself and len(self._marks) >= ALIKE_ITERATIONS:
             leaving.last_steps = list(self._marks)  # it ends by itself: the next item was not there
             leaving.last_whole = max(1, (self._items - 1) // self._iterations)
+        if not self.is_over and self.has_trained:  # behind the larger batches, of which one may be read ahead
+            leaving.note_end()
         self.is_over = True
 
     def _wants_more(self) -> bool:
