@@ -78,3 +78,4 @@ class Run:
     lacks_own_loop: bool = False  # it followed the other loop than the one that was asked for
     lacks_iterations: bool = False  # of a loop that was ended early
     left_in: tuple[LibraryFunction, ...] = ()  # whose loops the program was left in
+    gone_on_in: tuple[LibraryFunction, ...] = ()  # whose loops were left, and the program went on behind them

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from graphmem.answering.refusals import is_first_try, went_on
 from graphmem.errors import CannotShortenError, CaptureError, GraphmemError, ProgramOutOfMemory
 from graphmem.run import Run, RunMode
+from graphmem.training.program import OPTIMIZER_STEPS, LibraryFunction
 
 #: How a run went: what it gave, or the error that ended it.
 Outcome: TypeAlias = Run | CaptureError
@@ -56,8 +57,8 @@ def run_until_served(run: Callable[[RunMode], Run], mode: RunMode) -> Run:
     """The first run that no retry has anything to mend of; one that was refused memory is made once more with room for
     all that it asks for, and that is the run of who gave up. Raises the error of one that is not mended."""
     outcome, mode = _until_served(run, mode)
-    if isinstance(outcome, Run) and outcome.left_in and (is_left(outcome) or has_raised(outcome)):
-        outcome, mode = _with_loops_of_libraries(run, mode, outcome)
+    if isinstance(outcome, Run) and (opens := _loops_undone(outcome)):
+        outcome, mode = _with_loops_of_libraries(run, replace(mode, opens=opens), outcome, mode)
     refused = isinstance(outcome, ProgramOutOfMemory) or (isinstance(outcome, Run) and bool(outcome.refusals))
     if refused and mode.room:
         outcome = _with_room(run, mode, outcome)
@@ -88,14 +89,33 @@ def has_raised(run: Run) -> bool:
     return run.ending is not None and run.ending.how == "raised"
 
 
-def _with_loops_of_libraries(run: Callable[[RunMode], Run], mode: RunMode, first: Run) -> tuple[Outcome, RunMode]:
-    """The run in which the loops that a program was left in end as its own do, and its mode; the ``first`` one and its
-    mode if that one is left as well, or fails for what a library finds undone."""
+def _loops_undone(run: Run) -> tuple[LibraryFunction, ...]:
+    """The functions of libraries whose loops were left in the middle, and what they do behind them was not seen: a
+    program that is over, or that went on behind them."""
+    is_over = is_left(run) or has_raised(run)
+    return tuple(dict.fromkeys((*run.gone_on_in, *(run.left_in if is_over else ()))))
+
+
+def _with_loops_of_libraries(
+    run: Callable[[RunMode], Run], opened: RunMode, first: Run, mode: RunMode
+) -> tuple[Outcome, RunMode]:
+    """The run in which loops of libraries end as the program's own do, and its mode; the ``first`` one and its mode if
+    that one is left as well, or fails for what a library finds undone. Where both fail it is the one that came further.
+    """
     with contextlib.suppress(GraphmemError):
-        again, further = _until_served(run, replace(mode, opens=first.left_in))
-        if isinstance(again, Run) and again.ending is not None and not (is_left(again) or again.ending.failed):
+        again, further = _until_served(run, opened)
+        if isinstance(again, Run) and not is_left(again) and _comes_further(again, first):
             return again, further
     return first, mode
+
+
+def _comes_further(again: Run, first: Run) -> bool:
+    """Whether a run did not fail and trained as far as the first one should, or came further where that one failed."""
+    if again.ending is None or first.ending is None:
+        return False
+    if again.ending.failed:
+        return first.ending.failed and again.ending.steps > first.ending.steps
+    return again.ending.steps >= min(first.ending.steps, OPTIMIZER_STEPS)
 
 
 def _with_room(run: Callable[[RunMode], Run], mode: RunMode, first: Outcome) -> Outcome:

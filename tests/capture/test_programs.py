@@ -150,6 +150,22 @@ LOOPS = {
         7,
         "step step step step 49 step step 99 step",
     ),
+    "something of the first step and every so often, beside a loader of several batches a step": (
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\n"
+        "def batches():\n    while True: yield from loader\ndata = batches()\n"
+        "for i in range(300):\n    next(data), next(data)\n    train_step()\n"
+        "    if i % 50 == 0: seen.append(i); x(1 << 12)\nprint(*seen)",
+        6,
+        "step 0 step step step step 50 step",
+    ),
+    "batches by hand from an iterator that is opened anew": (
+        "loader = DataLoader(TensorDataset(torch.zeros(64, 4)), batch_size=8)\ndata = iter(loader)\n"
+        "for i in range(300):\n    for _ in range(2):\n        try: next(data)\n"
+        "        except StopIteration: data = iter(loader); next(data)\n"
+        "    train_step()\n    if i == 0: x(1 << 12)\nprint(*seen, len(list(loader)))",
+        4,
+        "step step step step 8",
+    ),
     "something every so often, counted by the loader's batches": (
         "for i, (batch,) in enumerate(DataLoader(TensorDataset(torch.zeros(600, 4)), batch_size=4)):\n"
         "    train_step()\n    if i % 50 == 49: seen.append(i)\nprint(len(batch), i, *seen)",
@@ -288,6 +304,34 @@ def test_the_largest_batches_of_an_epoch_follow(items: str, tmp_path: Path, caps
     assert said(capsys).split() == ["4", "4", "4", "64", "8", "32"]
     (epoch,) = estimate.details["epochs"]
     assert (epoch["read"], epoch["whole"], epoch["shapes"], epoch["largest"]) == (16, True, 4, 64 * 64)
+
+
+IN_STEPS = """
+def ahead(loader):
+    batches = iter(loader)
+    waiting = next(batches)
+    for batch in batches:
+        yield waiting
+        waiting = batch
+    yield waiting
+sizes = [4] * 8 + [64] + [4] * 4 + [8, 4, 4, 2]
+for number, batch in enumerate(%s(DataLoader([torch.zeros(size, 64) for size in sizes], batch_size=None))):
+    model(batch.cuda()).sum().backward()
+    seen.append(len(batch))
+    if number %% 2:
+        optimizer.step()
+        optimizer.zero_grad()
+print(*seen)
+"""
+
+
+@pytest.mark.parametrize(("reader", "before"), [("iter", 6), ("ahead", 8)])
+def test_the_largest_batches_keep_their_place_among_those_of_a_step(
+    reader: str, before: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64 is the first of its two and meets no gradients; 8 is the second; with 2 there is no step."""
+    run(tmp_path, IN_STEPS % reader)
+    assert said(capsys).split() == ["4"] * before + ["64", "4", "4", "8"]
 
 
 OF_IMAGES = """
@@ -455,6 +499,37 @@ def test_loops_of_a_library_end_where_the_program_needs_what_it_gives(
     assert len(done) >= 300
 
 
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """A library ``fitting`` with a function ``fit(step, seen)``."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "fitting.py").write_text(f"def fit(step, seen):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.delitem(sys.modules, "fitting", raising=False)
+
+
+def test_what_a_library_does_behind_its_loop_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program could go on without it; what the library would have given back would stay."""
+    _installed(tmp_path, monkeypatch, "for _ in range(300):\n        step()\n    seen.append('fitted')")
+    estimate = run(tmp_path, "import fitting\nfitting.fit(train_step, seen)\nprint(*seen)")
+    assert said(capsys).split()[-4:] == ["step", "step", "step", "fitted"]
+    assert ending(estimate)[0] == "shortened"
+
+
+def test_of_two_runs_that_fail_the_one_that_comes_further_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fails for an epoch without batches, the second for an error of the program behind it."""
+    loader = "from torch.utils.data import DataLoader\n    loader = DataLoader(range(300))\n    for _ in range(20):\n"
+    epoch = "        for batch in loader:\n            step()\n        del batch"
+    _installed(tmp_path, monkeypatch, loader + epoch)
+    estimate = run(tmp_path, "import fitting\nfitting.fit(train_step, seen)\ntrain_step()\nraise ValueError('behind')")
+    assert ending(estimate)[:2] == ("raised", 4)
+    assert "behind" in ending(estimate)[3]
+
+
 def test_as_many_iterations_as_asked_for(tmp_path: Path) -> None:
     assert ending(run(tmp_path, "for _ in range(99): train_step()", iterations=1))[1] == 1
     assert ending(run(tmp_path, "for _ in range(99): train_step()", iterations=7))[1] == 7
@@ -498,6 +573,29 @@ def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     loop: str, doubts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     assert _doubts_of_loops(run(tmp_path, loop)) == doubts
+
+
+@pytest.mark.parametrize("steps", [30, 31])
+def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path) -> None:
+    """As where a discriminator learns every other step; what some of them keep is there at the end."""
+    loop = f"kept = []\nfor i in range({steps}):\n    train_step()\n    if i % 2 == 1: kept.append(x(1 << 14))\n"
+    few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=steps)
+    assert few.details["program"]["steps"] < steps == all_.details["program"]["steps"]
+    assert 0 <= few.allocated - all_.allocated <= (1 << 14) * 64 * 4  # they end with a whole turn
+    assert few.reserved >= all_.reserved > 14 * (1 << 14) * 64 * 4
+
+
+def test_steps_of_a_loader_that_ends_by_itself_are_written_for_later_epochs(tmp_path: Path) -> None:
+    loop = """
+kept = []
+for epoch in range(9):
+    for i, batch in enumerate(DataLoader(torch.zeros(6, 4))):
+        train_step()
+        if i % 2 == 1: kept.append(x(1 << 14))
+"""
+    few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=99)
+    assert few.details["program"]["steps"] < 54 == all_.details["program"]["steps"]
+    assert few.allocated == all_.allocated > 26 * (1 << 14) * 64 * 4
 
 
 def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

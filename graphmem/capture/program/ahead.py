@@ -23,9 +23,11 @@ Values = Callable[[int], tuple[object, ...]]
 
 def tested(seen: Iterable[tuple[object, ...]], rest: Sequence[int], values: Values) -> list[int]:
     """Of the rest of a loop's numbers those at which its body finds true what it did not of those before (``if step %
-    500 == 0``), each with the one behind it; twice, as what it leaves the first time may still be there. ``seen``: the
-    values of those before."""
-    known, found, places = set(map(_truths, seen)), Counter[str](), set[int]()
+    500 == 0``), each with the one behind it; twice, as what it leaves the first time may still be there. What it found
+    of the first number alone follows once more: nothing was there yet that the first step leaves. ``seen``: the values
+    of those before."""
+    first, *others = [*map(_truths, seen)] or [""]
+    known, found, places = set(others), Counter([first]), set[int]()
     for place, one in enumerate(rest[:MOST_TESTED]):
         truths = _truths(values(one))
         if truths in known or found[truths] == _OTHERS:

@@ -94,6 +94,8 @@ class _LoaderLoop:
         if inside is not None:
             inside.is_fed = True
             loop.end_with(inside)
+        elif loops := leaving.asking():
+            return self._give(iterator, loops)
         if leaving.is_finished(self._loader()):
             if isinstance(sys.exc_info()[1], StopIteration):  # it was opened anew to go round: no batch is none at all
                 raise leaving.left()
@@ -113,6 +115,15 @@ class _LoaderLoop:
         except StopIteration:
             loop.end()
             raise
+        self._rest.note(batch)
+        return batch
+
+    def _give(self, iterator: Any, loops: Sequence[Loop]) -> object:
+        """The next batch for loops of the program that ask for it by hand: they end at their own tops, and this is no
+        loop beside them."""
+        self._loop.is_over = True
+        is_held = self._rest.holds and any(loop.is_ending for loop in loops)
+        batch = self._rest.next_batch() if is_held else self._following(iterator)
         self._rest.note(batch)
         return batch
 

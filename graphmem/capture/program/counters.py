@@ -73,7 +73,7 @@ class Counter:
 
     def _known(self) -> list[tuple[object, ...]]:
         """What was computed of the numbers until now."""
-        return [self._first or (), *map(self._values, self._seen)]
+        return [*([self._first] if self._first else ()), *map(self._values, self._seen)]
 
     def _rest(self, left: int | None) -> range:
         """The numbers that follow, to that at which a loop ends."""

@@ -4,6 +4,9 @@ Host data is real. When a loop that reads batches is over, the rest of them is r
 as :class:`Epochs` allows; only the shapes are kept. A batch that is larger than all before it, in all or in one of
 its dimensions, is held, and some of those whose shapes are new. The loop then goes on with these: its largest steps are
 captured as they are, in their order, and the allocator meets the sizes that it would.
+
+Where a step takes several batches, those of one step are held together: a batch that comes first in its step meets no
+gradients, and one that comes later does.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, EpochRead
 
 #: Batches of one epoch that are given to the program after its steps.
 MOST_HELD = 12
+#: Of steps of several batches, so many are held however many batches those are; with more batches each, single ones.
+_FEWEST_STEPS, _MOST_IN_STEP = 4, 8
 #: As many tensors of a batch are compared one by one.
 _FEW_TENSORS = 8
 #: How deep and how far containers are looked into for tensors.
@@ -38,6 +43,7 @@ class Epochs:
         self.batches: float = EPOCH_BATCHES
         self.numbers: float = EPOCH_NUMBERS
         self.clock = 0  # goes on with every batch that a loader is asked for
+        self.steps = 0  # of all optimizers
         self.read: list[EpochRead] = []
         self.varied = 0  # of them, with batches of several shapes
         self.remarks: dict[Diagnostic, int] = {}
@@ -83,9 +89,12 @@ class Rest:
         self._is_read = False
         self._spared = 0
         self._patience = MOST_HELD
+        self._step, self._in_step, self._per_step = epochs.steps, 0, 1  # batches since the last step, and before it
 
     def note(self, batch: object) -> None:
         """The program takes a batch."""
+        self._note_steps()
+        self._in_step += 1
         self._epochs.clock += 1
         self._taken += 1
         self.asked = self._epochs.clock
@@ -146,6 +155,11 @@ class Rest:
         final, self._final = self._final, None
         return final
 
+    def _note_steps(self) -> None:
+        """Whether optimizers have stepped since the last batch: those before it are of one step."""
+        if self._step != self._epochs.steps and self._in_step:
+            self._step, self._in_step, self._per_step = self._epochs.steps, 0, self._in_step
+
     # --- reading ---
 
     def _measure(self, batch: object) -> bool:
@@ -158,7 +172,8 @@ class Rest:
         return is_larger
 
     def _read(self) -> None:
-        held = _Held()
+        self._note_steps()
+        held = _Held(self._per_step, self._taken)
         whole = False
         while self._epochs.may_read():
             known = set(self._seen)
@@ -174,8 +189,7 @@ class Rest:
             if len(self.spares) < self._spared:
                 self.spares.append(batch)
             self._epochs.numbers -= _sizes(self._seen[-1])["numbers"]
-            if is_larger or self._seen[-1] not in known:
-                held.add(batch, is_larger)
+            held.add(batch, is_larger, self._seen[-1] not in known)
         self._held.extend(held.batches())
         self._report(whole)
 
@@ -198,20 +212,45 @@ class Rest:
 
 
 class _Held:
-    """At most :data:`MOST_HELD` batches in their order: the last of those that were larger than all before them, and
-    then the last ones of other shapes."""
+    """Some batches in their order, behind ``taken`` ones: those that the step lacks which was begun (a loader may be
+    read ahead); then of the steps of ``per_step`` batches the last with one that was larger than all before it, and the
+    last ones with other shapes; about :data:`MOST_HELD` batches."""
 
-    def __init__(self) -> None:
-        self._batches: list[tuple[Any, bool]] = []
+    def __init__(self, per_step: int, taken: int) -> None:
+        self._per_step = per_step if per_step <= _MOST_IN_STEP else 1
+        self._most = max(MOST_HELD // self._per_step, _FEWEST_STEPS)
+        self._lacking = -taken % self._per_step
+        self._begun: list[Any] = []
+        self._steps: list[tuple[list[Any], bool]] = []
+        self._coming: list[Any] = []  # the batches of a step that is not whole
+        self._is_larger = self._is_new = self._differs = False
 
-    def add(self, batch: object, is_larger: bool) -> None:
-        self._batches.append((batch, is_larger))
-        if len(self._batches) > MOST_HELD:
-            smaller = (place for place, (_, is_larger) in enumerate(self._batches) if not is_larger)
-            del self._batches[next(smaller, 0)]
+    def add(self, batch: object, is_larger: bool, is_new: bool) -> None:
+        if len(self._begun) < self._lacking:
+            self._begun.append(batch)
+            self._differs |= is_larger or is_new
+            return
+        self._coming.append(batch)
+        self._is_larger |= is_larger
+        self._is_new |= is_new
+        if len(self._coming) == self._per_step:
+            self._end_step()
 
     def batches(self) -> list[Any]:
-        return [batch for batch, _ in self._batches]
+        """What the epoch leaves of a step is given only where it is larger: programs make that step by the number of
+        the batch, and the gradients of one that is not made would stay. Without other batches nothing follows."""
+        if self._is_larger:
+            self._end_step()
+        following = [batch for batches, _ in self._steps for batch in batches]
+        return self._begun + following if following or self._differs else []
+
+    def _end_step(self) -> None:
+        if self._is_larger or self._is_new:
+            self._steps.append((self._coming, self._is_larger))
+        self._coming, self._is_larger, self._is_new = [], False, False
+        if len(self._steps) > self._most:
+            smaller = (place for place, (_, is_larger) in enumerate(self._steps) if not is_larger)
+            del self._steps[next(smaller, 0)]
 
 
 def _sizes(shapes: Shapes) -> dict[object, int]:

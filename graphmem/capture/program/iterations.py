@@ -15,6 +15,8 @@ from graphmem.trace import EventKind, Place
 
 #: Iterations in a row that have to be alike.
 ALIKE_ITERATIONS = 3
+#: Iterations that take turns, at most.
+MOST_IN_TURN = 4
 #: Bytes that a step may keep and its loop still be called alike: a few numbers for a log.
 NUMBERS_BYTES = 1024
 #: Iterations and events that are written at most, where the allocator does not come to rest before.
@@ -71,25 +73,34 @@ def works_outside(builder: Any, row: int, spans: Iterable[tuple[int, int]]) -> b
 
 
 def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[int], int]:
-    """Write the iteration between the last two of three ``marks``, which are rows, up to ``times`` more, as they would
-    follow now, if it is like the one before it; the marks of the last ones that are there then, and how many were
-    written. Raises ``torch.OutOfMemoryError`` where the card would."""
+    """Write the last iterations between ``marks``, which are rows, up to ``times`` more, as they would follow now, if they
+    are like those before them: the last one, or a few that take turns (``if step % 2 == 0``). The marks of the last ones
+    that are there then, and how many were written. Raises ``torch.OutOfMemoryError`` where the card would."""
     builder, marks, written = storages.builder, list(marks), 0
-    if times < 1 or not _is_steady(builder, *marks):
+    turn = _turn(builder, marks) if times > 0 else 0
+    if not turn:
         return marks, written
     memory, now, seen = storages.memory, storages.operator, list[object]()
-    iteration = _Iteration(storages, *marks)
-    for _ in range(min(times, MOST_REPEATED, max(1, MOST_EVENTS // (marks[2] - marks[1] + 1)))):
+    before, begin, end = marks[-1 - 2 * turn :: turn]
+    iteration = _Iteration(storages, before, begin, end)
+    lengths = [len([*_on_device(builder, begin, mark)]) for mark in marks[-turn:]]
+    for _ in range(min(-(-times // turn), MOST_REPEATED, max(1, MOST_EVENTS // (end - begin + 1)))):
         state = None if memory is None else memory.segments()
         if state in seen:
             break
         seen.append(state)
+        marks = [*marks[turn:], *(len(builder.rows) + length for length in lengths)]
         iteration.write()
-        written += 1
-        marks = [*marks[1:], len(builder.rows)]
+        written += turn
     iteration.give_to_tensors()
     storages.operator = now
     return marks, written
+
+
+def _turn(builder: Any, marks: Sequence[int]) -> int:
+    """How many iterations take turns: the fewest that are like as many before them; 0 if none are."""
+    turns = range(1, (len(marks) - 1) // 2 + 1)
+    return next((turn for turn in turns if _is_steady(builder, *marks[-1 - 2 * turn :: turn])), 0)
 
 
 def _is_steady(builder: Any, before: int, begin: int, end: int) -> bool:

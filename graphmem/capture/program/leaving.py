@@ -18,10 +18,11 @@ A loop ends at its top, so that what follows it (evaluation, generation, saving)
   steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
 
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
-iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch, until
-another run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a
-library, is left by an exception behind one step more of its optimizers; the program goes on behind the
-statement in which it called that library (:meth:`Leaving.go_on`), or is over.
+iterators of data loaders, but where a loop of the program asks for each batch by hand (``next(batches)``): it ends at
+its own top. A loader that has trained has no batches left for the next epoch, until another run begins: with a new
+optimizer, or further on in the program's own files. A loop that nobody can end, in a library, is left by an exception
+behind one step more of its optimizers; the program goes on behind the statement in which it called that library
+(:meth:`Leaving.go_on`), or is over.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from graphmem.capture.program import iterations
 from graphmem.capture.program.ahead import MOST_RUNS
 from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
-from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_REPEATED, NUMBERS_BYTES
-from graphmem.capture.program.places import Place, has_moved_on, here, loops_on_stack
+from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_IN_TURN, MOST_REPEATED, NUMBERS_BYTES
+from graphmem.capture.program.places import Place, has_moved_on, here, innermost, is_asked_in, loops_on_stack
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
@@ -77,6 +78,7 @@ class Leaving:
         self.shortens = shortens
         self.opens = opens
         self.left_in: tuple[LibraryFunction, ...] = ()
+        self.gone_on_in: tuple[LibraryFunction, ...] = ()
         self.recorder = recorder
         self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
@@ -158,6 +160,7 @@ class Leaving:
             return
         self._passes[number] = current_graph_task_id()
         self.log.append(number)
+        self.epochs.steps = len(self.log)
         self._place = here(self.files)
         loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
         if loops:
@@ -245,6 +248,12 @@ class Leaving:
         self._loops = [weakref.ref(loop) for loop in loops]
         return loops
 
+    def asking(self) -> list[Loop]:
+        """The loops of the program in whose bodies a data loader is asked for a batch by hand; none where a loop of a
+        library does that."""
+        loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
+        return loops if loops and is_asked_in({loop.frame for loop in loops}) else []
+
     def begin(self, loop: Loop) -> None:
         """A loop begins, and with it another run if the program has moved on since the last one."""
         is_inside = any(other.began < len(self.log) for other in self._active())
@@ -267,6 +276,7 @@ class Leaving:
         self._gone_on += 1
         if self._gone_on > MOST_RUNS:
             raise left
+        self.gone_on_in += self.left_in
         self.note_end()
         self.begin_epoch()
 
@@ -337,6 +347,7 @@ class Loop:
         self._leaving = leaving
         self.where = where
         self.runs, self.rest = runs, rest
+        self.frame = innermost() if runs is not None else 0  # the function that it is a loop of
         self.is_over = False
         self.is_ending = False  # nothing follows but what is left of an epoch
         self.has_trained = self.is_list = self.steps_itself = self.is_fed = False
@@ -345,7 +356,7 @@ class Loop:
         self._clock = leaving.epochs.clock
         self._varied: float | None = leaving.epochs.varied  # None in the second epoch
         self._left: int | None = 0  # items after this one, None where nobody knows
-        self._marks: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # rows where the last iterations, or steps, ended
+        self._marks: deque[int] = deque(maxlen=2 * MOST_IN_TURN + 1)  # rows where the last iterations, or steps, ended
         self._iterations = self._iterations_since = self._items = 0  # between the last two, since, and all
         self._trials_left = MOST_TRIALS if searches else 0
         self._first = len(leaving.recorder.builder.storage_bytes)
@@ -410,6 +421,11 @@ class Loop:
         leaving = self._leaving
         if not self.is_over and self.began < len(leaving.log) and (self.runs is None or self.steps_itself):
             leaving.trained.append((self._first_row, len(leaving.recorder.builder.rows)))
+        if not (self.is_over or self.is_ending) and self.steps_itself and len(self._marks) >= ALIKE_ITERATIONS:
+            leaving.last_steps = list(self._marks)  # it ends by itself: the next item was not there
+            leaving.last_whole = max(1, (self._items - 1) // self._iterations)
+        if not self.is_over and self.has_trained:  # behind the larger batches, of which one may be read ahead
+            leaving.note_end()
         self.is_over = True
 
     def _wants_more(self) -> bool:
@@ -529,9 +545,10 @@ class Loop:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
         again and again, doing nothing beside. Whether all that follow are written then."""
         leaving, rests = self._leaving, self._rests()
-        known = max((rest.left for rest in rests if rest.is_known), default=self._left)
+        is_bound = self.is_fed or self._left is None  # else batches are asked for by hand, or by loops in it
+        known = max((rest.left for rest in rests if rest.is_known and is_bound), default=self._left)
         left = MOST_REPEATED * self._iterations if known is None else known
-        if len(self._marks) == ALIKE_ITERATIONS:
+        if len(self._marks) >= ALIKE_ITERATIONS:
             marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
         else:
             marks, times, whole = leaving.last_steps, left * leaving.last_whole, 0
@@ -541,7 +558,7 @@ class Loop:
             return False
         leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
         leaving.last_whole = whole + times
-        return known is not None and written == times
+        return known is not None and written >= times
 
     def _end_alike(self) -> bool:
         leaving = self._leaving

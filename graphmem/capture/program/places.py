@@ -6,6 +6,8 @@ import ast
 import functools
 import linecache
 import sys
+from collections.abc import Container
+from inspect import CO_GENERATOR
 from itertools import zip_longest
 from types import CodeType, FrameType, TracebackType
 
@@ -16,6 +18,8 @@ from graphmem.training.program import LibraryFunction
 _STARTS = "graphmem.capture.program.main_module"
 #: Packages whose own loops are those of one step: over hooks, and groups of parameters.
 _OF_STEPS = ("torch", "graphmem")
+#: Methods of iterators over others.
+_HANDS_ON = frozenset({"__iter__", "__next__"})
 #: The functions of the program's own files that run, outermost first: frame, code, the instruction it has come to.
 Place = tuple[tuple[int, CodeType, int], ...]
 
@@ -40,6 +44,36 @@ def has_moved_on(before: Place, now: Place) -> bool:
         if then[2] != since[2]:
             return since[2] > then[2]
     return False
+
+
+def innermost() -> int:
+    """The innermost function that runs and is not ours: what its frame is known by."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) == "graphmem":
+        frame = frame.f_back
+    return id(frame)
+
+
+def is_asked_in(frames: Container[int]) -> bool:
+    """Whether a data loader is asked for a batch by hand, ``next(batches)``, by one of the functions in ``frames`` or by
+    one that it calls. Generators that hand batches on are looked through; a loop of a library between them is the one
+    that asks."""
+    frame: FrameType | None = sys._getframe(1)
+    is_handed_on = True
+    while frame is not None and frame.f_globals.get("__name__") != _STARTS:
+        code = frame.f_code
+        if id(frame) in frames:
+            return True
+        is_ours = _package(frame) in _OF_STEPS
+        is_handed_on &= is_ours or bool(code.co_flags & CO_GENERATOR) or code.co_name in _HANDS_ON
+        if not (is_handed_on or is_ours) and library_folder(code.co_filename) and _is_in_loop(code, frame.f_lineno):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def calls_a_library(raised: TracebackType | None, files: set[str]) -> bool:

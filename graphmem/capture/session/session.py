@@ -197,7 +197,7 @@ def capture(
         if context.leaving is not None:
             assumed |= context.leaving.findings()
             found |= {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
-            found["left_in"] = context.leaving.left_in
+            found |= {"left_in": context.leaving.left_in, "gone_on_in": context.leaving.gone_on_in}
             from graphmem.capture.program.held import label_held
 
             label_held(recorder)
