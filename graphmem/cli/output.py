@@ -21,6 +21,7 @@ from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import NO_CACHE
 from graphmem.cli.options import Output
 from graphmem.cli.progress import status
+from graphmem.diagnostics import Code
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.reports import Answer, Format, format_named
@@ -55,7 +56,8 @@ def show(estimate: Estimate, options: Output) -> None:
         over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
         click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
-    if options.fail_on_oom and estimate.fit is not None and not estimate.fit.passes:
+    fails = any(one.code is Code.STEP_FAILS for one in estimate.diagnostics)
+    if options.fail_on_oom and (fails or (estimate.fit is not None and not estimate.fit.passes)):
         click.get_current_context().exit(DOES_NOT_FIT)
 
 

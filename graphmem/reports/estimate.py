@@ -225,7 +225,7 @@ _TAKES_LESS = {
     "PARAMETER": "a smaller type such as bf16, quantised weights or a smaller model takes less",
     "GRADIENT": "training fewer parameters (LoRA, frozen layers) takes less",
     "OPTIMIZER_STATE": "an optimizer with less state, in 8 bits or factored, or training fewer parameters takes less",
-    "ACTIVATION": "a smaller batch, shorter inputs, autocast or gradient checkpointing takes less",
+    "ACTIVATION": "a smaller batch or shorter inputs take less, and graphmem advise tries what else would",
     "INPUT": "a smaller batch or shorter inputs take less",
     "TEMPORARY": "a smaller batch or shorter inputs take less",
     "KV_CACHE": "a smaller batch or shorter generations take less",

@@ -114,7 +114,7 @@ def test_code_paths_and_what_is_not_known_are_refused(
 ) -> None:
     found = ask(server, command, **question)
     assert found.status_code == 422
-    assert words in found.text
+    assert words in found.json()["error"]
 
 
 def test_an_error_of_the_command_is_the_error(server: str, sent: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 
 pytest.importorskip("torch")
 pytest_plugins = ["pytester"]
 
+_PLUGIN = "graphmem.integrations.pytest_plugin"
 _TESTS = """
 import pytest
 
@@ -45,7 +48,8 @@ def test_without_a_mark():
 
 def test_marked_tests_are_held_to_their_limits(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(_TESTS)
-    result = pytester.runpytest("-p", "graphmem.integrations.pytest_plugin", "-p", "no:cacheprovider")
+    entered = any(one.value == _PLUGIN for one in importlib.metadata.entry_points(group="pytest11"))
+    result = pytester.runpytest(*([] if entered else ["-p", _PLUGIN]), "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=3)
     result.stdout.fnmatch_lines(["*test_takes_too_much needs * MiB (reserved), limited to 100MiB"])
     result.stdout.fnmatch_lines(["*test_is_larger_than_the_card does not fit T4-16GB"])

@@ -73,9 +73,9 @@ def works_outside(builder: Any, row: int, spans: Iterable[tuple[int, int]]) -> b
 
 
 def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[int], int]:
-    """Write the last iterations between ``marks``, which are rows, up to ``times`` more, as they would follow now, if they
-    are like those before them: the last one, or a few that take turns (``if step % 2 == 0``). The marks of the last ones
-    that are there then, and how many were written. Raises ``torch.OutOfMemoryError`` where the card would."""
+    """Write the last iterations between ``marks``, which are rows, up to ``times`` more, as they would follow now, if
+    they are like those before them: the last one, or a few that take turns (``if step % 2 == 0``). The marks of the
+    last ones that are there then, and how many were written. Raises ``torch.OutOfMemoryError`` where the card would."""
     builder, marks, written = storages.builder, list(marks), 0
     turn = _turn(builder, marks) if times > 0 else 0
     if not turn:

@@ -55,9 +55,9 @@ def innermost() -> int:
 
 
 def is_asked_in(frames: Container[int]) -> bool:
-    """Whether a data loader is asked for a batch by hand, ``next(batches)``, by one of the functions in ``frames`` or by
-    one that it calls. Generators that hand batches on are looked through; a loop of a library between them is the one
-    that asks."""
+    """Whether a data loader is asked for a batch by hand, ``next(batches)``, by one of the functions in ``frames`` or
+    by one that it calls. Generators that hand batches on are looked through; a loop of a library between them is the
+    one that asks."""
     frame: FrameType | None = sys._getframe(1)
     is_handed_on = True
     while frame is not None and frame.f_globals.get("__name__") != _STARTS:

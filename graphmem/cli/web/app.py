@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -57,6 +58,7 @@ def create_app(limits: Limits | None = None, *, a_minute: int = 120) -> FastAPI:
     )
     app.state.metrics = _Metrics()
     app.middleware("http")(_around(app, _Rate(a_minute)))
+    app.add_exception_handler(RequestValidationError, _not_read)
     for command in ASKED:
         _add_question(app, command)
     _add_files(app, limits)
@@ -101,6 +103,12 @@ def _add_question(app: FastAPI, command: str) -> None:
         202: {"description": "not finished: addresses to look at, to follow and to cancel"}
     }
     app.post(f"/v1/{command}", responses=about, summary=f"graphmem {command}", tags=["questions"])(ask)
+
+
+async def _not_read(_: Request, error: Exception) -> Response:
+    """What is wrong with a question, as one line."""
+    assert isinstance(error, RequestValidationError)
+    return _refused(422, "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()))
 
 
 def _answer(job: Job) -> Response:

@@ -79,7 +79,7 @@ async function answer() {
   let response = await fetch(`/v1/${asked()}?wait=0.5`, { method: "POST", headers, body: JSON.stringify(question) });
   if (response.status === 202) response = await waited(await response.json());
   const told = await response.json();
-  if (!response.ok) throw new Error(told.error || (told.detail || []).map((one) => `${one.loc.at(-1)}: ${one.msg}`).join("; "));
+  if (!response.ok) throw new Error(told.error);
   return { told, command: response.headers.get("X-Command"), link: response.headers.get("Link") };
 }
 
