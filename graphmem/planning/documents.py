@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from graphmem.answering.remarks import no_card_named
+from graphmem.diagnostics import Code
 from graphmem.estimate import LEVELS, Estimate, Fit
 from graphmem.reports.document import (
     Column,
@@ -92,6 +93,9 @@ def _peaks(found: Largest, fit: Fit) -> list[Curves]:
 def _answer(found: Largest, name: str) -> Iterator[str]:
     if found.value:
         yield f"The largest {name} that fits is {found.value:,}."
+        assert found.estimate is not None
+        fails = (one for one in found.estimate.diagnostics if one.code is Code.STEP_FAILS)
+        yield from (f"BUT {one.message}; --at-most N stays below." for one in fails)
         yield _margin(found, name)
     else:
         yield f"DOES NOT FIT: not even {name} {found.above_value:,} fits."
