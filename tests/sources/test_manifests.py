@@ -179,7 +179,7 @@ def test_options_of_the_command_go_before_the_file(tmp_path: Path) -> None:
     )
     path = tmp_path / "sft.yaml"
     path.write_text(f"model_name_or_path: {model}\nper_device_train_batch_size: 2\nmax_length: 16\nnew_option: 1")
-    told = CliRunner().invoke(cli, ["analyze", str(path), "--gpu", "T4", "--optimizer", "sgd", "-s", "8"])
+    told = CliRunner().invoke(cli, ["analyze", str(path), "--gpu", "T4", "--optimizer", "sgd", "-s", "8", "--details"])
     assert told.exit_code == 0, told.output
     words = " ".join(told.output.split())
     assert "sgd" in words
