@@ -102,6 +102,7 @@ def test_the_report_of_an_answer_is_a_page_that_reaches_nothing(server: str, sen
         ("compare", {"before": "/etc/passwd", "after": "/etc/passwd"}, "is no uploaded file"),
         ("replay", {"snapshot": "file:../../etc/passwd"}, "there is no file"),
         ("analyze", {"model": "zoo:gpt2", "optimizer": "os:system"}, "is a name here"),
+        ("sweep", {"model": "zoo:gpt2", "vary": ["optimizer=os:system,adamw"]}, "is a name here"),
         ("analyze", {"model": "zoo:gpt2", "cudnn": "/tmp/libcudnn.so"}, "Extra inputs are not permitted"),
         ("analyze", {"model": "zoo:gpt2", "output": "/tmp/x"}, "Extra inputs are not permitted"),
         ("analyze", {"model": "zoo:gpt2", "batch": "many"}, "valid integer"),
@@ -125,6 +126,7 @@ def test_an_error_of_the_command_is_the_error(server: str, sent: str) -> None:
 
 def test_files_of_other_kinds_and_large_ones_are_refused(server: str) -> None:
     assert httpx.post(f"{server}/v1/files", params={"name": "train.py"}, content=b"x").status_code == 422
+    assert httpx.post(f"{server}/v1/files", params={"name": "sft.yaml"}, content=b"x").status_code == 422
     assert httpx.post(f"{server}/v1/files", params={"name": "a.onnx"}, content=b"x" * (2 << 20)).status_code == 413
     parts = (b"x" * 4096 for _ in range(1000))  # of no announced length
     assert httpx.post(f"{server}/v1/files", params={"name": "a.onnx"}, content=parts).status_code == 422

@@ -30,6 +30,7 @@ from graphmem import __version__
 from graphmem.cli.web.jobs import Busy, Job, Jobs, Limits, beats
 from graphmem.cli.web.questions import ASKED, question_model, words_of
 from graphmem.errors import UsageError
+from graphmem.reports.document import clean
 
 _PAGE = Path(__file__).with_name("page")
 #: Seconds that an answer is waited for before it is a job, unless ``wait`` says other.
@@ -93,7 +94,7 @@ def _add_question(app: FastAPI, command: str) -> None:
         except Busy:
             return _refused(503, "too many questions wait; ask again in a minute", {"Retry-After": "60"})
         request.app.state.metrics.asked.labels(command, "yes" if was_there else "no").inc()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(job.finished.wait(), max(0.0, min(wait, _LONGEST_WAIT)))
         return _answer(job)
 
@@ -115,7 +116,8 @@ def _answer(job: Job) -> Response:
     """The answer of a job that is done, its error, or where it is to be found later."""
     links = {"Link": f'</v1/jobs/{job.number}>; rel="self", </v1/jobs/{job.number}/report>; rel="alternate"'}
     if job.state == "done":
-        return JSONResponse(job.answer, headers={**links, "X-Command": shlex.join(["graphmem", *job.words])})
+        words = clean(shlex.join(["graphmem", *job.words])).encode("ascii", "backslashreplace").decode()
+        return Response(job.answer, headers={**links, "X-Command": words}, media_type="application/json")
     if job.finished.is_set():
         return _refused(409 if job.state == "cancelled" else 422, job.error)
     base = f"/v1/jobs/{job.number}"
@@ -135,9 +137,8 @@ def _add_files(app: FastAPI, limits: Limits) -> None:
         if announced.isdigit() and int(announced) > limits.upload_bytes:
             return _refused(413, f"files of up to {limits.upload_bytes >> 20} MiB are taken")
         try:
-            async with asyncio.timeout(limits.seconds):
-                number = await request.app.state.jobs.keep(name, request.stream())
-        except TimeoutError:
+            number = await asyncio.wait_for(request.app.state.jobs.keep(name, request.stream()), limits.seconds)
+        except asyncio.TimeoutError:
             return _refused(408, f"the file did not arrive within {limits.seconds:.0f} s")
         return JSONResponse({"file": f"file:{number}"}, 201)
 

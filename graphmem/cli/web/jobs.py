@@ -22,12 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 from graphmem import __version__
 from graphmem.errors import UsageError
 
-#: Ends of the names of files that are read; others are refused.
-SUFFIXES = (".onnx", ".json", ".pickle", ".pkl", ".gguf", ".yaml", ".yml", ".toml")
-_DATA = re.compile(r'<script type="application/json" id="graphmem-[a-z-]+">\n?(.*?)\n?</script>', re.DOTALL)
+#: Ends of the names of files that are read; others are refused, also files of fine-tuning tools, which name folders.
+SUFFIXES = (".onnx", ".json", ".pickle", ".pkl", ".gguf")
+_DATA = re.compile(rb'<script type="application/json" id="graphmem-[a-z-]+">\n?(.*?)\n?</script>', re.DOTALL)
 #: Exit codes of a command that gave an answer: done, and does not fit.
 _ANSWERED = (0, 3)
 #: Seconds between two looks at a job, for those who wait.
@@ -49,23 +54,19 @@ class Limits:
 
 @dataclass
 class Job:
-    """A question being answered. ``state``: waiting, running, done, failed or cancelled; ``page``: the report."""
+    """A question being answered. ``state``: waiting, running, done, failed or cancelled; ``page``: the report, and
+    ``answer`` the JSON document in it, which is that of the command."""
 
     number: str
     words: Sequence[str]
     state: str = "waiting"
     error: str = ""
     page: bytes = b""
+    answer: bytes = b""
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     task: asyncio.Task[None] | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def answer(self) -> Any:
-        """The JSON document of the answer, as the command writes it."""
-        found = _DATA.search(self.page.decode())
-        return json.loads(found[1]) if found else None
 
     def told(self) -> dict[str, Any]:
         """What is told of it while one waits."""
@@ -177,7 +178,7 @@ class Jobs:
                 code, said = await self._answer(job)
                 if code not in _ANSWERED and not said:
                     code, said = await self._answer(job)  # it died without a word
-            job.state = "done" if code in _ANSWERED and job.page else "failed"
+            job.state = "done" if code in _ANSWERED and job.answer else "failed"
             job.error = "" if job.state == "done" else said or f"the analysis ended with exit code {code}"
         except asyncio.CancelledError:
             job.state, job.error = "cancelled", "cancelled"
@@ -203,6 +204,8 @@ class Jobs:
             said = await self._ended(process)
             if page.exists():
                 job.page = page.read_bytes()
+                found = _DATA.search(job.page)
+                job.answer = found[1] if found else b""
             return process.returncode or 0, said
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -211,7 +214,7 @@ class Jobs:
         """The error of a process that has ended, or was ended because it took too long."""
         try:
             _, errors = await asyncio.wait_for(process.communicate(), self.limits.seconds)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return f"the analysis took more than {self.limits.seconds:.0f} s, which is all that this service gives it"
         finally:
             if process.returncode is None:
@@ -226,7 +229,7 @@ async def beats(job: Job) -> AsyncIterator[Mapping[str, Any]]:
     """What is told of a job, again and again until it is finished."""
     while not job.finished.is_set():
         yield job.told()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(job.finished.wait(), _BEAT)
     yield job.told()
 
@@ -246,10 +249,10 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _limit(limits: Limits) -> None:
-    """In the new process, before it is graphmem."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
+    """In the new process, before it is graphmem; nothing is imported there, which another thread might be doing."""
+    if resource is None:
+        return
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30,) * 2)

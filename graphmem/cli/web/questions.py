@@ -117,9 +117,18 @@ def _option(name: str, parameter: click.Parameter, value: object) -> Sequence[st
     texts = [str(one) for one in value] if isinstance(value, list) else [str(value)]
     if any(len(text) > _LONGEST for text in texts):
         raise UsageError(f"{name} is longer than {_LONGEST} characters")
-    if name in _IMPORTS and any(":" in text or "/" in text for text in texts):
-        raise UsageError(f"{name} is a name here; code is analysed on your own machine")
+    imported = next(filter(None, (_imported(name, text) for text in texts)), "")
+    if imported:
+        raise UsageError(f"{imported} is a name here; code is analysed on your own machine")
     return [f"{flag}={text}" for text in texts]
+
+
+def _imported(name: str, text: str) -> str:
+    """The option whose value names something to import; "" where none does. ``--vary`` gives options of their own."""
+    if name == "vary":
+        name, _, text = text.partition("=")
+    name = name.strip().replace("-", "_")
+    return name if name in _IMPORTS and (":" in text or "/" in text) else ""
 
 
 def _model(command: str, text: str, uploaded: Uploaded) -> str:
