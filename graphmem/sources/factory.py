@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from graphmem.devices import DEFAULT_DEVICE, device_named
@@ -51,20 +52,29 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise SourceError(f"{path} is not a file")
     module_name = f"graphmem_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise SourceError(f"{path} cannot be imported as a Python module")
+    loader = _AsItIsNow(module_name, str(path))
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
+    assert spec is not None  # there is a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.resolve().parent))  # so that it finds its neighbours, as a script would
     try:
         with _beside_a_card():
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
     except Exception as error:
         raise SourceError(f"importing {path} raised {_raised(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
+
+
+class _AsItIsNow(importlib.machinery.SourceFileLoader):
+    """Compiles a file each time. Python's cached bytecode goes by whole seconds and the file's length, so a file that
+    is edited and asked about within a second would be answered as it was; and no folder appears beside the file."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def _beside_a_card() -> contextlib.AbstractContextManager[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import graphmem
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.sources import load
 from graphmem.sources.base import Sizes, TorchModel, call_factory
+from graphmem.sources.factory import find_factory
 
 
 @pytest.mark.parametrize(
@@ -241,3 +243,13 @@ def test_checkpointing_calls_nothing_that_transformers_has_deprecated(tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         graphmem.analyze(_tiny_llama(tmp_path), training=graphmem.Training(checkpoint_activations=True))
+
+
+def test_a_file_that_was_edited_within_a_second_is_read_as_it_is(tmp_path: Path) -> None:
+    """Python's bytecode cache compares whole seconds and the length."""
+    file = tmp_path / "train.py"
+    for number in (4, 8):
+        file.write_text(f"def build():\n    return {number}\n")
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        assert find_factory(f"{file}:build")[0]() == number
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
