@@ -366,6 +366,7 @@ class Loop:
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
+        self._grown = 0  # how often it went on because an iteration had left memory behind
         self._begin_iteration()
         leaving.begin(self)
 
@@ -485,6 +486,10 @@ class Loop:
                 return True
             if varies:
                 return True
+        if self._goes_on_growing():
+            leaving.begin_epoch()
+            self._since = len(leaving.log)
+            return True
         if self._goes_to_others():
             return True
         self.is_ending = self.has_trained = True
@@ -493,6 +498,24 @@ class Loop:
             self._conclude()
         leaving.note_end()
         return has_batches
+
+    def _goes_on_growing(self) -> bool:
+        """Whether a loop around training goes on with its next item, as the last one, which was not the first, has left
+        memory behind on the device: weights that are collected epoch by epoch."""
+        runs, builder = self.runs, self._leaving.recorder.builder
+        if runs is None or self.steps_itself or self.is_fed or self._items < 2:
+            return False
+        kept = iterations.body(builder, self._top[0])[1]
+        if (kept <= NUMBERS_BYTES and not self._grown) or not runs.has_next:
+            return False
+        self._grown += 1
+        if self._grown > iterations.MOST_REPEATED:
+            steps = len(self._leaving.log)
+            doubt = Code.STEPS_KEEP.about(place=self.where, steps=steps, kept=format_bytes(kept))
+            self._leaving.recorder.assumed[doubt] = 1
+            return False
+        runs.go_to_next()
+        return True
 
     def _conclude(self) -> None:
         """The last iterations show what the others take."""
@@ -601,6 +624,7 @@ class Loop:
         builder = leaving.recorder.builder
         leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
         goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
+        goes_on = self._goes_on_growing() or goes_on
         if runs.skipped:
             code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
             leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1
