@@ -27,6 +27,7 @@ behind one step more of its optimizers; the program goes on behind the statement
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -187,25 +188,24 @@ class Leaving:
         self.left_in = loops_on_stack()
         return Left()
 
-    def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
+    def doubt_others(self, since: int, where: str, are_known: bool = False, most_kept: int = NUMBERS_BYTES) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
-        ``are_known``: the batches of those are, and they explain it; ``are_written``: so are those steps, as the last
-        one, with all that each keeps."""
+        ``are_known``: the batches of those are, and they explain it; ``most_kept``: bytes that each step may keep."""
         self._known.update(self.log[since:] if are_known else ())
         for number in sorted({*self.log[since:]} - self._doubted):
-            found = self._doubt(number, where, are_written)
+            found = self._doubt(number, where, most_kept)
             if found is not None:
                 self._doubted.add(number)
                 self.recorder.assumed[found] += 1
 
-    def _doubt(self, number: int, where: str, are_written: bool) -> Diagnostic | None:
+    def _doubt(self, number: int, where: str, most_kept: int) -> Diagnostic | None:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         spans, steps = self._spans(number), self.log.count(number)
         if self._spans_differ(number):
             return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
-        if kept <= NUMBERS_BYTES or are_written:
+        if kept <= most_kept:
             return None
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
@@ -519,10 +519,13 @@ class Loop:
 
     def _conclude(self) -> None:
         """The last iterations show what the others take."""
-        are_written = self._repeat() and self.runs is not None
+        lacking = self._repeat()
         if not self._ends_itself:
             are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            self._leaving.doubt_others(self._since, self.where, are_known, are_written)
+            most_kept = NUMBERS_BYTES
+            if lacking is not None and self.runs is not None:  # those that are written have all that each keeps
+                most_kept = 0 if lacking else sys.maxsize
+            self._leaving.doubt_others(self._since, self.where, are_known, most_kept)
 
     def _goes_to_others(self) -> bool:
         """Whether numbers follow at which the loop does what it has not done yet."""
@@ -564,9 +567,9 @@ class Loop:
             found = found * (loop._items + left) + left
         return found * counter.times // max(1, self._items)
 
-    def _repeat(self) -> bool:
+    def _repeat(self) -> int | None:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
-        again and again, doing nothing beside. Whether all that follow are written then."""
+        again and again, doing nothing beside. How many are not written then, None where nobody knows."""
         leaving, rests = self._leaving, self._rests()
         is_bound = self.is_fed or self._left is None  # else batches are asked for by hand, or by loops in it
         known = max((rest.left for rest in rests if rest.is_known and is_bound), default=self._left)
@@ -578,10 +581,10 @@ class Loop:
             if leaving.works_beside(self._top[0]):
                 known, times = None, 0
         if not marks or any(rest.varies for rest in rests):
-            return False
+            return None
         leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
         leaving.last_whole = whole + times
-        return known is not None and written >= times
+        return None if known is None else max(0, times - written)
 
     def _end_alike(self) -> bool:
         leaving = self._leaving

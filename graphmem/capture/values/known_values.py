@@ -355,11 +355,13 @@ class KnownValues:
         floats, and decides how much is selected as one of booleans does."""
         target, *rest = call.tensors
         number = self.numbers.of(target) if isinstance(target, FakeTensor) else None
-        if number is None or self._fits(target) or not (call.func in _MARKING or not self._is_whole(target)):
+        if number is None or self.is_known(target) or (call.func not in _MARKING and self._is_whole(target)):
             return
         storage = target.untyped_storage()
         elements = storage.nbytes() // target.element_size()
-        if elements > INTEGER_LIMIT or any(isinstance(one, FakeTensor) and not self.is_known(one) for one in rest):
+        if not FLOAT_LIMIT < elements <= INTEGER_LIMIT:
+            return
+        if any(isinstance(one, FakeTensor) and not self.is_known(one) for one in rest):
             return
         self.numbers.forget(target)
         data = self._written(target)
