@@ -286,8 +286,9 @@ def _counted(items: Any) -> tuple[Any, int]:
     reduced: Any = items.__reduce__()
     iterator, number = reduced[1]
     frame = getattr(iterator, "gi_frame", None)
-    is_bar = frame is not None and _is_of_bars(frame.f_globals.get("__name__", ""))
-    return (callers.variables(frame).get("self", iterator) if is_bar else iterator), number
+    if frame is not None and _is_of_bars(frame.f_globals.get("__name__", "")):
+        iterator = callers.variables(frame).get("self", iterator)
+    return iterator, number
 
 
 def _enumerated(items: Any) -> range | None:
