@@ -160,7 +160,8 @@ class Code(Enum):
     ANSWERED_NO = _value("a question about values is answered with no")
     WHOLE_NUMBER = _value("a whole number is taken to be 1", any_size=True)
     NUMBER = _value("a number is taken to be 1", any_size=True)
-    # An array of floating-point numbers: metrics, pictures. What becomes of it is not followed; a size is rare.
+    # Floating-point numbers as plain floats or in an array: metrics, pictures. What becomes of them is not followed; a
+    # size is rare.
     NUMBERS = _value("a number is taken to be 1")
     NUMBER_DECIDES_BRANCH = _value("a number is taken to be 1; it decides a branch")
     NUMBER_DECIDES_SIZE = _value("a number is taken to be 1; it decides a whole number", any_size=True)
