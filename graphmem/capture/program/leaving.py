@@ -56,8 +56,9 @@ AGAIN = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
 MOST_TRIALS = 25
 #: Further steps of an optimizer that are followed until two in a row are alike: what the first step leaves to be freed
-#: is gone in the fourth at the latest; steps that still differ then are of many sizes.
-MOST_SETTLING = 5
+#: is gone in the fourth at the latest; steps that still differ then are of many sizes, and followed to the loop's end
+#: if those are no more events than these (some seconds).
+MOST_SETTLING, MOST_DIFFERING_EVENTS = 5, 30_000
 
 
 class Left(BaseException):
@@ -455,7 +456,15 @@ class Loop:
         leaving = self._leaving
         if self.runs is None:
             return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
-        return self._may_differ() and leaving.is_settling(self._since)
+        if not self._may_differ():
+            return False
+        return leaving.is_settling(self._since) or (self._ends_soon() and leaving.differ(self._since))
+
+    def _ends_soon(self) -> bool:
+        """Whether the rest of the loop's items would be few events."""
+        if self._left is None or len(self._marks) < ALIKE_ITERATIONS:
+            return False
+        return self._left * (self._marks[-1] - self._marks[-2]) // self._iterations <= MOST_DIFFERING_EVENTS
 
     def _may_differ(self) -> bool:
         """Whether the loop's own steps would go on, and their batches do not explain what differs."""
