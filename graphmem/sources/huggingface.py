@@ -578,8 +578,7 @@ def _beyond_table(model: PreTrainedModel, inputs: dict[str, Tensor | bool]) -> I
         and ids.shape[-1] > longest
         and _has_table(model)
     ):
-        why = f"{ids.shape[-1]} tokens are more than the table of {longest} positions of the model"
-        yield Code.STEP_FAILS.about(why=why)
+        yield Code.STEP_FAILS.about(tokens=ids.shape[-1], positions=longest)
 
 
 def _attention_mask(model: PreTrainedModel, inputs: dict[str, Tensor | bool], which: str, side: str) -> Tensor:

@@ -598,23 +598,31 @@ for epoch in range(9):
     assert few.allocated == all_.allocated > 26 * (1 << 14) * 64 * 4
 
 
-def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more."""
-    source = """
+@pytest.mark.parametrize("items", ["batches()", "tqdm(batches())"])
+def test_a_loop_keeps_no_batch_longer_than_the_program(
+    items: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more; the
+    frame of a generator keeps the variables that somebody has looked at."""
+    source = f"""
 import weakref
+from tqdm import tqdm
+made = []
+def alive():
+    print(sum(one() is not None for one in made))
 def batches():
-    made = []
     for _ in range(4):
         batch = x()
         made.append(weakref.ref(batch))
         yield batch
         del batch
-        print(sum(one() is not None for one in made))
-for number, batch in enumerate(batches()):
+        alive()
+for number, batch in enumerate({items}):
     train_step()
+    alive()
 """
     run(tmp_path, source, iterations=9)
-    assert said(capsys).split() == ["1"] * 4
+    assert said(capsys).split() == ["1"] * 8
 
 
 def test_a_loop_in_a_module_beside_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
