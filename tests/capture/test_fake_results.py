@@ -114,12 +114,9 @@ def foreach_results() -> list[Any]:
         given = [torch.ones(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
         full = [torch.ones(shape[::-1], device="cuda").t() for shape in shapes]
         for rate in (0.1, 0.2):
-            made = (
-                torch._foreach_sqrt(given),
-                torch._foreach_mul(given, full),
-                torch._foreach_div(full, [rate, 2, 3, 4]),
-            )
-            made += torch._foreach_add(given, torch.ones((), device="cuda")), torch._foreach_norm(given, 2)
+            made = [torch._foreach_sqrt(given), torch._foreach_mul(given, full)]
+            made += [torch._foreach_div(full, [rate, 2, 3, 4]), torch._foreach_norm(given, 2)]
+            made += [torch._foreach_add(given, torch.ones((), device="cuda"))]
             torch._foreach_add_(full, given, alpha=rate)
             torch._foreach_lerp_(full, full, rate)
             torch._foreach_addcdiv_(full, full, full, [rate, 1.0, 2.0, 3.0])

@@ -90,7 +90,8 @@ def test_a_model_of_the_zoo() -> None:
 
 def test_of_numbers_the_functions_on_symbols_give_what_pytorch_gives() -> None:
     shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
-    meanwhile = next(one for one in waiting_imports._SYMBOLS if one.name == shapes.__name__).meanwhile
+    of_shapes = next(one for one in waiting_imports._SYMBOLS if one.name == shapes.__name__)
+    meanwhile: dict[str, Any] = {**of_shapes.meanwhile}
     numbers: dict[str, tuple[Any, ...]] = {"guard_int": (3,), "is_symbolic": (3,), "is_nested_int": (3,)}
     numbers |= {"guarding_hint_or_throw": (3,), "has_guarding_hint": (3,), "sym_eq": ((1, 2), [1, 2])}
     numbers |= {"sym_and": (True, False), "sym_or": (True, False), "compute_unbacked_bindings": (None, 3)}
