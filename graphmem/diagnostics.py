@@ -291,7 +291,10 @@ class Code(Enum):
         "workspaces of convolutions are predicted, the largest of {largest}, {share:.0%} of the reserved peak; with "
         "graphmem[cudnn] installed cuDNN tells them itself",
     )
-    STEP_FAILS = _harmless("{why}: this step fails on a card", "headline")
+    STEP_FAILS = _harmless(
+        "{tokens} tokens are more than the table of {positions} positions of the model: this step fails on a card",
+        "headline",
+    )
     HEADLINE = _harmless("{text}", "headline")
     UNKNOWN = Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True)
     WARNING = _harmless("{text}", "warning")

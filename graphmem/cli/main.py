@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +154,9 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
     if isinstance(error, GraphmemError):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"the code of the model ended the program itself (exit code {error.code})"
+        whole = next((word.rpartition(":")[0] for word in words if re.fullmatch(r".+\.py:\w+", word)), "")
+        hint = f"; a whole program is followed by: graphmem run {whole}" if whole else ""
+        return f"the code of the model ended the program itself (exit code {error.code}){hint}"
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("graphmem."):
         return f"this graphmem has no {error.name}, which that needs"
     if isinstance(error, MemoryError):
