@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ memory = "90GiB"
 _SERVE = ("serve", "meta-llama/Llama-3.1-8B", "--gpu", "L40S", "--enforce-eager", "--max-model-len", "8192")
 _LENGTHS = ("--lengths", "p50=800,p99=6000")
 #: Command lines by the document that they write.
-_ANSWERS = {
+_ANSWERS: dict[str, list[tuple[str, ...]]] = {
     "estimate": [("analyze", "perceptron.onnx", "-b", "2"), ("analyze", "perceptron.onnx", "-b", "9", "--gpu", "T4")],
     "fit": [
         ("fit", "perceptron.onnx", "--gpu", "T4", "--at-most", "4"),
@@ -131,9 +132,8 @@ def test_the_pages_name_every_document() -> None:
 
 def _validate(document: Any, schema: Any) -> None:
     """By a library where it is installed."""
-    try:
-        import jsonschema
-    except ModuleNotFoundError:
+    if importlib.util.find_spec("jsonschema") is None:
         return
+    jsonschema: Any = importlib.import_module("jsonschema")
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(document, schema, jsonschema.Draft202012Validator)
