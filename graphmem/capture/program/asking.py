@@ -287,8 +287,9 @@ def _counted(items: Any) -> tuple[Any, int]:
     reduced: Any = items.__reduce__()
     iterator, number = reduced[1]
     frame = getattr(iterator, "gi_frame", None)
-    bar = None if frame is None else frame.f_locals.get("self")
-    return (iterator if bar is None or not _is_bar(bar) else bar), number
+    if frame is not None and _is_of_bars(frame.f_globals.get("__name__", "")):
+        iterator = callers.variables(frame).get("self", iterator)
+    return iterator, number
 
 
 def _enumerated(items: Any) -> range | None:
@@ -303,7 +304,11 @@ def _enumerated(items: Any) -> range | None:
 
 def _is_bar(items: object) -> bool:
     """Whether something shows the progress over others."""
-    return type(items).__module__.partition(".")[0] == "tqdm"
+    return _is_of_bars(type(items).__module__)
+
+
+def _is_of_bars(module: str) -> bool:
+    return module.partition(".")[0] == "tqdm"
 
 
 def _range(items: object) -> range | None:

@@ -132,6 +132,21 @@ class Runs:
             return False
         return True
 
+    @property
+    def has_next(self) -> bool:
+        """Whether an item is known to follow the last one, or nothing says that none does."""
+        numbers, number = self._counted
+        return number != numbers[-1] if numbers is not None else self._ahead is None
+
+    def go_to_next(self) -> None:
+        """The item behind the last one follows too, where :attr:`has_next`."""
+        numbers, number = self._counted
+        if numbers is None or self._ahead is None:
+            return  # as it does by itself
+        following = numbers[numbers.index(number) + 1]
+        if following not in self._ahead[:1]:
+            self._ahead.insert(0, following)
+
     def go_to_tested(self, steps_itself: bool) -> bool:
         """The last numbers that were taken are alike: whether others may follow, at which the body tests something
         that it has not found before, and the next and the last, if others are told the number."""
