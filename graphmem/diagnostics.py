@@ -160,7 +160,8 @@ class Code(Enum):
     ANSWERED_NO = _value("a question about values is answered with no")
     WHOLE_NUMBER = _value("a whole number is taken to be 1", any_size=True)
     NUMBER = _value("a number is taken to be 1", any_size=True)
-    # An array of floating-point numbers: metrics, pictures. What becomes of it is not followed; a size is rare.
+    # Floating-point numbers as plain floats or in an array: metrics, pictures. What becomes of them is not followed; a
+    # size is rare.
     NUMBERS = _value("a number is taken to be 1")
     NUMBER_DECIDES_BRANCH = _value("a number is taken to be 1; it decides a branch")
     NUMBER_DECIDES_SIZE = _value("a number is taken to be 1; it decides a whole number", any_size=True)
@@ -290,7 +291,10 @@ class Code(Enum):
         "workspaces of convolutions are predicted, the largest of {largest}, {share:.0%} of the reserved peak; with "
         "graphmem[cudnn] installed cuDNN tells them itself",
     )
-    STEP_FAILS = _harmless("{why}: this step fails on a card", "headline")
+    STEP_FAILS = _harmless(
+        "{tokens} tokens are more than the table of {positions} positions of the model: this step fails on a card",
+        "headline",
+    )
     HEADLINE = _harmless("{text}", "headline")
     UNKNOWN = Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True)
     WARNING = _harmless("{text}", "warning")

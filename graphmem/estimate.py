@@ -316,6 +316,11 @@ class Timeline:
     reserved_bytes: npt.NDArray[np.int64]
 
 
+def no_card_named(gpu: str) -> str:
+    """The assumption of a card, as none was named."""
+    return f"no GPU was named: {gpu} (give --gpu)"
+
+
 @dataclass(frozen=True, repr=False)
 class Estimate(reports.Answer):
     """The memory that a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``:
@@ -365,6 +370,11 @@ class Estimate(reports.Answer):
         from graphmem.reports import tables
 
         return tables.frame(self, table, library)
+
+    @property
+    def card_assumed(self) -> bool:
+        """Whether no card was named, and ``gpu`` is the one that was taken."""
+        return no_card_named(self.gpu) in self.assumptions
 
     def __repr__(self) -> str:
         return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"

@@ -13,6 +13,7 @@ from graphmem.base.figures import Figure
 from graphmem.base.versions import beyond_known, other_compiler, version_notes, workspace_variables
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic, counted
+from graphmem.estimate import no_card_named
 from graphmem.labels import WORKSPACES_OF_CUDNN
 from graphmem.replay import Replay
 from graphmem.run import Run
@@ -101,11 +102,6 @@ def _of_card(device: Device) -> Iterator[Diagnostic]:
     """Headlines that must be read before any figure for this card."""
     if device.compute_capability is None:
         yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE)
-
-
-def no_card_named(gpu: str) -> str:
-    """The remark on a card that was taken because none was named."""
-    return f"no GPU was named: {gpu} (give --gpu)"
 
 
 def device_notes(question: Question, context: Sequence[Figure]) -> Iterator[str]:

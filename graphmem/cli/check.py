@@ -71,8 +71,8 @@ def check_command(names: tuple[str, ...], checked: Checked, form: Format, output
       amp = "bf16"
       budget = "20GiB"
 
-    A watch fails where it does not fit its card, exceeds its budget, or has grown. --update writes the lock file.
-    Exit codes: 0 all pass, 1 error, 2 wrong options, 3 where one fails.
+    A watch fails where it does not fit its card, exceeds its budget, has grown, or its step fails. --update writes the
+    lock file. Exit codes: 0 all pass, 1 error, 2 wrong options, 3 where one fails.
     """
     check_output(output)
     project = read_project(Path(checked.config), names)
@@ -93,6 +93,8 @@ def check_command(names: tuple[str, ...], checked: Checked, form: Format, output
 def read_project(path: Path, names: tuple[str, ...] = ()) -> Project:
     """``[tool.graphmem]`` of a TOML file, of its watches those ``names``, else all, with the figures of its lock file.
     Raises :class:`UsageError`."""
+    if not path.exists():
+        raise UsageError(f"there is no {path}; its table [tool.graphmem] says what is watched (graphmem check --help)")
     tool = toml_in(path).get("tool")
     table = tool.get("graphmem") if isinstance(tool, dict) else None
     if not isinstance(table, dict) or not isinstance(table.get("watch"), dict):

@@ -99,7 +99,10 @@ def program_or_command(
 
 
 #: Options of this command that hardly any program has: behind the program's name they are the program's.
-_OURS = frozenset({"--gpu", "--gpu-memory", "--budget", "--fail-on-oom", "--alloc-conf", "--torch-version", "--margin"})
+_OURS = frozenset(
+    ("--gpu", "--gpu-memory", "--budget", "--fail-on-oom", "--alloc-conf", "--torch-version", "--margin", "--details",
+     "--html")
+)  # fmt: skip
 
 
 def _tell_of_options(line: PythonLine) -> None:

@@ -1,10 +1,11 @@
 """``graphmem doctor``: the installed libraries, whether their versions are known, and the loss where one is missing.
 
-Versions are read from the packages' metadata, so nothing is imported. With ``--names`` PyTorch is: every private name
-that graphmem declares (:mod:`graphmem.torch_names`) is looked up in it.
+Versions are read from the packages' metadata, so nothing is imported, but for packages that load with one build of
+PyTorch alone, in a process of their own. With ``--names`` PyTorch is: every private name that graphmem declares
+(:mod:`graphmem.torch_names`) is looked up in it.
 
-Exit codes: 0 all that is installed is known; 3 something is newer than the newest known or older than what is
-followed, or PyTorch lacks a name; 1 and 2 as everywhere.
+Exit codes: 0 all that is installed can be used (what is newer than the newest known is told); 3 something is older
+than what is followed or does not load, or PyTorch lacks a name; 1 and 2 as everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -35,16 +38,19 @@ NOT_AS_KNOWN = 3
 class Library:
     """A library that graphmem follows. ``packages``: the distributions that bring it, of which one is installed.
     ``newest``: the newest version that was compared with recordings or read; ``without``: questions without an answer
-    where it is not installed."""
+    where it is not installed. ``module``: what is imported to see whether it loads, empty for nothing."""
 
     name: str
     packages: tuple[str, ...]
     newest: str
     without: str
     oldest: str = ""
+    module: str = ""
 
 
 CUDNN = "cuDNN"
+#: Seconds that an import may take.
+_PATIENCE = 120
 LIBRARIES = (
     Library(
         "PyTorch",
@@ -55,6 +61,7 @@ LIBRARIES = (
     ),
     Library("transformers", ("transformers",), "5.23", "no model of transformers is loaded (hf:FOLDER)"),
     Library("timm", ("timm",), "", "no model of timm is loaded"),
+    Library("torchvision", ("torchvision",), "", "no model of torchvision is loaded", module="torchvision"),
     Library("Keras", ("keras",), "3.15", "no model of Keras is loaded"),
     Library("ONNX Runtime", ("onnxruntime", "onnxruntime-gpu"), "1.32", "ONNX graphs are not optimised as it does"),
     Library(
@@ -80,7 +87,8 @@ LIBRARIES = (
 @dataclass(frozen=True)
 class Finding:
     """A library, installed or not. ``state``: ``known``, ``newer`` (than the newest known), ``older`` (than what is
-    followed), ``not installed``, or ``installed`` where no version is held to be known."""
+    followed), ``broken`` (it does not load, for the reason in ``trouble``), ``not installed``, or ``installed`` where
+    no version is held to be known."""
 
     name: str
     installed: str
@@ -89,6 +97,7 @@ class Finding:
     oldest: str
     extra: str
     without: str
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,12 +112,13 @@ class Lookup:
 @form_options
 def doctor_command(names: bool, form: Format, output: str | None) -> None:
     """Say which of the libraries that graphmem follows are installed, whether their versions are known, and what is
-    lost without them. Exits with 3 where something is newer or older than what is known, or PyTorch lacks a name."""
+    lost without them. Exits with 3 where something is older than what is followed or does not load, or PyTorch lacks a
+    name; what is newer than what is known is told."""
     check_output(output)
     findings = [found(library, _extras()) for library in LIBRARIES]
     lacks = lacking() if names and findings[0].installed else None
     publish(_document(findings, lacks), form, output)
-    if lacks or any(finding.state in ("newer", "older") for finding in findings):
+    if lacks or any(finding.state in ("older", "broken") for finding in findings):
         click.get_current_context().exit(NOT_AS_KNOWN)
 
 
@@ -116,8 +126,22 @@ def found(library: Library, extras: Mapping[str, str]) -> Finding:
     """A library as it is installed. ``extras``: distribution -> the extra of graphmem that brings it."""
     text = next(filter(None, map(_version, library.packages)), "") or (_system_cudnn() if library.name == CUDNN else "")
     extra = next((extras[package] for package in library.packages if package in extras), "")
-    state = _state(text, library)
-    return Finding(library.name, text, state, library.newest, library.oldest, extra, library.without)
+    trouble = _trouble(library.module) if text and library.module else ""
+    state = "broken" if trouble else _state(text, library)
+    return Finding(library.name, text, state, library.newest, library.oldest, extra, library.without, trouble)
+
+
+def _trouble(module: str) -> str:
+    """The last line of the error with which a module does not load; empty where it does, or takes minutes."""
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, errors="replace", check=False,
+            timeout=_PATIENCE,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ""
+    lines = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]
+    return lines[-1] if ran.returncode else ""
 
 
 def _version(package: str) -> str:
@@ -190,6 +214,8 @@ def _remarks(finding: Finding) -> Iterator[str]:
         yield f"{name} {text} is newer than {finding.newest}, the newest known: its rules are applied."
     elif finding.state == "older":
         yield f"{name} {text} is older than {finding.oldest}, the oldest followed: upgrade it."
+    elif finding.state == "broken":
+        yield f"{name} {text} does not load: {finding.trouble}. Install the one that belongs to this PyTorch."
     elif not text and finding.without:
         how = f" (pip install 'graphmem[{finding.extra}]')" if finding.extra else ""
         yield f"{name} is not installed: {finding.without}{how}."

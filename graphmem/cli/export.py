@@ -62,3 +62,5 @@ def export_command(model: str, request: Request, form: Export, table: str, outpu
         estimate = analyze(model, **vars(request), progress=progress)
         content = form.render(estimate, Asked(request.alloc_conf, request.torch_version, table))
     emit(content, output)
+    if estimate.card_assumed:
+        click.echo(f"graphmem: the step is one on {estimate.gpu}, as no --gpu was given", err=True)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ _SHORT = {
     "export": "A step for memory_viz, Perfetto, speedscope, as tables.",
     "gpus": "The known cards, each figure with its source.",
     "web": "An HTTP service and a page for a browser.",
+    "schema": "The JSON Schema of an answer.",
     "doctor": "Which of the libraries are installed, known and missing.",
     "cache": "The captures that are kept on the disk.",
     "explain": "What is known of an operator of PyTorch.",
@@ -153,7 +155,9 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
     if isinstance(error, GraphmemError):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"the code of the model ended the program itself (exit code {error.code})"
+        whole = next((word.rpartition(":")[0] for word in words if re.fullmatch(r".+\.py:\w+", word)), "")
+        hint = f"; a whole program is followed by: graphmem run {whole}" if whole else ""
+        return f"the code of the model ended the program itself (exit code {error.code}){hint}"
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("graphmem."):
         return f"this graphmem has no {error.name}, which that needs"
     if isinstance(error, MemoryError):

@@ -54,7 +54,8 @@ def show(estimate: Estimate, options: Output) -> None:
         _page(estimate, options, budget_bytes=budget)
     if budget is not None and estimate.device > budget:
         over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
-        click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory", err=True)
+        card = f" on {estimate.gpu}, as no --gpu was given" if estimate.card_assumed else ""
+        click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory{card}", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
     fails = any(one.code is Code.STEP_FAILS for one in estimate.diagnostics)
     if options.fail_on_oom and (fails or (estimate.fit is not None and not estimate.fit.passes)):
@@ -85,8 +86,8 @@ def publish(
 
 
 def _shows_colours() -> bool:
-    """Whether standard output, a terminal, shows colours and blocks, and nobody asked for none (no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Whether standard output is a terminal that shows colours and blocks, and nobody asked for none (no-color.org)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
@@ -136,8 +137,11 @@ def _check_file(output: str) -> None:
 
 
 def width(output: str | None) -> int | None:
-    """Columns of the output: the terminal's; None for files and pipes."""
-    if output not in (None, "-") or sys.stdout is None or not sys.stdout.isatty():
+    """Columns of the output: the terminal's, or of a pipe those that ``COLUMNS`` says; None for files, and for pipes of
+    which nothing is said."""
+    if output not in (None, "-") or sys.stdout is None:
+        return None
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
         return None
     return max(MINIMUM_WIDTH, min(shutil.get_terminal_size().columns, _WIDEST))
 

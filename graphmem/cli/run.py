@@ -166,12 +166,12 @@ def run_command(
     """Run COMMAND as a shell would, without a card, and say what it would need on one.
 
     COMMAND is a Python script, a notebook, or any command line that starts Python: torchrun, accelerate launch,
-    deepspeed, bash train.sh, the command of a package. Options of graphmem stand before it; what follows belongs to it.
-    Its Python processes are followed; of several ranks one is (--rank), and no other is started. Loops end after
-    --iterations optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints
-    goes to stderr. It changes no file and reaches no other machine: what it writes and deletes is in a temporary
-    folder, which it reads through, and the report lists it. The checkpoints that it saves have their true size and no
-    weights.
+    deepspeed, bash train.sh, the command of a package. Options of graphmem stand before it; what follows belongs to
+    it. Its Python processes are followed; of several ranks one is (--rank), and no other is started. Loops end
+    after --iterations optimizer steps (three), or some more where these differ or larger batches come, and what
+    comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr. It changes no file
+    and reaches no other machine: what it writes and deletes is in a temporary folder, which it reads through, and
+    the report lists it. The checkpoints that it saves have their true size and no weights.
 
     \b
       graphmem run --gpu RTX-4090 train.py --batch-size 16

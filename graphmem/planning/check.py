@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphmem.answering.runs import RunCache, labelled, silent
+from graphmem.diagnostics import Code
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
@@ -115,7 +116,8 @@ def check(
 ) -> Checked:
     """Analyse every watch, and judge it: within its budget, on its card (where the settings name one), and no more than
     ``growth`` (bytes, or as a float a share) above the committed figure of its name in ``locked`` (device bytes). A
-    watch that cannot be analysed fails. Raises :class:`UsageError` for no watches, or two of one name."""
+    watch that cannot be analysed, or whose step would fail on any card, fails. Raises :class:`UsageError` for no
+    watches, or two of one name."""
     names = [watch.name for watch in watches]
     if not names:
         raise UsageError("nothing is watched")
@@ -136,6 +138,7 @@ def _row(watch: Watch, locked: int | None, growth: float | int, cache: RunCache,
 
 def _trouble(watch: Watch, estimate: Estimate, locked: int | None, growth: float | int) -> Iterator[str]:
     needs = f"needs {format_bytes(estimate.device)} of device memory"
+    yield from (one.message for one in estimate.diagnostics if one.code is Code.STEP_FAILS)
     if "device" in watch.settings and estimate.fit is not None and not estimate.fit.passes:
         yield verdict(estimate)[0].rstrip(".")
     if watch.budget_bytes is not None and estimate.device > watch.budget_bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from graphmem.answering.remarks import no_card_named
 from graphmem.diagnostics import Code
-from graphmem.estimate import LEVELS, Estimate, Fit
+from graphmem.estimate import LEVELS, Estimate, Fit, no_card_named
 from graphmem.reports.document import (
     Column,
     Curve,
@@ -43,8 +42,7 @@ def _on_card(fit: Fit | None) -> str:
 
 def _assumed_card(estimate: Estimate | None) -> list[str]:
     """A line for the reader where the card of the estimate was not named but assumed."""
-    line = no_card_named(estimate.gpu) if estimate is not None else ""
-    return [line] if estimate is not None and line in estimate.assumptions else []
+    return [no_card_named(estimate.gpu)] if estimate is not None and estimate.card_assumed else []
 
 
 def _sentences(*lines: str) -> list[Section]:
@@ -95,7 +93,7 @@ def _answer(found: Largest, name: str) -> Iterator[str]:
         yield f"The largest {name} that fits is {found.value:,}."
         assert found.estimate is not None
         fails = (one for one in found.estimate.diagnostics if one.code is Code.STEP_FAILS)
-        yield from (f"BUT {one.message}; --at-most N stays below." for one in fails)
+        yield from (f"BUT {one.message}." for one in fails)
         yield _margin(found, name)
     else:
         yield f"DOES NOT FIT: not even {name} {found.above_value:,} fits."
@@ -189,7 +187,7 @@ def of_advice(advised: Advised) -> Document:
     """A row for every change that saves memory; those that do not, and those that are not possible, below."""
     base = advised.base
     saving = [one for one in advised.advice if one.estimate is not None and one.saved_bytes > 0]
-    useless = [one.change for one in advised.advice if one.estimate is not None and one.saved_bytes <= 0]
+    useless = [_useless(one, base) for one in advised.advice if one.estimate is not None and one.saved_bytes <= 0]
     impossible = [f"not possible: {one.change}: {one.reason}" for one in advised.advice if one.estimate is None]
     verdict = "" if base.fit is None else f", {_on_card(base.fit)}"
     as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
@@ -203,6 +201,15 @@ def of_advice(advised: Advised) -> Document:
     nothing = [f"saves nothing: {', '.join(useless)}"] if useless else []
     sections += _sentences(*nothing, *impossible, *_assumed_card(base))
     return Document("advice", f"What saves memory in {base.model}", sections, advised.to_dict)
+
+
+def _useless(one: Advice, base: Estimate) -> str:
+    """A change that saves nothing; why, where 8-bit states turn out to be none."""
+    assert one.estimate is not None
+    states = [estimate.breakdown.get("OPTIMIZER_STATE", 0) for estimate in (base, one.estimate)]
+    if not one.options.endswith("8bit") or states[0] > states[1]:
+        return one.change
+    return f"{one.change} (those of tensors below 4,096 values stay in fp32)"
 
 
 def _change(one: Advice) -> tuple[Value, ...]:

@@ -11,6 +11,7 @@ from graphmem.answering import stages
 from graphmem.answering.runs import RunCache, labelled
 from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_fit
@@ -105,9 +106,26 @@ def fit(
     if options.get(size) is not None:
         raise UsageError(f"{size} is what is searched; do not give it")
     captures = RunCache()  # an ONNX file is read once
-    with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures) as sized:
-        say = say or request.progress
-        return _Search(request, captures, sized, multiple_of, at_most // multiple_of, spare_bytes, say).run()
+
+    def searched(at_most: int, limit: str) -> Largest:
+        with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures) as sized:
+            bound, told = at_most // multiple_of, say or request.progress
+            return _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit).run()
+
+    try:
+        return searched(at_most, f"at most {at_most // multiple_of * multiple_of} was asked for")
+    except _FailsBeyond as beyond:
+        if beyond.most < multiple_of:
+            raise UsageError(f"no multiple of {multiple_of} is at most {beyond.most}: {beyond}") from None
+        return searched(beyond.most, str(beyond))
+
+
+class _FailsBeyond(Exception):
+    """Sizes above ``most`` fail on every card."""
+
+    def __init__(self, remark: Diagnostic, most: int) -> None:
+        super().__init__(remark.message)
+        self.most = most
 
 
 class _Search:
@@ -122,10 +140,11 @@ class _Search:
         bound: int,
         spare_bytes: int | None,
         say: Callable[[str], None],
+        limit: str = "",
     ) -> None:
         self._request, self._captures, self._sized = request, captures, sized
         self._size, self._step, self._bound, self._say = sized.name, step, bound, say
-        self._spare_bytes = spare_bytes
+        self._spare_bytes, self._limit = spare_bytes, limit
         self._captured: set[int] = set()  # counts
         self._low, self._high = 0, bound + 1
         self._below: Estimate | None = None
@@ -151,7 +170,7 @@ class _Search:
             estimate=self._below,
             above_value=0 if at_bound else self._high * self._step,
             above=self._above,
-            stopped_by=f"at most {self._bound * self._step} was asked for" if at_bound else self._stopped_by,
+            stopped_by=self._limit if at_bound else self._stopped_by,
             tried=tuple(sorted(self._tried)),
             safe_value=safe * self._step,
             safe=self._safe.get(safe),
@@ -233,6 +252,7 @@ class _Search:
             self._sized.capture(value, say)
             self._captured.add(count)
         estimate = self._request.changed(**{self._size: value}).run(self._captures, say)
+        _check_step(estimate, self._size, value)
         self._tried.append((value, estimate.device))
         self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None
         return estimate
@@ -304,6 +324,14 @@ class _Search:
         is_near = self._bracketed or self._sized.is_proven  # a template is proven where it expects the answer
         least = self._low + 1 if is_near else 2 * self._low
         return min(max(count, least), self._high - 1)
+
+
+def _check_step(estimate: Estimate, size: str, value: int) -> None:
+    """Raises :class:`_FailsBeyond` for a sequence that is longer than any step's may be."""
+    for one in estimate.diagnostics if size == "seq_len" else ():
+        positions = dict(one.arguments).get("positions") if one.code is Code.STEP_FAILS else None
+        if isinstance(positions, int) and positions < value:
+            raise _FailsBeyond(one, positions)
 
 
 class _NotServed(Exception):

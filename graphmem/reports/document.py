@@ -28,6 +28,9 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
     "figure": str,
 }
 
+#: Characters after which a text that is too long is cut.
+_BETWEEN_WORDS = " /._:,;-"
+
 Value: TypeAlias = "str | int | float | None"
 
 
@@ -239,11 +242,18 @@ def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]], *, titled
 
 
 def shortened(text: str, length: int) -> str:
-    """The text, or its beginning and its end with dots between them, of at most ``length`` characters."""
+    """The text, or its beginning and its end with dots between them, of at most ``length`` characters. Words stay
+    whole, unless one is longer than half of its side."""
     if len(text) <= length:
         return text
     end = length // 3
-    return f"{text[: length - end - 3]}...{text[-end:]}"
+    at = length - end - 3
+    places = [place for place in range(1, len(text)) if text[place - 1] in _BETWEEN_WORDS]
+    head = text[: max((place for place in places if at // 2 <= place <= at), default=at)].rstrip()
+    room = length - 3 - len(head)
+    first = len(text) - room
+    tail = text[min((place for place in places if first <= place <= len(text) - end // 2), default=len(text) - end) :]
+    return f"{head}...{tail}"
 
 
 def clean(text: object) -> str:

@@ -133,7 +133,7 @@ def _head(estimate: Estimate) -> Iterator[Section]:
         ("model", estimate.model),
         ("step", estimate.step),
         ("runtime", f"{estimate.runtime}, allocator {estimate.allocator}"),
-        ("gpu", estimate.gpu),
+        ("gpu", f"{estimate.gpu}, assumed: no --gpu was given" if estimate.card_assumed else estimate.gpu),
     )
     fits = estimate.fit is None or estimate.fit.fits
     yield section("", Text([*head_lines(estimate), *remedy(estimate)], "yes" if fits else "no"))
@@ -196,7 +196,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
         lines.append(_refused(fit.refusals))
         needed = format_enough(fit.refusals.needed_bytes + estimate.device - estimate.reserved)
         lines += [] if least is not None else [f"All that it asks for takes {needed} or more."]
-    lines += _least(least)
+    lines += [] if least is None else [_least(least, fit.device_bytes)]
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
 
@@ -210,14 +210,16 @@ def _held_then(estimate: Estimate) -> str:
     return f", holding {held}. The figures below are of a run with room for it, but for nvidia-smi's"
 
 
-def _least(least: Mapping[str, Any] | None) -> Iterator[str]:
-    """The least memory that would do, with cached segments given back on the way and without."""
-    if least is not None and least["flushed_bytes"] is not None:
-        flushed, free = format_enough(least["flushed_bytes"]), format_enough(least["bytes"])
-        yield f"{flushed} would do, with cached segments given back to the driver on the way; {free} without."
-    elif least is not None:
-        free = format_enough(least["bytes"])
-        yield f"{free} would do, and no less: giving cached segments back to the driver saves nothing here."
+def _least(least: Mapping[str, Any], needed_bytes: int) -> str:
+    """The least memory that would do, where that is not what the verdict says (``needed_bytes``), and what giving
+    cached segments back on the way saves of it."""
+    free, flushed = least["bytes"], least["flushed_bytes"]
+    if flushed is not None:
+        fewer = format_bytes(free - flushed)
+        enough = format_enough(flushed)
+        return f"{enough} would do with cached segments given back to the driver on the way, {fewer} less than without."
+    enough = "No less" if free <= needed_bytes else f"{format_enough(free)}"
+    return f"{enough} would do: giving cached segments back to the driver saves nothing here."
 
 
 #: What takes less of the memory of a program, by category.
@@ -233,13 +235,18 @@ _TAKES_LESS = {
 }
 
 
+#: The least part of a whole that is worth a change.
+_WORTH = 0.1
+
+
 def remedy(estimate: Estimate) -> Iterator[str]:
-    """What takes less of that of which there is most; of a dead run the verdict says what would have saved it."""
+    """What takes less of that of which there is most, where it is worth it; of a dead run the verdict says what would
+    have saved it."""
     breakdown = estimate.breakdown
     if "out_of_memory" in estimate.details:
         return
     most = max(_TAKES_LESS, key=lambda category: breakdown.get(category, 0))
-    if breakdown.get(most):
+    if breakdown.get(most, 0) > _WORTH * sum(breakdown.values()):
         words = WORDS.get(most, most).partition(" (")[0]
         yield f"What to change first: most is {words}, {format_bytes(breakdown[most])}; {_TAKES_LESS[most]}."
 

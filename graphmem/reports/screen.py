@@ -36,7 +36,8 @@ def document(estimate: Estimate, budget_bytes: int | None = None, tree: bool = F
 
 
 def _sections(estimate: Estimate, budget_bytes: int | None) -> Iterator[Section]:
-    on = f" on {estimate.gpu}" if estimate.gpu else ""
+    assumed = " (assumed: no --gpu)" if estimate.card_assumed else ""
+    on = f" on {estimate.gpu}{assumed}" if estimate.gpu else ""
     what = Text([shortened(f"{estimate.model}{on}: {estimate.step}; {estimate.runtime}", _LONGEST)])
     fits = estimate.fit is None or estimate.fit.fits
     over = budget_bytes is not None and estimate.device > budget_bytes
@@ -84,8 +85,8 @@ def _beside(estimate: Estimate) -> Iterator[str]:
     details = estimate.details
     if "runs" in details:
         yield f"The largest of {len(details['runs'])} runs of the program's loops (--details has each)."
-    if "followed" in details:
-        yield f"The fullest of {len(details['followed']['processes'])} processes that used the card."
+    if "followed" in details and (count := len(details["followed"]["processes"])) > 1:
+        yield f"The fullest of {count} processes that used the card."
     if "sandbox" in details and (words := flight.summary(details["sandbox"])):
         yield words
 

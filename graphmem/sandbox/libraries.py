@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
-from types import ModuleType
+from types import ClassMethodDescriptorType, ModuleType
 from typing import Any
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
@@ -37,6 +37,8 @@ class _Call:
     #: Values of the argument ``mode`` with which nothing is written; None: it is never.
     reading: tuple[str, ...] | None = _READING
     mode: int = 1
+    #: Other paths: their arguments.
+    more: tuple[tuple[int, str], ...] = ()
 
 
 _CALLS = (
@@ -45,6 +47,11 @@ _CALLS = (
     _Call("tokenizers", "Tokenizer.save", 1, "path", ()),
     _Call("tokenizers", "Tokenizer.from_file", 0, "path", None),
     _Call("tokenizers.models", "Model.save", 1, "folder", ()),
+    *(
+        _Call("tokenizers.models", name, 0, "vocab", None, more=((1, "merges"),) if model == "BPE" else ())
+        for model in ("BPE", "WordLevel", "WordPiece")
+        for name in (f"{model}.from_file", f"{model}.read_file", model)
+    ),
     _Call("sentencepiece", "SentencePieceProcessor.LoadFromFile", 1, "arg", None),
     _Call("pyarrow", "memory_map", 0, "path"),
     _Call("pyarrow", "OSFile", 0, "path"),
@@ -83,7 +90,7 @@ def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: contextlib.E
             before = inspect.getattr_static(owner, name, None)
             if before is not None:
                 with contextlib.suppress(TypeError):  # a type that cannot be changed
-                    _set(owner, name, _given_place(call, before, overlay, guard), undo)
+                    _set(owner, name, _given_place(call, before, owner, overlay, guard), undo)
     if module.__name__ in _SQLITE and hasattr(module, "connect"):
         _set(module, "connect", _connecting(module.connect, overlay, guard), undo)
 
@@ -98,9 +105,9 @@ def _set(owner: object, name: str, value: object, undo: contextlib.ExitStack) ->
         undo.callback(setattr, owner, name, before)
 
 
-def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> object:
-    is_static = isinstance(before, staticmethod)
-    original = before.__func__ if is_static else before
+def _given_place(call: _Call, before: Any, owner: Any, overlay: Overlay, guard: Guard) -> object:
+    is_static = isinstance(before, (staticmethod, ClassMethodDescriptorType))
+    original = before.__get__(None, owner) if is_static else before
 
     def ours(*args: Any, **kwargs: object) -> Any:
         if not _is_flying(guard):
@@ -108,18 +115,34 @@ def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> ob
         mode = kwargs.get("mode", kwargs.get("flags", args[call.mode] if len(args) > call.mode else ""))
         written = call.reading is not None and str(mode) not in call.reading
         with guard.own():
-            if call.keyword in kwargs:
-                kwargs[call.keyword] = _as_given(kwargs[call.keyword], overlay, written)
-            elif len(args) > call.argument:
-                place = _as_given(args[call.argument], overlay, written)
-                args = (*args[: call.argument], place, *args[call.argument + 1 :])
+            for argument, keyword in ((call.argument, call.keyword), *call.more):
+                if keyword in kwargs:
+                    kwargs[keyword] = _as_given(kwargs[keyword], overlay, written)
+                elif len(args) > argument:
+                    args = (*args[:argument], _as_given(args[argument], overlay, written), *args[argument + 1 :])
             return original(*args, **kwargs)
 
-    if isinstance(original, type):  # a class that is called keeps what it is asked for
-        return type(original.__name__, (), {"__new__": lambda _, *args, **kwargs: ours(*args, **kwargs)})
+    if isinstance(original, type):
+        return _StandIn(original.__name__, (), {"original": original, "make": staticmethod(ours)})
     with contextlib.suppress(AttributeError, TypeError):
         ours = wraps(original)(ours)
     return staticmethod(ours) if is_static else ours
+
+
+class _StandIn(type):
+    """Stands for a class of C's, whose ``__new__`` cannot be put back (``update_one_slot``, Objects/typeobject.c)."""
+
+    original: type
+    make: Callable[..., Any]
+
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
+        return cls.make(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.original, name)
 
 
 def _as_given(path: object, overlay: Overlay, written: bool) -> object:

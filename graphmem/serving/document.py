@@ -55,7 +55,8 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     if served.refusal is not None:
         yield section("", Text([f"DOES NOT START: {served.refusal}"], "no"))
     else:
-        yield section("", Facts(tuple(_headline(report))))
+        held, words = _holds(report)
+        yield section("", Text([words], "yes" if held else "no"), Facts(tuple(_headline(report))))
     parts = [(part.name, part.bytes, part.note) for part in served.parts]
     parts.append(("KV cache", cache.available_bytes, "what is left of it"))
     yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes)))
@@ -70,6 +71,21 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         )
     if served.notes or report.assumptions:
         yield section("Assumed", Items((*report.assumptions, *served.notes)))
+
+
+def _holds(report: ServingReport) -> tuple[bool, str]:
+    """Whether the cards hold the load at once, in a sentence; without a load, that the engine starts there."""
+    served, length = report.served, f"{report.served.settings['max_model_len']:,} tokens"
+    fits, most = report.concurrency, served.settings["max_num_seqs"]
+    requests = f"requests of {length}" if report.concurrency_at_lengths is None else "requests of these lengths"
+    room = f"the KV cache has room for {fits:.2f} {requests}"
+    shorter = "" if report.lengths else "; of shorter ones for more (--lengths p50=800,p99=6000)"
+    if report.load is None:
+        return True, f"STARTS on {_cards(report)}: {room}{shorter}."
+    is_held = fits >= report.load and (most is None or most >= report.load)
+    limit = f", and the engine runs at most {most:,} at once" if most is not None and most < report.load else ""
+    verdict = "HOLDS" if is_held else "DOES NOT HOLD"
+    return is_held, f"{verdict} {report.load:g} requests at once on {_cards(report)}: {room}{limit}{shorter}."
 
 
 def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:

@@ -31,6 +31,10 @@ def hint_for_file(path: Path) -> str:
             f"name the function that returns (model, example inputs): {path}:build; or run it as a whole program: "
             f"graphmem run {path}"
         )
+    if suffix == ".ipynb":
+        return f"run a notebook as a whole program: graphmem run {path}"
+    if suffix == ".sh":
+        return f"for what a script of the shell starts: graphmem run bash {path}"
     if suffix == ".json":
         return f"for a Hugging Face configuration write hf:{path}; for a trace, 'graphmem replay {path}'"
     if suffix in (".pickle", ".pkl"):

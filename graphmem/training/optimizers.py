@@ -104,17 +104,18 @@ _SPELLINGS = {
 
 
 def check_optimizer(name: object) -> str:
-    """The canonical (lower-case) name, or ``module:Class`` as it is. Raises :class:`UsageError` listing the names."""
+    """The canonical (lower-case) name, or ``module:Class`` as it is. Raises :class:`UsageError` naming the nearest."""
     if is_own(name):
         return str(name).strip()
     key = str(name).strip().lower().replace("_", "").replace("-", "")
     key = _SPELLINGS.get(key, key)
     if key in OPTIMIZERS:
         return key
-    close = difflib.get_close_matches(key, OPTIMIZERS, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    near = difflib.get_close_matches(key, OPTIMIZERS, n=8, cutoff=0)
+    close = sorted(near, key=lambda one: one[:3] != key[:3])[:3]
     raise UsageError(
-        f"unknown optimizer {name!r}{hint}; accepted: {', '.join(OPTIMIZERS)}, or module:Class of your own"
+        f"unknown optimizer {name!r}; the nearest are {', '.join(close)}, 'graphmem analyze --help' lists all, and one "
+        "of your own is module:Class"
     )
 
 

@@ -137,6 +137,18 @@ def test_reads_that_decide_are_named() -> None:
     assert lines(found) == expected
 
 
+def test_a_plain_float_is_hardly_a_size() -> None:
+    """What becomes of ``float(loss)`` is not followed, as with an array of losses; ``int`` makes a size of it."""
+
+    def step() -> None:
+        plain, whole = float(unknown(3).sum()), int(unknown(3).sum())
+        if plain > 2:
+            torch.empty(whole)
+
+    found = {one.code: one.meaning.any_size for one in captured(step).decided}
+    assert found == {Code.NUMBERS: False, Code.NUMBER: True}
+
+
 def test_what_is_logged_is_counted_only() -> None:
     def step() -> None:
         loss = unknown(3).requires_grad_().sum()

@@ -24,7 +24,7 @@ def shape(function: Callable[[Any], Any], share: float | None = 0.25) -> list[tu
     found: list[tuple[int, ...]] = []
 
     def step(_: Any) -> None:
-        out = function(torch.zeros(ROWS, WIDTH, device="cuda"))
+        out = function(torch.randn(ROWS, WIDTH, device="cuda"))
         found.extend(tuple(t.shape) for t in (out if isinstance(out, tuple) else (out,)))
 
     capture(step, source="test", device=H100, torch_version=TORCH_VERSION, data_dependent=share)

@@ -86,9 +86,9 @@ F.one_hot(idx, VOCAB)
 """,
     "keys and values, and tokens in lists": """
 def generate(model, ids, tokens):
-    past, new, numbers, texts = None, [], [], [[], []]
+    past, new, numbers, texts = [], [], [], [[], []]
     for i in range(tokens):
-        logits, past = model(ids, past) if i > 0 else model(ids)
+        logits, *past = model(ids, *past)  # a list that is another one every time
         ids = logits[:, -1].argmax(-1, keepdim=True)
         new.append(ids)
         numbers.append(ids[0].item())

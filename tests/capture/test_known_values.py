@@ -186,6 +186,38 @@ def test_one_hot_masks_in_floats_select_what_they_mark() -> None:
     assert shapes == [32, 32, 32]
 
 
+LABELS = torch.arange(96) % 7
+FLOAT_MASKS = {
+    "all but the diagonal": lambda scores: torch.ones_like(scores) - torch.eye(96, device=scores.device),
+    "above the diagonal": lambda scores: torch.triu(torch.ones_like(scores), diagonal=1),
+    "filled diagonal": lambda scores: scores.new_ones(96, 96).fill_diagonal_(0),
+    "scattered": lambda scores: torch.scatter(
+        torch.ones_like(scores), 1, torch.arange(96, device=scores.device).view(-1, 1), 0
+    ),
+    "other views of the same": lambda scores: torch.diag(torch.ones(48), 48).to(scores.device) * 2,
+    "of blocks": lambda scores: torch.block_diag(*[torch.ones(12, 12, device=scores.device)] * 8),
+    "rows of a part": lambda scores: torch.zeros_like(scores).index_fill(0, LABELS.to(scores.device), 1),
+    "equal labels of others": lambda scores: (
+        torch.eq(LABELS[:, None], LABELS[None, :]).float().to(scores.device) * (1 - torch.eye(96, device=scores.device))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT_MASKS)
+def test_masks_computed_in_floats_select_what_they_mark(name: str) -> None:
+    """As losses of contrastive learning leave out a sample's likeness to itself."""
+    selected: list[int] = []
+
+    def step(device: str) -> None:
+        scores = torch.randn(96, 96, device=device)
+        mask = FLOAT_MASKS[name](scores)
+        selected.extend([len(scores[mask.bool()]), len(scores.masked_select(mask == 0))])
+
+    record(lambda: step("cuda"))
+    step("cpu")
+    assert selected[:2] == selected[2:]
+
+
 def test_masks_in_floats_are_known_on_the_card() -> None:
     """A one-hot mask of the host selects as many elements as it marks; other floats of its size are not followed."""
     shapes = []

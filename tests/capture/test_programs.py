@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from graphmem.analyze import analyze
+from graphmem.capture.program.iterations import MOST_REPEATED
 from graphmem.capture.program.loops import BEGIN, CALLS, GO_ON, GOES_ON, LEFT, OVER, compiled
 from graphmem.devices import custom_device
-from graphmem.diagnostics import Code
+from graphmem.diagnostics import Code, Effect
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.trace import EventKind, Place
@@ -350,6 +351,20 @@ print(*batch["data"].shape)
 """
 
 
+def test_a_tuple_of_a_class_of_the_program_is_asked_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = """
+class Irrep(tuple):
+    def __len__(self): raise NotImplementedError
+    def __iter__(self): raise NotImplementedError
+for item in [Irrep((0, 1)), Irrep((1, -1))]:
+    seen.append(item == (0, 1))
+train_step()
+print(seen)
+"""
+    assert ending(run(tmp_path, source)) == ("itself", 1, 0, "")
+    assert said(capsys) == "[True, False, 'step']"
+
+
 def test_a_batch_whose_shape_cannot_be_asked_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dictionary of TorchIO says the shape of images, and raises once a loader has stacked them."""
     estimate = run(tmp_path, OF_IMAGES)
@@ -552,7 +567,11 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
             "for i in DataLoader(range(300)):\n    held = x(1 << int(i))\n    train_step()",
             [("STEPS_DIFFER", "train.py:15")],
         ),
-        ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
+        (
+            "kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x(9999))",
+            [("STEPS_KEEP", "train.py:16")],
+        ),
+        ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x())", []),
         ("kept = []\nfor _ in range(30):\n    train_step()\n    kept.append(x())", []),
         ("kept = []\nwhile len(kept) < 30:\n    train_step()\n    kept.append(x())", [("STEPS_KEEP", "train.py:16")]),
         ("kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(x().sum())", []),
@@ -564,6 +583,7 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
         "the first differ",
         "differ with equal batches",
         "keep",
+        "keep small ones",
         "keep to an end that is near",
         "keep in a while loop",
         "keep a number for a log",
@@ -598,23 +618,31 @@ for epoch in range(9):
     assert few.allocated == all_.allocated > 26 * (1 << 14) * 64 * 4
 
 
-def test_a_loop_keeps_no_batch_longer_than_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more."""
-    source = """
+@pytest.mark.parametrize("items", ["batches()", "tqdm(batches())"])
+def test_a_loop_keeps_no_batch_longer_than_the_program(
+    items: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``enumerate`` makes a new tuple where somebody holds the one before, and then keeps that for one batch more; the
+    frame of a generator keeps the variables that somebody has looked at."""
+    source = f"""
 import weakref
+from tqdm import tqdm
+made = []
+def alive():
+    print(sum(one() is not None for one in made))
 def batches():
-    made = []
     for _ in range(4):
         batch = x()
         made.append(weakref.ref(batch))
         yield batch
         del batch
-        print(sum(one() is not None for one in made))
-for number, batch in enumerate(batches()):
+        alive()
+for number, batch in enumerate({items}):
     train_step()
+    alive()
 """
     run(tmp_path, source, iterations=9)
-    assert said(capsys).split() == ["1"] * 4
+    assert said(capsys).split() == ["1"] * 8
 
 
 def test_a_loop_in_a_module_beside_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -645,6 +673,28 @@ def test_an_evaluation_is_left_when_it_repeats(tmp_path: Path, capsys: pytest.Ca
 def test_an_evaluation_that_keeps_something_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, EVALUATE % (30, "kept.append(model(x(8)))"))
     assert said(capsys) == "30"
+
+
+COLLECTED = """
+kept = []
+for epoch in range(%d):
+    for _ in range(5): train_step()
+    if epoch > 3: kept.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+print(len(kept))
+"""
+
+
+def test_epochs_that_collect_something_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, COLLECTED % 20)
+    long = run(tmp_path, COLLECTED % 100)
+    assert said(capsys).split() == ["16", str(MOST_REPEATED + 1)]
+    assert [one.code for one in long.diagnostics if one.effect is Effect.MORE] == [Code.STEPS_KEEP]
+
+
+def test_small_numbers_that_steps_keep_are_counted(tmp_path: Path) -> None:
+    kept = "kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(torch.ones(8, device='cuda'))\n"
+    few, all_ = run(tmp_path, kept), run(tmp_path, kept, iterations=300)
+    assert few.allocated == all_.allocated
 
 
 def test_a_loop_is_followed_when_what_it_would_have_collected_is_wanted(

@@ -56,7 +56,7 @@ def test_what_is_known_is_no_reason_to_worry(installed: dict[str, str]) -> None:
 def test_a_newer_version_is_told(installed: dict[str, str]) -> None:
     installed["torch"] = "2.99.1"
     result = _run()
-    assert result.exit_code == doctor.NOT_AS_KNOWN
+    assert result.exit_code == 0
     assert f"PyTorch 2.99.1 is newer than {versions.words(versions.NEWEST)}, the newest known" in result.stdout
     assert _finding("PyTorch")["state"] == "newer"
 
@@ -65,6 +65,21 @@ def test_an_older_version_is_told(installed: dict[str, str]) -> None:
     installed["torch"] = "2.4.1"
     assert _run().exit_code == doctor.NOT_AS_KNOWN
     assert _finding("PyTorch")["state"] == "older"
+
+
+def test_what_does_not_load_is_told_with_its_reason(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    installed["torchvision"] = "0.28.0"
+    reason = "operator torchvision::nms does not exist"
+    (tmp_path / "torchvision.py").write_text(f"raise RuntimeError({reason!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = _run()
+    assert result.exit_code == doctor.NOT_AS_KNOWN
+    assert f"torchvision 0.28.0 does not load: RuntimeError: {reason}." in " ".join(result.stdout.split())
+    assert _finding("torchvision")["state"] == "broken"
+    (tmp_path / "torchvision.py").write_text("")
+    assert _finding("torchvision")["state"] == "installed"
 
 
 def test_an_extra_brings_what_is_missing(installed: dict[str, str]) -> None:

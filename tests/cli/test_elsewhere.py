@@ -65,6 +65,17 @@ def test_a_file_of_keras_is_known_by_its_imports(tmp_path: Path, text: str, fram
     assert (f"keras:{file}:build" in hint_for_file(file)) == bool(framework)
 
 
+def test_what_is_a_whole_program_is_sent_to_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for name in ("train.ipynb", "train.sh"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    assert f"graphmem run {tmp_path}/train.ipynb" in said("analyze", str(tmp_path / "train.ipynb"))[1]
+    assert f"graphmem run bash {tmp_path}/train.sh" in said("analyze", str(tmp_path / "train.sh"))[1]
+    program = tmp_path / "train.py"
+    program.write_text("import sys\n\ndef main():\n    sys.exit(2)\n", encoding="utf-8")
+    assert f"graphmem run {program}" in said("analyze", f"{program}:main")[1]
+
+
 def test_a_function_of_keras_needs_no_prefix(tmp_path: Path) -> None:
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec("torch") is None:
         pytest.skip("needs Keras")

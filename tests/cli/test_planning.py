@@ -50,6 +50,48 @@ def test_fit_finds_symbolic_dimensions(model: str) -> None:
     assert "The largest dim:batch that fits is 16." in result.stdout, result.stderr
 
 
+_GPT2 = {"model_type": "gpt2", "n_positions": 48, "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64}
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> str:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(_GPT2))
+    return f"hf:{tmp_path / 'config.json'}"
+
+
+def test_fit_stops_where_the_positions_of_the_model_end(gpt2: str) -> None:
+    result = run("fit", gpt2, "-b", "1", "--find", "seq-len", "--gpu", "T4", "--format", "json")
+    document = json.loads(result.stdout)
+    assert document["largest"] == 48
+    assert "the table of 48 positions of the model" in document["stopped_by"]
+    none = run("fit", gpt2, "-b", "1", "--find", "seq-len", "--multiple-of", "64", "--gpu", "T4")
+    assert (none.exit_code, "no multiple of 64 is at most 48" in none.stderr) == (1, True)
+
+
+def test_a_watch_whose_step_fails_on_any_card_fails(gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = f'[tool.graphmem.watch.%s]\nmodel = "{gpt2}"\nbatch = 1\nseq_len = %d\n'
+    Path("pyproject.toml").write_text(table % ("short", 48) + table % ("long", 49))
+    result = run("check")
+    assert (result.exit_code, "1 of 2 watches pass" in result.stdout) == (3, True)
+    assert "long: 49 tokens are more than the table of 48 positions" in " ".join(result.stdout.split())
+
+
+def test_states_of_small_tensors_are_why_eight_bits_save_nothing(gpt2: str) -> None:
+    words = " ".join(run("advise", gpt2, "-b", "1", "-s", "16", "--gpu", "T4").stdout.split())
+    assert "8-bit optimizer states (those of tensors below 4,096 values stay in fp32)" in words
+    eight_bits = ("-b", "1", "-s", "16", "--optimizer", "adamw8bit", "--details")
+    words = " ".join(run("analyze", gpt2, *eight_bits).stdout.split())
+    assert "16 of 16 parameters have fewer than 4,096 values: their states are fp32" in words
+
+
+def test_options_stay_whole_where_there_is_room_for_them(gpt2: str) -> None:
+    lines = run("advise", gpt2, "-b", "4096", "-s", "48", "--gpu", "T4").stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert any("--checkpoint-activations" in line for line in lines)
+
+
 def test_a_sweep_is_a_table_json_or_csv(model: str) -> None:
     options = ("sweep", model, "--vary", "batch=1,64", "--vary", "gpu=T4,A10G")
     rows = list(csv.DictReader(io.StringIO(run(*options, "--format", "csv").stdout)))
@@ -88,6 +130,17 @@ def test_a_card_that_was_assumed_is_told(model: str) -> None:
     for options in (("sweep", model, "--vary", "batch=1,2"), ("advise", model, "-b", "2")):
         assert "no GPU was named: H100-80GB" in run(*options).stdout
         assert "no GPU was named" not in run(*options, "--gpu", "T4").stdout
+
+
+def test_a_card_that_was_assumed_is_told_where_it_decides(model: str, tmp_path: Path) -> None:
+    over = run("analyze", model, "-b", "1", "--budget", "100MiB")
+    assert "on H100-80GB, as no --gpu was given" in over.stderr
+    assert "H100-80GB (assumed: no --gpu)" in over.stdout
+    trace = str(tmp_path / "trace.json")
+    assert "on H100-80GB, as no --gpu was given" in run("export", model, "-b", "1", "-o", trace).stderr
+    assert "no --gpu" not in run("export", model, "-b", "1", "--gpu", "T4", "-o", trace).stderr
+    assert "H100-80GB (assumed: no --gpu)" in run("replay", trace).stdout
+    assert "assumed: no --gpu" not in run("replay", trace, "--gpu", "T4").stdout
 
 
 def test_a_combination_that_fails_is_shown_and_makes_the_exit_code_1(model: str) -> None:

@@ -72,3 +72,16 @@ def test_any_width_on_a_terminal(tmp_path: Path) -> None:
     assert process.wait() == 0, said[-2000:]
     assert b"DONE" in said
     assert b"Traceback" not in said
+
+
+def test_a_pipe_has_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+    model = _commands(tmp_path)[0]
+    command = [sys.executable, "-m", "graphmem", *model, "--details"]
+    widths = {}
+    for columns in ("60", "80", "110", "many"):
+        environment = {**os.environ, "COLUMNS": columns}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", check=True)
+        assert "\x1b" not in done.stdout
+        widths[columns] = max(map(len, done.stdout.splitlines()))
+    assert widths["60"] <= 60 < widths["80"] <= 80 < widths["110"] <= 110
+    assert widths["many"] == widths["80"]

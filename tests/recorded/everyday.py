@@ -65,7 +65,7 @@ class EverydayProgram:
                     raise
                 return None
 
-    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+    def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
         from graphmem.answering import runs
         from graphmem.answering.question import Question
         from graphmem.training.program import Program
@@ -73,7 +73,7 @@ class EverydayProgram:
         question = Question(
             Program(str(self.path)),
             device=CARD,
-            iterations=None if short else self.steps,
+            iterations=self.steps,
             torch_version=".".join(map(str, torch_version)),
             cudnn=library or "never",
         )

@@ -107,7 +107,7 @@ class GeneratingProgram:
             del output
         return model
 
-    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+    def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
         from graphmem.answering import runs
         from graphmem.answering.question import Question
 

@@ -35,7 +35,7 @@ class LibraryProgram:
     def run(self) -> Any:
         return self.case.program()
 
-    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+    def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
         return captured(self.case.program, self.name, torch_version, library, data_dependent=1.0)
 
 

@@ -52,7 +52,7 @@ class ShardedProgram:
             _agree_on_batches()
         return self.case.program()
 
-    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+    def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
         with _environment(_launched(self.case)):
             return captured(self.case.program, self.name, torch_version, library)
 

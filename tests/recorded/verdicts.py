@@ -3,17 +3,17 @@
 Every recorded whole program is answered as a user is answered, without a cuDNN and, where it has convolutions or
 recurrent networks, with the one that PATH names asked too. A row of ``verdicts.jsonl`` beside the recordings has the
 claims about the allocated and the reserved peak (predicted, least, most) with what was recorded, the verdict, and the
-causes of doubt. Programs whose packages are not installed keep their rows. ``reports/verdicts.md`` is made of the
-rows, and so are the short table of ``graphmem accuracy`` and the records of diagnostics in
-``graphmem/answering/causes/measured.json``.
+causes of doubt. Programs whose packages are not installed keep their rows. Captures are shared with the tests of the
+ratchets by ``GRAPHMEM_CAPTURES``. ``reports/verdicts.md`` is made of the rows, and so are the short table of ``graphmem
+accuracy`` and the records of diagnostics in ``graphmem/answering/causes/measured.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -21,16 +21,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.training.program import OPTIMIZER_STEPS
 from tests import places
 from tests.recorded import kinds, spreads
-from tests.recorded.whole import CARD, WholeProgram, WholePrograms, capture
+from tests.recorded.everyday import EverydayProgram
+from tests.recorded.whole import CARD, WholeProgram, WholePrograms
 
 if TYPE_CHECKING:
     from graphmem.estimate import Estimate
-    from graphmem.run import Run
 
 ROWS = places.PYTORCH / "verdicts.jsonl"
 REPORT = places.ROOT / "reports" / "verdicts.md"
@@ -100,7 +100,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("kinds", nargs="*", choices=(*KINDS, []), metavar="KIND")
     parser.add_argument("--part", nargs="*", default=[], help="programs whose names contain one of these")
     parser.add_argument("--cudnn-library", metavar="PATH", default=os.environ.get("GRAPHMEM_CUDNN") or None)
-    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="captures kept there are judged, and new ones kept")
     parser.add_argument("--anew", action="store_true", help="programs that have rows too")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--through", default="", metavar="COMMAND", help="what starts each of them, as 'nice -n 5'")
@@ -126,7 +125,7 @@ def _rows(kind: WholePrograms, program: WholeProgram, options: argparse.Namespac
     """The answer with plans predicted, and, where there are any, with the library asked."""
     for library in dict.fromkeys((None, options.cudnn_library)):
         try:
-            estimate = answer(kind, program, library, options.keep)
+            estimate = answer(kind, program, library)
         except Exception as error:
             print(f"{program.name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr, flush=True)
             return
@@ -137,28 +136,19 @@ def _rows(kind: WholePrograms, program: WholeProgram, options: argparse.Namespac
             return
 
 
-def answer(kind: WholePrograms, program: WholeProgram, library: str | None, keep: Path | None = None) -> Estimate:
-    """The estimate of a program on the recordings' card."""
+def answer(kind: WholePrograms, program: WholeProgram, library: str | None) -> Estimate:
+    """The estimate of a program on the recordings' card, in as many steps as ``graphmem run`` takes."""
     from graphmem.answering.question import Question
     from graphmem.answering.stages import replay_on
 
     version = kind.load(program.name).torch_version
     question = Question(program.name, device=CARD, torch_version=".".join(map(str, version)), cudnn=library or "never")
-    run = _run(program, version, library, keep and keep / f"{kind.kind}-{program.name}-{bool(library)}.pickle")
-    return replay_on(question, replace(run, model=program.name, runtime="pytorch"))
-
-
-def _run(program: WholeProgram, version: tuple[int, int], library: str | None, kept: Path | None) -> Run:
-    """The capture of a program, from the file that keeps it, if it is there."""
-    if kept is not None and kept.exists():
-        run: Run = pickle.loads(kept.read_bytes())
-        return run
+    if isinstance(program, EverydayProgram):
+        program = replace(program, steps=OPTIMIZER_STEPS)
     start = time.perf_counter()
-    run = replace(capture(program, version, library, short=True), other_loop=None)
+    run = kind.capture(program, version, library)
     print(f"{program.name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    if kept is not None:
-        kept.write_bytes(pickle.dumps(replace(run, cudnn=None)))
-    return run
+    return replay_on(question, replace(run, model=program.name, runtime="pytorch"))
 
 
 def _row(kind: WholePrograms, program: WholeProgram, mode: str, estimate: Estimate) -> Row:
@@ -174,6 +164,7 @@ def _row(kind: WholePrograms, program: WholeProgram, mode: str, estimate: Estima
         "verdict": estimate.fit.verdict,
         "causes": [cause.name for cause in estimate.doubts.about("reserved")],
         "codes": sorted({one.code.name.lower() for one in estimate.diagnostics if one.meaning.cause}),
+        "made": datetime.date.today().isoformat(),
     }
 
 
@@ -223,6 +214,8 @@ def report(rows: Sequence[Row]) -> str:
         _HEAD,
         *(_line(f"{kind}, cuDNN {mode}", group) for (kind, mode), group in sorted(groups.items())),
         _line("all", rows),
+        "",
+        f"Made: {_days(rows)}.",
         _CAUSES,
         *(_cause(name, [row for row in rows if name in row["causes"]]) for name in sorted(causes)),
         _cause("none", [row for row in rows if not row["causes"]]),
@@ -247,6 +240,12 @@ A program counts for each of its causes. *Moved*: recorded programs whose peaks 
 
 | cause | cuDNN | programs | moved | least | most | outside of what was said |
 |---|---|---|---|---|---|---|"""
+
+
+def _days(rows: Sequence[Row]) -> str:
+    """How many rows were made on which day, the newest first."""
+    days = Counter(row.get("made", "") for row in rows)
+    return ", ".join(f"{days[day]} {f'on {day}' if day else 'before'}" for day in sorted(days, reverse=True))
 
 
 def _is_equal(row: Row) -> bool:

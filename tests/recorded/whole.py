@@ -15,12 +15,13 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import pickle
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,6 +36,8 @@ SUFFIX = ".json.gz"
 #: The card that the recording's cuDNN is told of, and that programs are predicted for.
 CARD = "H200-141GB"
 _MOST_EVENTS = 4_000_000
+#: The environment variable that names a folder in which captures are kept.
+KEPT = "GRAPHMEM_CAPTURES"
 
 
 class WholeProgram(Protocol):
@@ -50,8 +53,8 @@ class WholeProgram(Protocol):
     def run(self) -> Any:
         """Run it in this process, on a card or the stub; what it returns lives until the peaks are read."""
 
-    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
-        """Its capture; ``library``: the cuDNN to ask; ``short``: left after as many steps as ``graphmem run`` takes."""
+    def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
+        """Its capture; ``library``: the cuDNN to ask."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class WholePrograms:
         from tests.recorded.steps import runs
 
         start = time.perf_counter()
-        run = capture(program, torch_version, library)
+        run = self.capture(program, torch_version, library)
         trace = run.trace
         for one, count in run.assumed.items():
             print(f"    assumed {count}: {one.message}", file=sys.stderr)
@@ -164,6 +167,24 @@ class WholePrograms:
         replayed = replay(trace, PyTorchCachingAllocator(capacity, torch_version=torch_version))
         changes = changes_of(trace)
         return runs.PredictedRun(trace, replayed, changes.sizes, changes.events, time.perf_counter() - start)
+
+    def capture(self, program: WholeProgram, torch_version: tuple[int, int], library: str | None) -> Run:
+        """The capture of a program, kept for the next question in the folder that GRAPHMEM_CAPTURES names, if any.
+        Many packages import torchvision, which here may be a CUDA build beside a CPU build of PyTorch."""
+        words = (self.kind, program.name, getattr(program, "steps", None), "asked" if library else None, "pickle")
+        kept = Path(os.environ.get(KEPT, ""), ".".join(str(word) for word in words if word is not None))
+        if KEPT in os.environ and kept.exists():
+            run: Run = pickle.loads(kept.read_bytes())
+            return run
+        if program.needs:
+            from models_zoo.libraries import make_torchvision_importable
+
+            make_torchvision_importable()
+        gc.collect()  # the previous capture goes before the next one starts
+        run = replace(program.captured(torch_version, library), other_loop=None)
+        if KEPT in os.environ:
+            kept.write_bytes(pickle.dumps(replace(run, cudnn=None)))
+        return run
 
     def compare(self, program: WholeProgram, library: str | None = None) -> Comparison:
         from graphmem.accuracy.align import align
@@ -182,17 +203,6 @@ class WholePrograms:
         if recorded:
             found = [program for program in found if (self.folder / f"{program.name}{SUFFIX}").exists()]
         return [program for program in found if parts or missing(program) is None]
-
-
-def capture(program: WholeProgram, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
-    """The capture of a program. Many packages import torchvision, which here may be a CUDA build beside a CPU build of
-    PyTorch."""
-    if program.needs:
-        from models_zoo.libraries import make_torchvision_importable
-
-        make_torchvision_importable()
-    gc.collect()  # the previous capture goes before the next one starts
-    return program.captured(torch_version, library, short=short)
 
 
 def captured(

@@ -36,7 +36,7 @@ class WrittenLoop:
     def run(self) -> Any:
         return self.case.program()
 
-    def captured(self, torch_version: tuple[int, int], library: str | None, *, short: bool = False) -> Run:
+    def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
         from graphmem.answering import runs
         from graphmem.answering.question import Question
         from graphmem.training import Training

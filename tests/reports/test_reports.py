@@ -20,6 +20,7 @@ from rich.text import Text
 from graphmem import analyze
 from graphmem.diagnostics import Code
 from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
+from graphmem.reports.document import shortened
 from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
 from graphmem.reports.screen import HEIGHT
 from graphmem.runtimes import runtime_named
@@ -117,7 +118,9 @@ def test_the_bars_of_the_first_screen_add_up_to_the_edge_of_the_card() -> None:
     """A bar begins where the one above ended, and the last one is of all, as long as its share of the card."""
     estimate = training_estimate()
     assert estimate.fit is not None
-    rows = re.findall(r"^(\S.*?)  +[\d.]+ \wi?B +(?:\d+ %)?  ([ #]+)\|$", estimate.report(width=100), re.MULTILINE)
+    estimate = replace(estimate, fit=replace(estimate.fit, capacity_bytes=2 * estimate.fit.device_bytes))
+    assert estimate.fit is not None
+    rows = re.findall(r"^(\S.*?)  +[\d.]+ \wi?B +\d+ %  ([ #]+)\|$", estimate.report(width=100), re.MULTILINE)
     bars = [(len(bar) - len(bar.lstrip()), len(bar.rstrip())) for _, bar in rows]
     assert [name for name, _ in rows][-1].startswith("together, of ")
     assert all(abs(begin - end) <= 1 for (_, end), (begin, _) in pairwise(bars[:-1]))
@@ -125,6 +128,50 @@ def test_the_bars_of_the_first_screen_add_up_to_the_edge_of_the_card() -> None:
     assert abs(bars[-1][1] - bars[-2][1]) <= 1
     share = bars[-1][1] / len(rows[-1][1])
     assert share == pytest.approx(estimate.fit.device_bytes / estimate.fit.capacity_bytes, abs=0.05)
+
+
+def test_bars_of_a_large_card_are_parts_of_what_they_sum_to() -> None:
+    estimate = training_estimate()
+    assert estimate.fit is not None
+    large = replace(estimate.fit, capacity_bytes=40 * estimate.fit.device_bytes)
+    *bars, whole = re.findall(r" %  ([ #|]+)$", replace(estimate, fit=large).report(width=100), re.MULTILINE)
+    assert sum(bar.count("#") for bar in bars) >= len(whole) - len(bars)
+    assert not any("|" in bar for bar in bars)
+    assert re.fullmatch(r"#{1,2} +\|", whole)
+    assert re.search(r"^together, of .* 2 %  #", replace(estimate, fit=large).report(), re.MULTILINE)
+
+
+def test_what_is_shortened_keeps_its_words() -> None:
+    assert shortened("transformers/modeling_layers_utils.py:3780", 34) == "transformers/...utils.py:3780"
+    assert shortened("one two three four five six seven eight", 24) == "one two...seven eight"
+    assert len(shortened("x" * 100, 30)) == 30
+    assert shortened("short", 30) == "short"
+
+
+@given(st.text(max_size=300), st.integers(10, 200))
+def test_what_is_shortened_is_as_short(text: str, length: int) -> None:
+    assert len(shortened(text, length)) <= max(length, 0)
+    assert shortened(text, length) == text or "..." in shortened(text, length)
+
+
+def test_the_least_that_would_do_is_told_where_it_differs_from_what_is_needed() -> None:
+    estimate = failing_estimate()
+    assert estimate.fit is not None
+    need = estimate.fit.device_bytes
+
+    def said(least: int, flushed: int | None) -> str:
+        details = {"least": {"bytes": least, "flushed_bytes": flushed}}
+        return " ".join(replace(estimate, details=details).report().split())
+
+    assert "No less would do: giving cached segments back" in said(need, None)
+    assert f"{format_bytes(2 * GIB)} less than without" in said(need, need - 2 * GIB)
+
+
+def test_a_part_that_is_hardly_anything_is_not_what_to_change() -> None:
+    estimate = training_estimate()
+    assert "What to change first" in estimate.report()
+    small = {"CONTEXT": 100 * GIB, "FRAGMENTATION": GIB}
+    assert "What to change first" not in replace(estimate, breakdown=small).report()
 
 
 def test_colours_are_for_terminals_alone() -> None:
@@ -137,7 +184,7 @@ def test_colours_are_for_terminals_alone() -> None:
 
 def test_a_step_that_fails_on_a_card_says_so_before_the_verdict() -> None:
     estimate = training_estimate()
-    why = Code.STEP_FAILS.about(why="2048 tokens are more than the table of 1024 positions of the model")
+    why = Code.STEP_FAILS.about(tokens=2048, positions=1024)
     shown = replace(estimate, diagnostics=(*estimate.diagnostics, why)).report()
     assert shown.index("FAILS BEFORE MEMORY MATTERS: 2048 tokens") < shown.index("FITS")
 

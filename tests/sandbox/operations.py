@@ -470,6 +470,27 @@ def hdf5() -> Any:
 
 
 @operation
+def vocabularies() -> Any:
+    try:
+        models: Any = import_module("tokenizers.models")
+    except ImportError:
+        return None
+    vocab, merges, words, table = "vocab.json", "merges.txt", "words.txt", "table.json"
+    models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]).save(".")
+    pathlib.Path(words).write_text("[UNK]\nword")
+    pathlib.Path(table).write_text('{"<unk>": 0, "c": 1}')
+    read = models.BPE.read_file(vocab, merges)[0], models.WordPiece.read_file(words), models.WordLevel.read_file(table)
+    made = (
+        models.BPE(vocab, merges), models.BPE.from_file(vocab=vocab, merges=merges),
+        models.WordPiece(words), models.WordPiece(vocab=words), models.WordPiece.from_file(words),
+        models.WordLevel(table, "<unk>"), models.WordLevel.from_file(table, "<unk>"),
+    )  # fmt: skip
+    for name in (vocab, merges, words, table):
+        os.remove(name)
+    return list(map(sorted, read)), [type(one).__name__ for one in made], models.WordPiece({"[UNK]": 0}).id_to_token(0)
+
+
+@operation
 def imports() -> Any:
     pathlib.Path("written_module.py").write_text("VALUE = 5\n")
     sys.path.insert(0, os.getcwd())

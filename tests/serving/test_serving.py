@@ -132,6 +132,22 @@ def test_cards_for_a_load_hold_it() -> None:
     assert memory == sorted(memory)
 
 
+def test_the_answer_begins_with_whether_the_cards_hold_the_load() -> None:
+    asked = (LLAMA, "--gpu", "L40S", "--max-model-len", "8192", "--enforce-eager", "--no-advice")
+    lengths = ("--lengths", "p50=800,p99=6000")
+    said = {
+        (): "STARTS on L40S-48GB: the KV cache has room for",
+        ("--load", "8"): "HOLDS 8 requests at once on L40S-48GB",
+        ("--load", "64"): "DOES NOT HOLD 64 requests at once",
+        ("--load", "64", *lengths): "HOLDS 64 requests at once on L40S-48GB: the KV cache has room for",
+        ("--load", "100", *lengths, "--max-num-seqs", "32"): "and the engine runs at most 32 at once",
+    }
+    for options, words in said.items():
+        text = " ".join(_run(*asked, *options)[1].split())
+        assert words in text
+        assert ("of shorter ones for more" in text) == ("--lengths" not in options)
+
+
 def test_changes_are_answers_of_their_own() -> None:
     found = graphmem.serve(LLAMA, gpu="H100", enforce_eager=True)
     assert {change.option for change in found.changes} >= {"--kv-cache-dtype fp8", "--tp 2"}

@@ -25,6 +25,7 @@ from graphmem.capture.program.places import calls_a_library
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
+from graphmem.capture.values.tensors import parts_of
 from graphmem.torch_names import private
 from graphmem.training.program import LibraryFunction
 
@@ -286,8 +287,9 @@ def _counted(items: Any) -> tuple[Any, int]:
     reduced: Any = items.__reduce__()
     iterator, number = reduced[1]
     frame = getattr(iterator, "gi_frame", None)
-    bar = None if frame is None else frame.f_locals.get("self")
-    return (iterator if bar is None or not _is_bar(bar) else bar), number
+    if frame is not None and _is_of_bars(frame.f_globals.get("__name__", "")):
+        iterator = callers.variables(frame).get("self", iterator)
+    return iterator, number
 
 
 def _enumerated(items: Any) -> range | None:
@@ -302,7 +304,11 @@ def _enumerated(items: Any) -> range | None:
 
 def _is_bar(items: object) -> bool:
     """Whether something shows the progress over others."""
-    return type(items).__module__.partition(".")[0] == "tqdm"
+    return _is_of_bars(type(items).__module__)
+
+
+def _is_of_bars(module: str) -> bool:
+    return module.partition(".")[0] == "tqdm"
 
 
 def _range(items: object) -> range | None:
@@ -316,5 +322,5 @@ def _holds_parts(item: object) -> bool:
     """Whether a loop goes over the parts of a model, or over optimizers: its length is no number of repetitions."""
     parts = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     if isinstance(item, (tuple, list)):
-        return any(_holds_parts(part) for part in item)
+        return any(map(_holds_parts, parts_of(item)))
     return isinstance(item, parts)

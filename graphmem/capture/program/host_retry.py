@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import graphmem
+from graphmem.capture.values import callers
 
 _OURS = os.path.dirname(graphmem.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -59,7 +60,7 @@ def retry_of(error: BaseException) -> Retry | None:
     if expression is None or _called(expression) in _NEEDS_GRAPH:
         return None
     frame = outside[-1][0]
-    known = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}
+    known = {**frame.f_builtins, **frame.f_globals, **callers.variables(frame)}
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
     values = {name: known[name] for name in names if name in known}
     tensors = {id(one): one for value in values.values() for one in _tensors(value)}

@@ -21,6 +21,8 @@ MOST_IN_TURN = 4
 NUMBERS_BYTES = 1024
 #: Iterations and events that are written at most, where the allocator does not come to rest before.
 MOST_REPEATED, MOST_EVENTS = 40, 100_000
+#: Storages up to this size have segments of their own (``kSmallSize`` of PyTorch's caching allocator).
+SMALL_BYTES = 1 << 20
 _SIGNS = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
 
 
@@ -74,8 +76,9 @@ def works_outside(builder: Any, row: int, spans: Iterable[tuple[int, int]]) -> b
 
 def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[int], int]:
     """Write the last iterations between ``marks``, which are rows, up to ``times`` more, as they would follow now, if
-    they are like those before them: the last one, or a few that take turns (``if step % 2 == 0``). The marks of the
-    last ones that are there then, and how many were written. Raises ``torch.OutOfMemoryError`` where the card would."""
+    they are like those before them: the last one, or a few that take turns (``if step % 2 == 0``). Of more than
+    :data:`MOST_REPEATED` that keep small storages, those between are written as what they keep. The marks of the last
+    ones that are there then, and how many were written. Raises ``torch.OutOfMemoryError`` where the card would."""
     builder, marks, written = storages.builder, list(marks), 0
     turn = _turn(builder, marks) if times > 0 else 0
     if not turn:
@@ -84,11 +87,15 @@ def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[i
     before, begin, end = marks[-1 - 2 * turn :: turn]
     iteration = _Iteration(storages, before, begin, end)
     lengths = [len([*_on_device(builder, begin, mark)]) for mark in marks[-turn:]]
-    for _ in range(min(-(-times // turn), MOST_REPEATED, max(1, MOST_EVENTS // (end - begin + 1)))):
+    turns = -(-times // turn)
+    whole = min(turns, MOST_REPEATED, max(1, MOST_EVENTS // (end - begin + 1)))
+    for left in reversed(range(whole)):
         state = None if memory is None else memory.segments()
         if state in seen:
             break
         seen.append(state)
+        if left == 0:
+            written += turn * iteration.write_kept(turns - whole)
         marks = [*marks[turn:], *(len(builder.rows) + length for length in lengths)]
         iteration.write()
         written += turn
@@ -153,6 +160,19 @@ class _Iteration:
         for number, others in self._gathered.items():
             others.append(self._last[number])
         self._last = made
+
+    def write_kept(self, times: int) -> int:
+        """Write of up to ``times`` iterations what they keep alone; how many were written: none where a storage is
+        large, and shares its segments with what else an iteration makes."""
+        kept = [row for row in self._rows if row[0] == EventKind.ALLOC and self._own[row[1]] in self._gathered]
+        most = max((self._storages.builder.storage_bytes[subject] for _, subject, _, _ in kept), default=0)
+        times = min(times, MOST_EVENTS // len(kept)) if 0 < most <= SMALL_BYTES else 0
+        for _ in range(times):
+            for _, subject, self._storages.operator, _ in kept:
+                number = self._own[subject]
+                self._gathered[number].append(self._last[number])
+                self._last[number] = self._storages.alloc_again(subject)
+        return times
 
     def give_to_tensors(self) -> None:
         """What the program holds of the iteration is what the last one made."""

@@ -27,6 +27,7 @@ behind one step more of its optimizers; the program goes on behind the statement
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -187,25 +188,24 @@ class Leaving:
         self.left_in = loops_on_stack()
         return Left()
 
-    def doubt_others(self, since: int, where: str, are_known: bool = False, are_written: bool = False) -> None:
+    def doubt_others(self, since: int, where: str, are_known: bool = False, most_kept: int = NUMBERS_BYTES) -> None:
         """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
-        ``are_known``: the batches of those are, and they explain it; ``are_written``: so are those steps, as the last
-        one, with all that each keeps."""
+        ``are_known``: the batches of those are, and they explain it; ``most_kept``: bytes that each step may keep."""
         self._known.update(self.log[since:] if are_known else ())
         for number in sorted({*self.log[since:]} - self._doubted):
-            found = self._doubt(number, where, are_written)
+            found = self._doubt(number, where, most_kept)
             if found is not None:
                 self._doubted.add(number)
                 self.recorder.assumed[found] += 1
 
-    def _doubt(self, number: int, where: str, are_written: bool) -> Diagnostic | None:
+    def _doubt(self, number: int, where: str, most_kept: int) -> Diagnostic | None:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         spans, steps = self._spans(number), self.log.count(number)
         if self._spans_differ(number):
             return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
-        if kept <= NUMBERS_BYTES or are_written:
+        if kept <= most_kept:
             return None
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
@@ -366,6 +366,7 @@ class Loop:
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
+        self._grown = 0  # how often it went on because an iteration had left memory behind
         self._begin_iteration()
         leaving.begin(self)
 
@@ -485,6 +486,10 @@ class Loop:
                 return True
             if varies:
                 return True
+        if self._goes_on_growing():
+            leaving.begin_epoch()
+            self._since = len(leaving.log)
+            return True
         if self._goes_to_others():
             return True
         self.is_ending = self.has_trained = True
@@ -494,12 +499,33 @@ class Loop:
         leaving.note_end()
         return has_batches
 
+    def _goes_on_growing(self) -> bool:
+        """Whether a loop around training goes on with its next item, as the last one, which was not the first, has left
+        memory behind on the device: weights that are collected epoch by epoch."""
+        runs, builder = self.runs, self._leaving.recorder.builder
+        if runs is None or self.steps_itself or self.is_fed or self._items < 2:
+            return False
+        kept = iterations.body(builder, self._top[0])[1]
+        if (kept <= NUMBERS_BYTES and not self._grown) or not runs.has_next:
+            return False
+        self._grown += 1
+        if self._grown > iterations.MOST_REPEATED:
+            steps = len(self._leaving.log)
+            doubt = Code.STEPS_KEEP.about(place=self.where, steps=steps, kept=format_bytes(kept))
+            self._leaving.recorder.assumed[doubt] = 1
+            return False
+        runs.go_to_next()
+        return True
+
     def _conclude(self) -> None:
         """The last iterations show what the others take."""
-        are_written = self._repeat() and self.runs is not None
+        lacking = self._repeat()
         if not self._ends_itself:
             are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            self._leaving.doubt_others(self._since, self.where, are_known, are_written)
+            most_kept = NUMBERS_BYTES
+            if lacking is not None and self.runs is not None:  # those that are written have all that each keeps
+                most_kept = 0 if lacking else sys.maxsize
+            self._leaving.doubt_others(self._since, self.where, are_known, most_kept)
 
     def _goes_to_others(self) -> bool:
         """Whether numbers follow at which the loop does what it has not done yet."""
@@ -541,9 +567,9 @@ class Loop:
             found = found * (loop._items + left) + left
         return found * counter.times // max(1, self._items)
 
-    def _repeat(self) -> bool:
+    def _repeat(self) -> int | None:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
-        again and again, doing nothing beside. Whether all that follow are written then."""
+        again and again, doing nothing beside. How many are not written then, None where nobody knows."""
         leaving, rests = self._leaving, self._rests()
         is_bound = self.is_fed or self._left is None  # else batches are asked for by hand, or by loops in it
         known = max((rest.left for rest in rests if rest.is_known and is_bound), default=self._left)
@@ -555,10 +581,10 @@ class Loop:
             if leaving.works_beside(self._top[0]):
                 known, times = None, 0
         if not marks or any(rest.varies for rest in rests):
-            return False
+            return None
         leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
         leaving.last_whole = whole + times
-        return known is not None and written >= times
+        return None if known is None else max(0, times - written)
 
     def _end_alike(self) -> bool:
         leaving = self._leaving
@@ -601,6 +627,7 @@ class Loop:
         builder = leaving.recorder.builder
         leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
         goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
+        goes_on = self._goes_on_growing() or goes_on
         if runs.skipped:
             code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
             leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1

@@ -135,7 +135,8 @@ class Lists:
     """The lists that a loop appends to once a token, among those that its function knows by name."""
 
     def __init__(self) -> None:
-        self._lengths: dict[int, tuple[list[Any], list[int]]] = {}  # the list, and its lengths after the last tokens
+        # A list that has grown with the last token, and the lengths of all: others may hold what is to be freed.
+        self._lengths: dict[int, tuple[list[Any] | None, list[int]]] = {}
         self._of_values: list[list[Any]] = []
         self._of_tensors: list[tuple[list[Any], int]] = []  # with the length at which probing began
 
@@ -143,8 +144,9 @@ class Lists:
         """Note the lengths of the lists after a token."""
         before, self._lengths = self._lengths, {}
         for found in lists:
-            _, lengths = before.get(id(found), (found, []))
-            self._lengths[id(found)] = found, [*lengths[-ALIKE_TOKENS:], len(found)]
+            _, lengths = before.get(id(found), (None, []))
+            grows = bool(lengths) and lengths[-1] < len(found)
+            self._lengths[id(found)] = found if grows else None, [*lengths[-ALIKE_TOKENS:], len(found)]
 
     def sort_growing(self) -> bool:
         """Sort the lists that grow into those of values and those of tensors. False where one of them grows by
@@ -153,10 +155,9 @@ class Lists:
         for found, lengths in self._lengths.values():
             if len(lengths) <= ALIKE_TOKENS or lengths[0] == lengths[-1]:
                 continue
-            steps = {b - a for a, b in pairwise(lengths)}
-            last = found[-ALIKE_TOKENS:]
-            if steps != {1}:
+            if found is None or {b - a for a, b in pairwise(lengths)} != {1}:
                 return False
+            last = found[-ALIKE_TOKENS:]
             if all(type(item) in _VALUES for item in last):
                 self._of_values.append(found)
             elif all(type(item) is FakeTensor and item.shape == last[0].shape for item in last):

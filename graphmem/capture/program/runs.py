@@ -18,6 +18,7 @@ from typing import Any
 from graphmem.capture.program import ahead
 from graphmem.capture.program.ahead import MOST_RUNS, Key, is_plain, value_of
 from graphmem.capture.program.counters import Counter
+from graphmem.capture.values.tensors import parts_of
 
 #: Runs in a row whose peaks are equal, after which a list without an end that is known, or of counters, is left.
 ALIKE_RUNS = 5
@@ -131,6 +132,21 @@ class Runs:
             return False
         return True
 
+    @property
+    def has_next(self) -> bool:
+        """Whether an item is known to follow the last one, or nothing says that none does."""
+        numbers, number = self._counted
+        return number != numbers[-1] if numbers is not None else self._ahead is None
+
+    def go_to_next(self) -> None:
+        """The item behind the last one follows too, where :attr:`has_next`."""
+        numbers, number = self._counted
+        if numbers is None or self._ahead is None:
+            return  # as it does by itself
+        following = numbers[numbers.index(number) + 1]
+        if following not in self._ahead[:1]:
+            self._ahead.insert(0, following)
+
     def go_to_tested(self, steps_itself: bool) -> bool:
         """The last numbers that were taken are alike: whether others may follow, at which the body tests something
         that it has not found before, and the next and the last, if others are told the number."""
@@ -213,7 +229,7 @@ class Runs:
 def _is_setting(item: object) -> bool:
     """Whether an item may say how to train: no tensor, no array, nothing made of them."""
     if isinstance(item, (list, tuple)):
-        return all(map(_is_setting, item[:MOST_RUNS]))
+        return all(map(_is_setting, parts_of(item)[:MOST_RUNS]))
     has_shape = inspect.getattr_static(item, "shape", None) is not None  # without asking: a property may raise
     return not has_shape and not isinstance(item, (bytes, set))
 

@@ -121,7 +121,8 @@ class AssumedValues:
             is_decisive = not self._judge(reading_lines.only_logs, file, line)
         elif self._reading == "" and file:
             is_decisive = not self._judge(reading_lines.only_logs, file, line, True)
-        self._number(place, Code.NUMBER, is_decisive)
+        # ``float(loss)`` gives a plain float: what becomes of it is not followed, as with an array of them.
+        self._number(place, Code.NUMBER if self._reading else Code.NUMBERS, is_decisive)
         return 1.0
 
     def _number(self, place: str, code: Code, is_decisive: bool = False) -> None:

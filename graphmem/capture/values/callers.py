@@ -344,14 +344,20 @@ def namespace_that_imports() -> dict[str, object] | None:
     return frame.f_globals if imports and frame is not None else None
 
 
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame, which must not hold on to their values: until Python 3.13 the frame of a function keeps
+    the copy that it gives, and a batch would live on in it until somebody asks again."""
+    names = frame.f_locals
+    found = dict(names)
+    if frame.f_code.co_flags & CO_OPTIMIZED and type(names) is dict:
+        names.clear()
+    return found
+
+
 def lists_by_name() -> list[list[object]]:
     """Lists in variables of the function whose loop asks for its next item, and lists in the short ones of them: a
     loop that is put forward may have collected its tokens there."""
-    frame = sys._getframe(2)
-    names = frame.f_locals
-    found = [value for value in names.values() if type(value) is list]
-    if frame.f_code.co_flags & CO_OPTIMIZED and type(names) is dict:
-        names.clear()  # a copy, which the frame would hold on to with all that is named (until Python 3.13)
+    found = [value for value in variables(sys._getframe(2)).values() if type(value) is list]
     inner = (item for outer in found if len(outer) <= 256 for item in outer if type(item) is list)
     return [*found, *inner]
 
@@ -378,7 +384,7 @@ def _self_in(frames: Sequence[FrameType], method: str, file: str) -> object | No
     for frame in frames:
         code = frame.f_code
         if code.co_name == method and code.co_filename.replace(os.sep, "/").endswith(file):
-            return frame.f_locals.get("self")
+            return variables(frame).get("self")
     return None
 
 
@@ -388,7 +394,7 @@ def named_arguments() -> dict[str, object]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != "torch.nn.modules.module":
         frame = frame.f_back
-    named = None if frame is None else frame.f_locals.get("kwargs")
+    named = None if frame is None else variables(frame).get("kwargs")
     return named if isinstance(named, dict) else {}
 
 

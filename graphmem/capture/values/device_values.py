@@ -42,6 +42,9 @@ _FILLS: dict[OpOverload, Callable[..., Number]] = {
     _aten.ones_like.default: lambda *_: 1,
     _aten.zeros_like.default: lambda *_: 0,
     _aten.new_zeros.default: lambda *_: 0,
+    _aten.new_ones.default: lambda *_: 1,
+    _aten.full_like.default: lambda like, number, *_: number,
+    _aten.new_full.default: lambda like, size, number, *_: number,
 }
 _AND, _TIMES, _OR = _aten.bitwise_and.Tensor, _aten.mul.Tensor, _aten.bitwise_or.Tensor
 _LOGICAL_OR = _aten.logical_or.default

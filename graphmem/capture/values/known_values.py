@@ -46,6 +46,11 @@ INTEGER_LIMIT, FLOAT_LIMIT = 1 << 22, 1 << 12
 _MARKING = {
     _aten.scatter_.value, _aten.index_put_.default, _aten.index_fill_.int_Scalar, _aten.masked_fill_.Scalar,
 }  # fmt: skip
+#: Operators that make a mask in floats of tensors that hold one number, or of none.
+_MAKING_MASKS = {
+    _aten.eye.default, _aten.eye.m, _aten.tril.default, _aten.triu.default, _aten.diag_embed.default,
+    _aten.block_diag.default, _aten.scatter.value, _aten.index_fill.int_Scalar, _aten.masked_fill.Scalar,
+}  # fmt: skip
 _TO_COPY = _aten._to_copy.default
 #: Most floats are no masks, as their first elements show.
 _GLANCE = 256
@@ -96,6 +101,7 @@ class KnownValues:
         self.exceeded = 0  # host tensors that found no room in the budget
         self.guessed_draws = 0  # host operators whose random numbers could not be counted
         self._has_drawn = False  # whether anything was drawn on the card
+        self._has_masks = False  # whether there are large tensors of floats whose values are known
         self._held = 0
         self._aside = 0
         self._mirrors: dict[int, _Mirror] = {}
@@ -230,9 +236,11 @@ class KnownValues:
         if not (operator.written or operator.is_random) and isinstance(out, FakeTensor) and not self._fits(out):
             if func is _TO_COPY:
                 self._copy_mask(args[0], out)
+            elif self._has_masks or func in _MAKING_MASKS:
+                self._make_mask(HostCall(func, args, kwargs), out)
             return  # as most results
         call = HostCall(func, args, kwargs)
-        if func in _MARKING:
+        if operator.written:
             self._begin_mask(call)
         for target in call.targets if operator.written else ():
             self.numbers.forget(target)
@@ -347,10 +355,34 @@ class KnownValues:
         floats, and decides how much is selected as one of booleans does."""
         target, *rest = call.tensors
         number = self.numbers.of(target) if isinstance(target, FakeTensor) else None
-        if number is None or self._fits(target) or target.numel() > INTEGER_LIMIT or not self._is_whole(target):
+        if number is None or self.is_known(target) or (call.func not in _MARKING and self._is_whole(target)):
             return
-        if all(not isinstance(tensor, FakeTensor) or self.is_known(tensor) for tensor in rest):
-            self.fill(target, number)
+        storage = target.untyped_storage()
+        elements = storage.nbytes() // target.element_size()
+        if not FLOAT_LIMIT < elements <= INTEGER_LIMIT:
+            return
+        if any(isinstance(one, FakeTensor) and not self.is_known(one) for one in rest):
+            return
+        self.numbers.forget(target)
+        data = self._written(target)
+        if data is not None:
+            self._has_masks = True
+            with unset_fake_temporarily():
+                Geometry(target.dtype, 0, (elements,), (1,)).on(data).fill_(number)
+
+    def _make_mask(self, call: HostCall, out: FakeTensor) -> None:
+        """A mask in floats is made, or computed from others and from tensors of one number."""
+        tensors = call.tensors
+        is_known = [not isinstance(one, FakeTensor) or self.is_known(one) for one in tensors]
+        if out.numel() > INTEGER_LIMIT or not (any(is_known) or call.func in _MAKING_MASKS):
+            return
+        if call.operator.follows and all(
+            known or self.numbers.of(one) is not None for one, known in zip(tensors, is_known, strict=True)
+        ):
+            computed = self._computed(call)
+            if computed is not None:
+                self._has_masks = True
+                self._learn_all([out], computed)
 
     def _copy_mask(self, source: object, out: FakeTensor) -> None:
         """A mask written in floats goes to the card: nothing but zeros and ones, which are there already."""
@@ -363,6 +395,7 @@ class KnownValues:
             numbers = known.reshape(-1)
             is_mask = all(bool(((part == 0) | (part == 1)).all()) for part in (numbers[:_GLANCE], numbers))
         if is_mask:
+            self._has_masks = True
             self.learn(out, known)
 
     def _overwrites(self, call: HostCall, targets: Sequence[torch.Tensor]) -> bool:
@@ -420,10 +453,12 @@ class KnownValues:
         is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
         tensors = call.tensors
-        if self._later and any(isinstance(tensor, FakeTensor) and self._current(tensor) is None for tensor in tensors):
+        if self._later and any(self._is_unknown(tensor) for tensor in tensors):
             return None  # before what waits is computed in vain
         for tensor in tensors:
             value = self.of(tensor)
+            if value is None:
+                value = self._of_one_number(tensor)
             if value is None:
                 return None
             known[id(tensor)] = value
@@ -436,6 +471,17 @@ class KnownValues:
                 return () if real is not None and out is None else out
         except FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
+
+    def _is_unknown(self, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, FakeTensor) and self._current(tensor) is None and self.numbers.of(tensor) is None
+
+    def _of_one_number(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor that holds one number; None where it does not."""
+        number = self.numbers.of(tensor)
+        if number is None or tensor.numel() > INTEGER_LIMIT:
+            return None
+        with unset_fake_temporarily():
+            return _full((), number, dtype=tensor.dtype).expand(tensor.shape)
 
     # --- values that wait ---------------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ _GAP, _INDENT = "  ", "  "
 _LEAST = 2
 #: Parts of a whole that have a bar: no more than can be told apart, and no fewer where a screen is full.
 _MOST_BARS, _LEAST_BARS = 9, 3
+#: How many times the whole the room is where bars of the parts would be too small to tell apart.
+_FAR = 3
 #: Colours of verdicts, of titles, and of bars, in turn; readers who see no red or green tell them apart by lightness.
 _TONES = {"yes": "bold green", "no": "bold red"}
 _TITLE = "bold"
@@ -118,7 +120,8 @@ def columns(rows: Sequence[Sequence[str]], figures: Sequence[bool], wraps: Seque
     if not rows:
         return []
     widths = [max(cell_len(row[index]) for row in rows) for index in range(len(figures))]
-    room = _narrowed(widths, wraps, width - len(_GAP) * (len(widths) - 1))
+    longest = [max(_longest_word(row[index]) for row in rows) for index in range(len(figures))]
+    room = _narrowed(widths, longest, wraps, width - len(_GAP) * (len(widths) - 1))
     lines = []
     for row in rows:
         cells = [folded(cell, size) if wrap else [cell] for cell, size, wrap in zip(row, room, wraps, strict=True)]
@@ -128,16 +131,21 @@ def columns(rows: Sequence[Sequence[str]], figures: Sequence[bool], wraps: Seque
     return lines
 
 
-def _narrowed(widths: Sequence[int], wraps: Sequence[bool], room: int) -> list[int]:
-    """The widths made narrower where columns wrap, until they sum to ``room``; as they are where they never do."""
+def _longest_word(cell: str) -> int:
+    return max(map(cell_len, cell.split()), default=0)
+
+
+def _narrowed(widths: Sequence[int], longest: Sequence[int], wraps: Sequence[bool], room: int) -> list[int]:
+    """The widths made narrower where columns wrap, until they sum to ``room``: no narrower than their ``longest`` words
+    while others have more to give; as they are where they never do."""
     found = list(widths)
-    words = [index for index, wrap in enumerate(wraps) if wrap]
-    if sum(widths) - sum(max(0, widths[index] - _LEAST) for index in words) > room:
-        return found
-    while sum(found) > room:
-        widest = max(words, key=lambda index: found[index])
-        found[widest] -= 1
-    return found
+    for least in (longest, [_LEAST] * len(widths)):
+        while sum(found) > room:
+            spare = [index for index, wrap in enumerate(wraps) if wrap and found[index] > least[index]]
+            if not spare:
+                break
+            found[max(spare, key=lambda index: found[index])] -= 1
+    return found if sum(found) <= room else list(widths)
 
 
 def _aligned(text: str, width: int, is_figure: bool) -> str:
@@ -163,24 +171,26 @@ def folded(line: str, width: int) -> list[str]:
 
 def _bars(block: Shares, width: int, count: int, ink: _Ink) -> Iterator[str]:
     """The parts under one another: name, bytes, share, and a bar that begins where the one above ended. The last line
-    is of all of them; the edge of their room, where they have one, is drawn through all lines."""
+    is of all of them, with the share of their room, where they have one; its edge is drawn through all lines. Parts
+    that take little of the room are drawn as parts of what they sum to, and the last line alone against the edge."""
     parts, (name, whole) = block.largest(count), block.total
     room = whole if block.edge is None else block.edge[1]
     rows = [(part, format_bytes(size), f"{100 * size / max(1, whole):.0f} %") for part, size in parts]
     of = "" if block.edge is None else f", of {format_bytes(room)}"
-    rows.append((f"{name}{of}", format_bytes(whole), ""))
+    rows.append((f"{name}{of}", format_bytes(whole), "" if not of else f"{100 * whole / max(1, room):.0f} %"))
     text = columns([tuple(map(clean, row)) for row in rows], (False, True, True), (False,) * 3, width)
     cells = max(map(cell_len, text)) + len(_GAP)
+    lines = [f"{line}{' ' * (cells - cell_len(line))}" for line in text]
     scale = (width - cells - 2) / max(whole, room, 1)
     edge = None if block.edge is None else round(room * scale)
+    near = None if whole * _FAR < room else edge
+    inner = scale if near is not None or edge is None else (width - cells - 2) / max(whole, 1)
     begin = 0
-    for number, ((_, size), line) in enumerate(zip([*parts, (name, whole)], text, strict=True)):
-        is_total = number == len(parts)
-        ends = size if is_total else begin + size
-        colour = "" if is_total else _BARS[number % len(_BARS)]
-        bar = _bar(round((0 if is_total else begin) * scale), round(ends * scale), edge, colour, ink)
-        yield f"{line}{' ' * (cells - cell_len(line))}{bar}"
-        begin = ends
+    for number, ((_, size), line) in enumerate(zip(parts, lines, strict=False)):
+        colour = _BARS[number % len(_BARS)]
+        yield line + _bar(round(begin * inner), round((begin + size) * inner), near, colour, ink)
+        begin += size
+    yield lines[-1] + _bar(0, round(whole * scale), edge, "", ink)
 
 
 def _bar(begin: int, end: int, edge: int | None, colour: str, ink: _Ink) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,9 +50,23 @@ def make_optimizers(
     known = {id(parameter) for parameter in chosen}
     others = [parameter for parameter in parameters if id(parameter) not in known]
     if not others:
-        return optimizers, []
+        return optimizers, list(_left_in_fp32(optimizers[0], chosen))
     optimizers.append(torch.optim.AdamW(others))
     return optimizers, [f"{training.optimizer} steps {len(chosen)} of the parameters, adamw the other {len(others)}"]
+
+
+#: The part of the values that must lie in small tensors to be worth a remark.
+_NOTABLE = 0.1
+
+
+def _left_in_fp32(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[str]:
+    """That an optimizer of 8 bits keeps states in fp32, where tensors are too small for it and these are many."""
+    if not isinstance(optimizer, QuantizedOptimizer) or optimizer.bits != 8:
+        return
+    least = optimizer.min_8bit_size
+    small = [one.numel() for one in parameters if one.numel() < least]
+    if sum(small) > _NOTABLE * sum(one.numel() for one in parameters):
+        yield f"{len(small)} of {len(parameters)} parameters have fewer than {least:,} values: their states are fp32"
 
 
 def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
