@@ -11,6 +11,7 @@ accuracy`` and the records of diagnostics in ``graphmem/answering/causes/measure
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -163,6 +164,7 @@ def _row(kind: WholePrograms, program: WholeProgram, mode: str, estimate: Estima
         "verdict": estimate.fit.verdict,
         "causes": [cause.name for cause in estimate.doubts.about("reserved")],
         "codes": sorted({one.code.name.lower() for one in estimate.diagnostics if one.meaning.cause}),
+        "made": datetime.date.today().isoformat(),
     }
 
 
@@ -212,6 +214,8 @@ def report(rows: Sequence[Row]) -> str:
         _HEAD,
         *(_line(f"{kind}, cuDNN {mode}", group) for (kind, mode), group in sorted(groups.items())),
         _line("all", rows),
+        "",
+        f"Made: {_days(rows)}.",
         _CAUSES,
         *(_cause(name, [row for row in rows if name in row["causes"]]) for name in sorted(causes)),
         _cause("none", [row for row in rows if not row["causes"]]),
@@ -236,6 +240,12 @@ A program counts for each of its causes. *Moved*: recorded programs whose peaks 
 
 | cause | cuDNN | programs | moved | least | most | outside of what was said |
 |---|---|---|---|---|---|---|"""
+
+
+def _days(rows: Sequence[Row]) -> str:
+    """How many rows were made on which day, the newest first."""
+    days = Counter(row.get("made", "") for row in rows)
+    return ", ".join(f"{days[day]} {f'on {day}' if day else 'before'}" for day in sorted(days, reverse=True))
 
 
 def _is_equal(row: Row) -> bool:

@@ -15,7 +15,14 @@ from graphmem.capture.kernels.parts.known import read_table
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
-_LABELS = {"self": "input", "input": "input", "grad_output": "gradient", "rois": "regions", "outputs": "result"}
+_LABELS = {
+    "self": "input",
+    "input": "input",
+    "grad_output": "gradient",
+    "rois": "regions",
+    "outputs": "result",
+    "weight": "weights",
+}
 #: ``operands.json``, by operator. ``contiguous``: operands that are copied where they are not contiguous, in order,
 #: after the outputs are made and until the operator ends; ``outputs`` are results that the kernel writes contiguously,
 #: and that are copied where they belong. ``either_format``: the operand that is copied unless it is contiguous or
@@ -37,15 +44,20 @@ def _copies(script: Script, *operands: tuple[str, torch.Tensor]) -> Script:
     return script.give(*reversed(tokens))
 
 
+def _given(call: Call, *names: str) -> list[tuple[str, torch.Tensor]]:
+    """The operands of these names that the call has, ``outputs`` being its results."""
+    operands = []
+    for name in names:
+        tensors = call.outputs if name == "outputs" else [call.get(name)]
+        operands += [(name, tensor) for tensor in tensors if tensor is not None]
+    return operands
+
+
 @recorded_rule(*(name for name in _CONTIGUOUS if name.startswith("aten.")))
 @recorded_rule(*(name for name in _CONTIGUOUS if name.startswith("torchvision.")), library="torchvision")
 def contiguous_operands_rule(call: Call) -> Script:
     """The ``contiguous()`` at the head of a kernel's launcher, whatever the operand's own memory format is."""
-    operands = []
-    for name in _CONTIGUOUS[call.operator]:
-        tensors = call.outputs if name == "outputs" else [call.get(name)]
-        operands += [(name, tensor) for tensor in tensors]
-    return _copies(Script.of(call), *operands)
+    return _copies(Script.of(call), *_given(call, *_CONTIGUOUS[call.operator]))
 
 
 @recorded_rule(*_EITHER_FORMAT)
@@ -96,12 +108,15 @@ def adaptive_avg_pool2d_backward_rule(call: Call) -> Script | None:
     return _copies(Script.of(call), ("grad_output", call.grad_output))
 
 
-@recorded_rule("aten.nll_loss2d_forward.default")
+@recorded_rule("aten.nll_loss2d_forward.default", "aten.nll_loss2d_backward.default")
 def nll_loss2d_rule(call: Call) -> Script:
-    """Without a reduction the kernel reads any strides, and makes the weights first (NLLLoss2d.cu)."""
+    """Without a reduction the kernel reads any strides but those of the weights of classes, and makes the sum of the
+    weights first (NLLLoss2d.cu)."""
+    is_forward = call.operator.startswith("aten.nll_loss2d_forward")
     if call.reduction == 0:
-        return Script().outputs(1, 0)
-    return _copies(Script.of(call), ("self", call.self))
+        return _copies(Script().outputs(1, 0) if is_forward else Script.of(call), *_given(call, "weight"))
+    names = ("self", "weight", "target") if is_forward else ("target", "weight")
+    return _copies(Script.of(call), *_given(call, *names))
 
 
 @recorded_rule("aten.rrelu_with_noise.default")

@@ -13,6 +13,14 @@ add("cat_last", lambda x, y: torch.cat((x, y), -1), X, XH)
 add("cat_channels_last", lambda x, y: torch.cat((x, y), 1), IMAGE_LAST, IMAGE_LAST)
 add("stack", lambda x, y: torch.stack((x, y)), X, X)
 add("stack_last", lambda x, y: torch.stack((x, y), -1), X, X)
+for name, joined in {"cat": torch.cat, "stack": torch.stack}.items():
+    for dimension in (0, -1):
+        add(
+            f"{name}_into_{dimension}",
+            lambda x, f=joined, d=dimension: f((x, x.sin()), d, out=f((x, x), d)),
+            X,
+            grad=False,
+        )
 add("split", lambda x: x.split(1000, -1), X)
 add("chunk", lambda x: [part * 2 for part in x.chunk(3, -1)], t(64, 3 * 1024))
 add("unbind", lambda x: [part * 2 for part in x.unbind(0)], t(4, 64, 1000))
