@@ -73,6 +73,24 @@ def test_all_results_of_a_group_are_made_whatever_way_it_is_called() -> None:
     assert taken(step) == [[1024, 1024, 1024, 512], [512, 1024]]
 
 
+def test_constants_of_frozen_code_are_compared_when_it_is_fused() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Parameter(torch.ones(64)), nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x * self.one) + self.other
+
+    def step() -> None:
+        frozen, x = torch.jit.freeze(torch.jit.script(Scaled().cuda().eval())), torch.ones(8, 64, device="cuda")
+        for _ in range(3):
+            mark()
+            frozen(x)
+
+    assert taken(step)[2] == [2048]
+
+
 def test_gradients_that_are_off_leave_what_was_noted_with_them() -> None:
     """``RequiresGradCheck`` asks the tensor, not the mode: what the gradients would need is still made."""
 

@@ -113,7 +113,7 @@ class Executors:
         graph = self._seen = _last_graph()
         if _needs_gradient(graph.nodes()):
             return False
-        with self._attempt(), self._book.paused():  # C++ compares its constants once more
+        with self._attempt():
             self._fuse(graph.copy(), depth)  # it is C++'s own, and cannot be left half done
             self._fuse(graph, depth)
         return True
