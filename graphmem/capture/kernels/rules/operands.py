@@ -27,9 +27,9 @@ _LABELS = {
 #: after the outputs are made and until the operator ends; ``outputs`` are results that the kernel writes contiguously,
 #: and that are copied where they belong. ``either_format``: the operand that is copied unless it is contiguous or
 #: channels_last; ``not_if_same_size``: those of them that resize by ``copy_``, which reads any strides, where the size
-#: stays (observed on 2.13). ``format_of_input``: operands that are copied unless they are dense in the memory format that
-#: ``self`` suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags the
-#: sizes and the bag of every index before the result.
+#: stays (observed on 2.13). ``format_of_input``: operands that are copied unless they are dense in the memory format
+#: that ``self`` suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags
+#: the sizes and the bag of every index before the result.
 _TABLE = read_table("operands.json")
 _CONTIGUOUS, _EITHER_FORMAT = _TABLE["contiguous"], _TABLE["either_format"]
 _FORMAT_OF_INPUT, _ORDER, _NOT_IF_SAME_SIZE = _TABLE["format_of_input"], _TABLE["order"], _TABLE["not_if_same_size"]
