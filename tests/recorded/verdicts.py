@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -63,9 +63,17 @@ def main(arguments: Sequence[str]) -> int:
             kept = {key: row for key, row in rows.items() if key[:2] != (name, program)}
             rows = rows if not made else kept | {_key(row): row for row in made}
             write(list(rows.values()))
-    spreads.replace_rows("programs", "", [_record(row) for row in rows.values() if row["cudnn"] != PREDICTED])
+    write_records(rows.values())
     write_tables(read())
     return 0
+
+
+def write_records(rows: Iterable[Row]) -> None:
+    """What the rows say of causes, into ``measured.json``; predicted plans are a cause of their own."""
+    told = [row for row in rows if row["cudnn"] != PREDICTED]
+    left = [row for row in told if "steps left out" in row["causes"]]
+    spreads.replace_rows("programs", "", [_record(row) for row in told])
+    spreads.replace_rows("shortened", "", [[_name(row), *_changes(row)] for row in left])
 
 
 def write_tables(rows: Sequence[Row]) -> None:
@@ -177,11 +185,20 @@ _LEFT = {"steps_differ", "steps_keep"}
 def _record(row: Row) -> list[Any]:
     """The row of a program in ``measured.json``. What a program takes more than was predicted, because its loops were
     left early, is no record of its other diagnostics: followed to its end it is predicted to the byte."""
-    changes = [round(truth / said - 1, 6) for said, _, _, truth in (row[level] for level in LEVELS)]
+    changes = _changes(row)
     codes = set(row["codes"])
     if any(changes) and codes & _LEFT and _is_equal_to_its_end(row):
         codes &= _LEFT
-    return [f"{row['kind']}/{row['program']}", sorted(changes, key=abs)[-1], *sorted(codes)]
+    return [_name(row), sorted(changes, key=abs)[-1], *sorted(codes)]
+
+
+def _name(row: Row) -> str:
+    return f"{row['kind']}/{row['program']}"
+
+
+def _changes(row: Row) -> list[float]:
+    """The parts by which the peaks are more than predicted."""
+    return [round(truth / said - 1, 6) for said, _, _, truth in (row[level] for level in LEVELS)]
 
 
 def _is_equal_to_its_end(row: Row) -> bool:

@@ -207,11 +207,7 @@ def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cau
     if any(one.code is Code.SHORTENED for one in diagnostics):
         rows = _measured()["shortened"]
         source = f"{len(rows)} programs, recorded to their end, were off so (--iterations follows more steps)"
-        cause = _as_measured("steps left out", source, peak, [row[1:] for row in rows])
-        # What is allocated more may need a segment of its own, though none of these programs did.
-        offsets = ((int(peak.allocated_bytes * row[1]), int(peak.reserved_bytes * row[2])) for row in rows)
-        reserved = seen(max(more, round_up(blocks, _SEGMENT)) if blocks > 0 else more for blocks, more in offsets)
-        yield replace(cause, spreads={**cause.spreads, "reserved": reserved, "device": reserved})
+        yield _as_measured("steps left out", source, peak, [row[1:] for row in rows])
 
 
 def _of_garbage(trace: Trace) -> Iterator[Cause]:
