@@ -197,7 +197,7 @@ class Code(Enum):
         "PYTORCH_JIT=0): on a card its own derivatives keep other tensors, less or more"
     )
     SCRIPT_UNFUSED = _unbounded(
-        "TorchScript was run without its fuser, which on a card joins element-wise operators from the second or third "
+        "a part of TorchScript was run without its fuser, which on a card joins element-wise operators from the second "
         "run on: their results are there at once then, and what they kept between them is not"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")

@@ -266,6 +266,17 @@ class Trace:
         rows = [(one.bytes, one.category, one.stream, one.place, one.pool) for one in self.storages]
         return Columns(*np.array(rows, dtype=np.int64).reshape(-1, len(Columns._fields)).T.copy())
 
+    def with_storages(self, storages: tuple[Storage, ...], **changed: Any) -> Trace:
+        """The same events of storages that differ in their bytes alone, and in labels; other fields ``changed`` do not
+        touch events. What does not depend on these is shared."""
+        made = replace(self, storages=storages, **changed)
+        shared = {name: getattr(self, name) for name in _OF_EVENTS}
+        if [one.label for one in storages] == [one.label for one in self.storages]:
+            shared["labelled"] = self.labelled
+        sizes = np.array([one.bytes for one in storages], dtype=np.int64)
+        vars(made).update(shared, columns=self.columns._replace(bytes=sizes))
+        return made
+
     @cached_property
     def labelled(self) -> dict[str, tuple[int, ...]]:
         """Indices of the storages by their labels, of those that have one."""
@@ -335,6 +346,10 @@ class Trace:
         allocated = self.subjects[self.allocations[:until]]
         alive: npt.NDArray[np.int64] = allocated[self.death_of[allocated] > position]
         return alive
+
+
+#: What a trace's events and operators decide, whatever its storages are.
+_OF_EVENTS = ("operator_names", "allocations", "birth_of", "death_of", "phase_of_event")
 
 
 @dataclass

@@ -369,7 +369,7 @@ def _run_once(
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
-        stack.enter_context(garbage.looking_after(garbage.USUAL))
+        stack.enter_context(garbage.as_usual())
         is_program = loaded.program is not None
         sandboxed = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None)) if is_program else {}
         run = capture_subject(

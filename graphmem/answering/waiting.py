@@ -7,8 +7,10 @@ Only in a command's own process, and not for steps that are compiled or of sever
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -29,9 +31,9 @@ def let_wait(question: Question) -> None:
     if step.processes is not None or (isinstance(step, Training) and step.compile):
         deferred.run_all()
         return
-    deferred.defer((_COMPILER,))
-    if str(question.model).startswith("hf:"):
-        deferred.defer((*_OF_SEVERAL_PROCESSES, _ASSIGNMENT))
+    deferred.defer((_COMPILER, *_SYMBOLS))
+    if str(question.model).startswith(("hf:", "zoo:")):
+        deferred.defer((*_OF_SEVERAL_PROCESSES, *_BESIDES))
 
 
 # --- the compiler, while nothing is compiled --------------------------------------------------------------------------
@@ -87,6 +89,56 @@ _COMPILER = Waiting(
     },
 )
 
+# --- sizes that are symbols, of which there are none before the module that makes them has run ------------------------
+
+_SHAPES = "torch.fx.experimental.symbolic_shapes"
+
+
+def _of_numbers(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for arguments that are numbers; for others the one that it stands for."""
+
+    def called(*args: Any, **options: Any) -> Any:
+        if all(type(one) in (bool, int) for one in args):
+            return function(*args)
+        return getattr(deferred.run(_SHAPES), name)(*args, **options)
+
+    return called
+
+
+def _equal(x: Any, y: Any) -> Any:
+    """Of numbers, or of sequences of some."""
+    if isinstance(x, (tuple, list)) and isinstance(y, (tuple, list)) and all(type(one) is int for one in (*x, *y)):
+        return tuple(x) == tuple(y)
+    return _equal_numbers(x, y)
+
+
+_equal_numbers = _of_numbers("sym_eq", operator.eq)
+_SAME = ("guard_int", "guard_or_false", "guard_or_true", "guard_size_oblivious", "guarding_hint_or_throw",
+         "statically_known_true")  # fmt: skip
+_SYMBOLS = (
+    Waiting(
+        _SHAPES,
+        taken=frozenset(("GuardOnDataDependentSymNode",)),
+        meanwhile={
+            **{name: _of_numbers(name, lambda one: one) for name in _SAME},
+            "expect_true": _of_numbers("expect_true", lambda one, skip=0: one),
+            "is_nested_int": _of_numbers("is_nested_int", lambda one: False),
+            "is_symbolic": _of_numbers("is_symbolic", lambda one: False),
+            "has_guarding_hint": _of_numbers("has_guarding_hint", lambda one: True),
+            "sym_and": _of_numbers("sym_and", lambda *them: functools.reduce(operator.and_, them)),
+            "sym_or": _of_numbers("sym_or", lambda *them: functools.reduce(operator.or_, them)),
+            "sym_eq": _equal,
+            "_iterate_exprs": lambda value: iter(()),
+            "_iterate_nodes": lambda value: iter(()),
+            "has_free_unbacked_symbols": lambda value: False,
+            "free_unbacked_symbols": lambda value: set(),
+            "compute_unbacked_bindings": lambda *args, **options: None,
+        },
+    ),
+    Waiting("torch.utils._sympy.functions", taken=frozenset(("Max",))),
+    Waiting("sympy", meanwhile={"Basic": type("Basic", (), {})}),
+)
+
 # --- what transformers takes ------------------------------------------------------------------------------------------
 
 _TAKEN = {
@@ -100,4 +152,8 @@ _OF_SEVERAL_PROCESSES = tuple(
     Waiting(name, taken=frozenset(names.split()), made=frozenset(("Partial", "Replicate", "Shard")))
     for name, names in _TAKEN.items()
 )
-_ASSIGNMENT = Waiting("scipy.optimize", taken=frozenset(("linear_sum_assignment",)))
+_BESIDES = (
+    Waiting("scipy.optimize", taken=frozenset(("linear_sum_assignment",))),
+    Waiting("httpcore2"),
+    Waiting("httpcore"),
+)

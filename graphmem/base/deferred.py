@@ -35,7 +35,7 @@ class Waiting:
     made: frozenset[str] = frozenset()
     #: Modules below it that need nothing of it, and run where they are imported.
     ready: tuple[str, ...] = ()
-    #: Names, and what stands for each of them until somebody asks for another one.
+    #: Names, and what stands for each of them until somebody asks for a name that is not known here.
     meanwhile: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -141,7 +141,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__.loader = module.__loader__ = self.original  # type: ignore[union-attr]
-        vars(module)["__waiting__"] = self
+        vars(module).update(self.waiting.meanwhile, __waiting__=self)
         module.__class__ = _Module
 
     def __getattr__(self, name: str) -> object:
@@ -152,11 +152,9 @@ class _Module(ModuleType):
     """A module whose code has not run yet."""
 
     def __getattr__(self, name: str) -> Any:
-        waiting = _facts(self).waiting
-        if name in waiting.meanwhile:
-            return waiting.meanwhile[name]
         if name in _OF_IMPORTS:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        waiting = _facts(self).waiting
         if name not in waiting.taken:
             return getattr(_ran(self), name)
         later = _Later(self, name, name in waiting.made)
@@ -198,11 +196,13 @@ def _ran(module: ModuleType) -> ModuleType:
 
 def _run(module: ModuleType) -> None:
     """Run a module's code, and put its objects where they were taken."""
-    loader = vars(module).pop("__waiting__").original
+    loader = vars(module).pop("__waiting__")
+    for name in loader.waiting.meanwhile:
+        vars(module).pop(name)
     module.__class__ = ModuleType
     try:
         with _apart[-1]():
-            loader.exec_module(module)
+            loader.original.exec_module(module)
     except BaseException as error:
         sys.modules.pop(module.__name__, None)
         if isinstance(error, AttributeError):  # which would say that the module has no such name

@@ -32,6 +32,9 @@ class DeviceMemory(Protocol):
     def segments(self) -> list[dict[str, Any]]:
         """The segments of ``torch.cuda.memory_snapshot`` now."""
 
+    def history(self) -> dict[str, Any]:
+        """The same with every event so far, as where ``torch.cuda.memory._record_memory_history`` was called."""
+
     @property
     def fraction(self) -> float: ...
 

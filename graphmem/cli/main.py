@@ -54,6 +54,7 @@ _SHORT = {
     "export": "A step for memory_viz, Perfetto, speedscope, as tables.",
     "gpus": "The known cards, each figure with its source.",
     "web": "An HTTP service and a page for a browser.",
+    "schema": "The JSON Schema of an answer.",
     "doctor": "Which of the libraries are installed, known and missing.",
     "cache": "The captures that are kept on the disk.",
     "explain": "What is known of an operator of PyTorch.",

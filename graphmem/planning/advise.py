@@ -8,6 +8,7 @@ from typing import Any
 
 from graphmem.answering.runs import Progress, RunCache, labelled
 from graphmem.base.spellings import also_named
+from graphmem.devices import Device
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_advice
@@ -119,12 +120,19 @@ def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
         yield Advice(change.words, f"--alloc-conf {change.alloc_conf}", {"alloc_conf": change.alloc_conf}, None)
     if runtime.step_advice and step.amp is None and step.dtype == "fp32":
         # Both set both, so that never the two are taken together.
-        yield Advice("autocast to bf16", "--amp bf16", {"amp": "bf16", "dtype": "fp32"}, None)
-        yield Advice("weights in bf16", "--dtype bf16", {"dtype": "bf16", "amp": None}, None)
+        half = _half_of(request.question.setting.device)
+        yield Advice(f"autocast to {half}", f"--amp {half}", {"amp": half, "dtype": "fp32"}, None)
+        yield Advice(f"weights in {half}", f"--dtype {half}", {"dtype": half, "amp": None}, None)
     if isinstance(step, Inference):
         yield from _smaller_batch(batch)
     elif runtime.step_advice:
         yield from _changes_of_training(step, batch)
+
+
+def _half_of(card: Device) -> str:
+    """The type of 16 bits that a card computes in: before 8.0 bf16 is emulated, without attention's fused kernels."""
+    capability = card.compute_capability
+    return "fp16" if capability is not None and capability < (8, 0) else "bf16"
 
 
 def _changes_of_training(step: Training, batch: int | None) -> Iterator[Advice]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.answering import stages
-from graphmem.answering.runs import RunCache, labelled
+from graphmem.answering.runs import RunCache, counted, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
@@ -228,6 +228,12 @@ class _Search:
         return self._high <= self._bound
 
     def _try(self, count: int, *, captured: bool = False) -> None:
+        self._narrow(count, captured)
+        if self._bracketed:  # how often what is left can be halved
+            done = len(self._tried)
+            counted(self._say, done, done + (self._high - self._low).bit_length() - 1)
+
+    def _narrow(self, count: int, captured: bool) -> None:
         try:
             estimate = self._analysed(count, captured=captured)
         except GraphmemError as error:
@@ -286,7 +292,7 @@ class _Search:
         """The count at which the search ends by the template, proven or not."""
         inner = _ByTemplate(
             self._request, self._captures, self._sized, self._step * self._unit, self._bound // self._unit,
-            self._spare_bytes, self._say,
+            self._spare_bytes, silent,
         )  # fmt: skip
         inner._low, inner._below = self._low // self._unit, self._below
         inner._tried = list(self._tried)

@@ -58,7 +58,7 @@ def load_huggingface(name: str) -> TorchModel:
     type, or a model family that has no class to build.
     """
     try:
-        with watched_imports({"transformers.utils.import_utils": _reading_once}):
+        with reading_once():
             import transformers
     except Exception as error:
         raise SourceError(
@@ -68,14 +68,22 @@ def load_huggingface(name: str) -> TorchModel:
         return _load(transformers, name)
 
 
+def reading_once() -> contextlib.AbstractContextManager[None]:
+    """In which transformers is imported quickly."""
+    return watched_imports({"transformers.utils.import_utils": _reading_once})
+
+
 def _reading_once(module: ModuleType, run: Callable[[], None]) -> None:
     """While transformers is imported it reads the folders of all its models twice, as it remembers the last 128 of over
-    400: here it remembers all."""
+    400: here it remembers all. And it looks for the last ``__all__`` of each file in its lines, one by one."""
     run()
     name = "create_import_structure_from_path"
     read = getattr(getattr(module, name, None), "__wrapped__", None)
     if read is not None:
         setattr(module, name, cache(read))
+    names = getattr(module, "fetch__all__", None)
+    if names is not None:
+        module.fetch__all__ = lambda text: names(text[text.rfind("\n__all__") + 1 :])  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -64,7 +64,8 @@ class RecordedBlock:
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
     """One event. ``size`` is the requested size of a block, or the bytes of a segment; ``stream`` and ``pool`` are
-    indices, the latter 0 outside private pools."""
+    indices, the latter 0 outside private pools; ``category`` and ``label`` say what a block is for, where that is
+    written, as ``graphmem export`` does."""
 
     action: str
     address: int
@@ -73,6 +74,8 @@ class RecordedEvent:
     name: str = ""
     source: str = ""
     pool: int = 0
+    category: Category = Category.UNKNOWN
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +275,16 @@ class _Writer:
             self._write_block(block, block.requested_bytes, operator)
 
     def _write_block(self, made: RecordedBlock | RecordedEvent, size: int, operator: int) -> None:
+        category, label = (made.category, made.label) if isinstance(made, RecordedEvent) else (Category.UNKNOWN, "")
         self._storages[made.address] = self._builder.alloc(
-            size, operator, Category.UNKNOWN, stream=made.stream, pool=made.pool
+            size, operator, category, stream=made.stream, pool=made.pool, label=label
         )
 
     def _write_refused(self, event: RecordedEvent) -> int:
         """The storage of a request that nothing could be found for."""
         name = event.name or "the request that was refused"
         operator = self._builder.operator(name, phase=self._phase, source=event.source)
-        return self._builder.alloc(event.size, operator, Category.UNKNOWN, stream=event.stream)
+        return self._builder.alloc(event.size, operator, event.category, stream=event.stream, label=event.label)
 
     def _write_emptied(self, event: RecordedEvent) -> None:
         """The first of the segments in a row that a pool gives back."""
@@ -674,7 +678,16 @@ def _event(index: int, row: object, indices: _Indices, frames: _Frames, ignored:
     # Module.cpp writes what the driver had free under a name of its own.
     free = "device_free" if action == _REFUSED and "device_free" in event else "addr"
     address, size = _integer(event, free), _integer(event, "size")
-    return RecordedEvent(action, address, size, indices.stream(event), name, source, indices.pool(event, "pool_id"))
+    place = (indices.stream(event), name, source, indices.pool(event, "pool_id"))
+    return RecordedEvent(action, address, size, *place, *_purpose(event))
+
+
+def _purpose(event: dict[str, object]) -> tuple[Category, str]:
+    """What a block is for, of a category that is one of ours, and the label behind it."""
+    name, words = _words_in(event, "category"), _words_in(event, "user_metadata")
+    category = Category.__members__.get(name.upper(), Category.UNKNOWN)
+    known = category is not Category.UNKNOWN and words.startswith(name)
+    return category, words.removeprefix(name).strip() if known else ""
 
 
 def _settings(snapshot: dict[str, Any]) -> str:

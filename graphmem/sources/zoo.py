@@ -50,7 +50,14 @@ def usual_step(name: str, *, training: bool = True) -> Training | Inference:
 
 def load_zoo(name: str) -> TorchModel:
     """The model of that name, with its usual sizes where none are asked for. Raises :class:`SourceError`."""
+    from graphmem.sources.huggingface import reading_once
+
     entry = zoo_entry(name)
+    with contextlib.suppress(ImportError), reading_once():  # what is missing is said where the model is built
+        zoo_module("libraries").make_torchvision_importable()  # transformers and timm import it where it is installed
+        getattr(
+            importlib.import_module(entry.library), entry.model.partition(":")[2], None
+        )  # classes are imported, too
     return TorchModel(f"zoo:{name}", lambda sizes: _build(entry, sizes))
 
 

@@ -49,6 +49,7 @@ from graphmem.estimate import Peak
 from graphmem.reports import format_named
 from graphmem.trace import Category, TraceBuilder
 from graphmem.training import Inference, Training
+from tests import places
 from tests.recorded import verdicts as recorded_verdicts
 
 MIB = 1 << 20
@@ -410,6 +411,9 @@ def test_verdicts_stand_beside_what_was_recorded() -> None:
     rows = recorded_verdicts.read()
     assert verdicts() == recorded_verdicts._short(rows)
     assert sum(row[1] for row in verdicts()) == len(rows)
+    (_, count, equal, exact, met, *_) = recorded_verdicts._cells("all", rows)
+    counted = f"both peaks in {equal} of {count}; where the answer says exact, in {met} of {exact}"
+    assert counted in (places.ROOT / "README.md").read_text(encoding="utf-8")
     document = document_of(Contents([], None, cited(), "By us.", (), [["cuDNN asked", 4, 3, *[2] * 6, 1, 0]]))
     assert "| cuDNN asked | 4 | 3 | 2 |" in format_named("markdown").render(document)
 

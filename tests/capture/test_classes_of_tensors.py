@@ -214,3 +214,16 @@ def test_parameters_keep_their_class(requires_grad: bool) -> None:
         return [*kept, isinstance(module.weight, Weight), module.weight.is_cuda, names]
 
     assert in_capture(asked) == [True, requires_grad, True, True, ["weight", "bias"]]
+
+
+def test_a_tensor_around_tensors_around_fake_ones_is_fake() -> None:
+    """As a DTensor of torchao's tensors is, which FSDP shards: their modules' parameters stay what they are."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    from graphmem.capture.device.borrowed import is_fake
+
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.empty(2)
+    assert is_fake(TwoTensor(TwoTensor(fake, fake), TwoTensor(fake, fake)))
+    real = torch.zeros(2)
+    assert not is_fake(TwoTensor(TwoTensor(real, real), TwoTensor(real, real)))

@@ -21,6 +21,7 @@ from graphmem.base.versions import COMPILER_FOLLOWED_SINCE
 from graphmem.cli.main import cli
 from graphmem.trace import EventKind, Place
 from graphmem.trace import to_json as trace_to_json
+from graphmem.training.program import Program
 from tests import places
 from tests.recorded.steps import runs
 from tests.support.captures import births, record
@@ -213,6 +214,20 @@ def test_functions_decorated_before_the_first_compilation_of_the_process() -> No
     assert [birth.bytes for birth in born] == [2048, 2048, 4]
     for table in tables:
         assert not any(str(getattr(entry, "__module__", "")).startswith("graphmem") for entry in table())
+
+
+def test_what_is_compiled_after_a_process_group_began_is_followed(tmp_path: Path) -> None:
+    """``init_process_group`` empties Dynamo's tables, which would find the functions of the pretended device."""
+    source = """
+import torch, torch.distributed as dist
+@torch.compile
+def first(x): return x + 1
+dist.init_process_group("nccl", rank=0, world_size=2, store=dist.HashStore())
+x = torch.compile(lambda x: first(x) * 2)(torch.ones(256, device="cuda"))
+"""
+    path = tmp_path / "train.py"
+    path.write_text(source, encoding="utf-8")
+    assert graphmem.analyze(Program(str(path))).details["program"]["how"] == "itself"
 
 
 def test_names_are_the_users_and_storages_are_named_after_kernels() -> None:

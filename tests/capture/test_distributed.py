@@ -132,7 +132,7 @@ def test_the_kind_of_a_reduction_is_no_scripted_code() -> None:
         torch.jit.script(_doubled)(torch.ones(8, device="cuda"))
 
     run = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
-    assert run.assumed[Code.SCRIPT_UNFUSED.about()] == 1
+    assert Code.SCRIPT_UNFUSED.about() not in run.assumed
 
 
 def _doubled(x: torch.Tensor) -> torch.Tensor:

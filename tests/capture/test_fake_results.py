@@ -103,3 +103,32 @@ def test_results_are_of_these_arguments_and_alias_what_they_alias() -> None:
     assert places == [True, False, False]
     assert sizes == [(6,), (6,), ()]
     assert default == [torch.float64]
+
+
+def foreach_results() -> list[Any]:
+    """Of operators on lists of unlike tensors, with unlike numbers, twice."""
+    seen: list[Any] = []
+
+    def step() -> None:
+        shapes = ((4, 3), (5,), (4, 3), ())
+        given = [torch.ones(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+        full = [torch.ones(shape[::-1], device="cuda").t() for shape in shapes]
+        for rate in (0.1, 0.2):
+            made = [torch._foreach_sqrt(given), torch._foreach_mul(given, full)]
+            made += [torch._foreach_div(full, [rate, 2, 3, 4]), torch._foreach_norm(given, 2)]
+            made += [torch._foreach_add(given, torch.ones((), device="cuda"))]
+            torch._foreach_add_(full, given, alpha=rate)
+            torch._foreach_lerp_(full, full, rate)
+            torch._foreach_addcdiv_(full, full, full, [rate, 1.0, 2.0, 3.0])
+            seen.extend([[(x.shape, x.stride(), x.dtype, x.device) for x in each] for each in made])
+            with pytest.raises(RuntimeError):
+                torch._foreach_add(given, full[:-1])
+
+    record(step)
+    return seen
+
+
+def test_operators_on_lists_give_what_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = foreach_results()
+    monkeypatch.setattr(FakeResults, "run", through_the_dispatcher)
+    assert quick == foreach_results()

@@ -351,6 +351,20 @@ print(*batch["data"].shape)
 """
 
 
+def test_a_tuple_of_a_class_of_the_program_is_asked_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = """
+class Irrep(tuple):
+    def __len__(self): raise NotImplementedError
+    def __iter__(self): raise NotImplementedError
+for item in [Irrep((0, 1)), Irrep((1, -1))]:
+    seen.append(item == (0, 1))
+train_step()
+print(seen)
+"""
+    assert ending(run(tmp_path, source)) == ("itself", 1, 0, "")
+    assert said(capsys) == "[True, False, 'step']"
+
+
 def test_a_batch_whose_shape_cannot_be_asked_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dictionary of TorchIO says the shape of images, and raises once a loader has stacked them."""
     estimate = run(tmp_path, OF_IMAGES)

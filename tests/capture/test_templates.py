@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,6 +185,17 @@ def test_kernels_take_other_buffers_at_other_sizes() -> None:
     """Else the test above would show little."""
     counts = {len(sample(decoder, size, training=graphmem.Training()).trace) for size in (3, 33)}
     assert len(counts) == 2
+
+
+def test_what_a_written_trace_shares_is_what_is_in_it() -> None:
+    template = Template.learn([sample(convolutions, size) for size in (2, 3, 9)])
+    for trace in template.traces([4, 7], card()):
+        alone = replace(trace)
+        assert all((mine == its).all() for mine, its in zip(trace.columns, alone.columns, strict=True))
+        assert trace.labelled == alone.labelled
+        assert trace.operator_names == alone.operator_names
+        for name in ("allocations", "birth_of", "death_of", "phase_of_event"):
+            assert (getattr(trace, name) == getattr(alone, name)).all()
 
 
 def test_two_ways_make_no_template() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from graphmem.answering import waiting as waiting_imports
 from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache
 from graphmem.sources import huggingface
@@ -21,6 +23,7 @@ from graphmem.trace import to_json
 _PROGRAM = """
 import json, sys
 from graphmem.answering import waiting
+from graphmem.answering import waiting as waiting_imports
 from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache
 from graphmem.base import deferred
@@ -76,7 +79,31 @@ def test_a_model_of_transformers(tmp_path: Path) -> None:
     file.write_text(json.dumps(_LLAMA), encoding="utf-8")
     trace, left = waiting(f"hf:{file}", seq_len=32)
     assert trace == here(f"hf:{file}", seq_len=32)
-    assert {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"} <= set(left)
+    assert {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy"} <= set(left)
+
+
+def test_a_model_of_the_zoo() -> None:
+    trace, left = waiting("zoo:electra-small", seq_len=32)
+    assert trace == here("zoo:electra-small", seq_len=32)
+    assert {"torch._dynamo", "torch.distributed.tensor", "sympy"} <= set(left)
+
+
+def test_of_numbers_the_functions_on_symbols_give_what_pytorch_gives() -> None:
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    of_shapes = next(one for one in waiting_imports._SYMBOLS if one.name == shapes.__name__)
+    meanwhile: dict[str, Any] = {**of_shapes.meanwhile}
+    numbers: dict[str, tuple[Any, ...]] = {"guard_int": (3,), "is_symbolic": (3,), "is_nested_int": (3,)}
+    numbers |= {"guarding_hint_or_throw": (3,), "has_guarding_hint": (3,), "sym_eq": ((1, 2), [1, 2])}
+    numbers |= {"sym_and": (True, False), "sym_or": (True, False), "compute_unbacked_bindings": (None, 3)}
+    numbers |= {"free_unbacked_symbols": ((3, 4),), "has_free_unbacked_symbols": ((3, 4),)}
+    for name, function in meanwhile.items():
+        if name.startswith("_iterate"):
+            assert [*function((1, 2))] == [*getattr(shapes, name)((1, 2))] == []
+            continue
+        arguments = numbers.get(name, (True,))
+        assert function(*arguments) == getattr(shapes, name)(*arguments), name
+    for x, y in (((1, 2), (1, 3)), ((1,), (1, 1)), (2, 2), (((1,), 2), ((1,), 2))):
+        assert meanwhile["sym_eq"](x, y) == shapes.sym_eq(x, y)
 
 
 @pytest.mark.parametrize("function", ["build", "own_step"])
@@ -100,6 +127,21 @@ def test_transformers_reads_the_folders_of_its_models_once() -> None:
     for path in ("a", "b", "a", "b"):
         module.create_import_structure_from_path(path)
     assert read == ["a", "b"]
+
+
+def test_names_of_a_file_are_those_that_transformers_finds() -> None:
+    module = importlib.import_module("transformers.utils.import_utils")
+    find = module.fetch__all__
+    files = [
+        'x = 1\n__all__ = ["a"]\n__all__ = ["b",]\n',
+        '__all__ = [\n    "a",\n    "b",\n]\n',
+        "x = '__all__'\n",
+        "",
+    ]
+    files += [path.read_text(encoding="utf-8") for path in sorted(Path(str(module.__file__)).parent.glob("*.py"))]
+    other = ModuleType("transformers.utils.import_utils")
+    huggingface._reading_once(other, lambda: vars(other).update(fetch__all__=find))
+    assert [other.fetch__all__(text) for text in files] == [find(text) for text in files]
 
 
 def test_another_transformers_is_left_as_it_is() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from graphmem import replay
 from tests.support.examples import first_quick
 
 pytest.importorskip("torch")
@@ -104,6 +105,22 @@ def test_the_text_says_what_would_do(tmp_path: Path) -> None:
     again = graphmem_run(tmp_path, "--gpu-memory", f"{float(need[1]) + 0.01:.2f}GiB", "--fail-on-oom", "train.py")
     assert again.returncode == 0
     assert "FITS" in again.stdout
+
+
+def test_the_snapshot_that_a_dying_program_writes_is_replayed(tmp_path: Path) -> None:
+    """As docs/questions/why_did_my_job_die.md has it, under ``graphmem run`` as on a card."""
+    program = "torch.cuda.memory._record_memory_history()" + _CAUGHT.format(
+        then="torch.cuda.memory._dump_snapshot('oom.pickle')"
+    )
+    (tmp_path / "train.py").write_text(_MODEL + program, encoding="utf-8")
+    done = graphmem_run(tmp_path, "--gpu-memory", "4GiB", "--allow-writes=.", "train.py")
+    assert done.returncode == 0, done.stderr
+    report = replay(tmp_path / "oom.pickle", batch=1 << 18).report(details=True)
+    text = " ".join(report.split())
+    assert text.startswith("RAN OUT OF MEMORY: 1.00 GiB were asked for by aten.")
+    assert "at train.py:8" in text.partition(". No")[0]
+    assert "activations 3.00 GiB" in text
+    assert "parameters" in text
 
 
 def test_who_searches_upwards_and_gives_up_needs_at_least_what_was_refused(tmp_path: Path) -> None:

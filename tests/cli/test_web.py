@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,7 +23,8 @@ from graphmem.cli.web import web_command
 from graphmem.cli.web.jobs import Limits
 from graphmem.units import format_bytes
 from tests import places
-from tests.support import onnx_samples
+from tests.fuzz import samples
+from tests.support import hostile, onnx_samples
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
@@ -39,18 +41,22 @@ def server() -> Iterator[str]:
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     address = process.stderr.readline().split()[-1]
-    for _ in range(300):
-        try:
-            httpx.get(f"{address}/healthz")
-            break
-        except httpx.TransportError:
-            time.sleep(0.1)
+    _wait_for(address)
     yield address
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=30)[1]
     assert process.returncode in (0, 143)
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert {"path", "status", "seconds"} <= lines[0].keys()
+
+
+def _wait_for(address: str) -> None:
+    for _ in range(300):
+        try:
+            httpx.get(f"{address}/healthz")
+            return
+        except httpx.TransportError:
+            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +137,84 @@ def test_files_of_other_kinds_and_large_ones_are_refused(server: str) -> None:
     parts = (b"x" * 4096 for _ in range(1000))  # of no announced length
     assert httpx.post(f"{server}/v1/files", params={"name": "a.onnx"}, content=parts).status_code == 422
     assert httpx.post(f"{server}/v1/analyze", content=b" " * (2 << 20)).status_code == 413
+    parts = (b" " * 4096 for _ in range(1000))
+    assert httpx.post(f"{server}/v1/analyze", content=parts).status_code == 413
+
+
+def test_hostile_files_run_nothing_and_read_nothing_of_the_machine(server: str, tmp_path: Path) -> None:
+    secret = tmp_path / "SECRET"
+    secret.write_bytes(samples.EXTERNAL_WEIGHTS)
+    models = hostile.models((str(secret), f"../../../../../../{secret}"))
+    questions: dict[str, tuple[str, dict[str, Any]]] = {
+        **{name: ("replay", {"snapshot": content}) for name, content in list(hostile.snapshots(tmp_path).items())[::2]},
+        **{name: ("analyze", {"batch": 4, "model": content}) for name, content in models.items()},
+        **{name: ("analyze", {"model": content}) for name, content in hostile.configurations().items()},
+    }
+
+    def asked(name: str) -> Any:
+        command, question = questions[name]
+        field, content = next((field, value) for field, value in question.items() if isinstance(value, bytes))
+        sent = httpx.post(f"{server}/v1/files", params={"name": name}, content=content)
+        return ask(server, command, **{**question, field: sent.json()["file"]})
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = dict(zip(questions, pool.map(asked, questions), strict=True))
+    for name, answer in answers.items():
+        assert answer.status_code in (200, 422), name
+        assert "bug in graphmem" not in answer.text, name
+        if not name.startswith("config"):
+            assert answer.status_code == 422, name
+    assert not (tmp_path / "gotcha").exists()
+    assert httpx.get(f"{server}/healthz").status_code == 200
+
+
+_IMPATIENT = """
+import sys
+from graphmem.cli.web import app, patience
+patience.Impatient.seconds = 2
+patience.WholeQuestions.__init__.__defaults__ = (2,)
+from graphmem.cli.main import cli
+cli(["web", "--port", sys.argv[1], "--seconds", "4", "--a-minute", "100000"])
+"""
+
+
+def test_clients_that_send_a_byte_a_second_stop_nobody() -> None:
+    """Of headers, of a question, of a file: each ends after its time, and others are answered meanwhile."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(places.ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _IMPATIENT, str(port)], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait_for(address)
+        headers = b"Host: x\r\nContent-Length: 500\r\n\r\n"
+        begun = {
+            b"GET /heal": b"",
+            b"POST /v1/analyze HTTP/1.1\r\n" + headers: b"408",
+            b"POST /v1/files?name=a.onnx HTTP/1.1\r\n" + headers: b"408",
+        }
+        slow = [(socket.create_connection(("127.0.0.1", port)), words) for words in begun for _ in range(30)]
+        for connection, words in slow:
+            connection.sendall(words)
+        for _ in range(6):
+            time.sleep(1)
+            for connection, _ in slow:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"x")
+            began = time.monotonic()
+            assert httpx.get(f"{address}/healthz", timeout=10).status_code == 200
+            assert time.monotonic() - began < 5
+        for connection, words in slow:
+            connection.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert begun[words] in connection.recv(1 << 12)
+            connection.close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
 
 
 def test_a_process_that_is_killed_is_started_again(server: str, sent: str) -> None:
@@ -236,7 +320,7 @@ def test_five_tasks_in_a_browser_have_the_answers_of_the_commands(
         )
         tasks: list[tuple[str, dict[str, str], str]] = [
             ("analyze", {"gpu": "T4", "batch": "4"}, "Fits T4-16GB: needs {device} of device memory"),
-            ("analyze", {"batch": "2"}, "Fits H100-80GB: needs {device} of device memory"),
+            ("analyze", {"batch": "2"}, "Fits H100-80GB (assumed: no card was named): needs {device} of device memory"),
             ("fit", {"gpu": "T4"}, "The largest batch: {largest}"),
             ("advise", {"gpu": "T4", "batch": "8"}, "Fits T4-16GB: needs {device} of device memory"),
             ("serve", {"model": "Llama-3.1-8B", "gpu": "L40S"}, "{tokens} tokens of KV cache"),

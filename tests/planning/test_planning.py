@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -48,6 +48,26 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
         return asked
 
     return stand_in
+
+
+def test_a_search_counts_down_to_its_end(needing: Callable[[Callable[[int], int]], list[int]]) -> None:
+    asked = needing(lambda batch: -(-batch * 3 * MIB // (64 * MIB)) * 64 * MIB)
+
+    class Heard:
+        counts: ClassVar[list[tuple[int, int]]] = []
+
+        def __call__(self, stage: str) -> None: ...
+
+        def count(self, done: int, total: int) -> None:
+            self.counts.append((done, total))
+
+    found = fit("model", device="T4", at_most=4096, say=Heard())
+    done, total = zip(*Heard.counts, strict=True)
+    assert found.value == 341
+    assert list(done) == sorted(done)
+    assert done[-1] <= len(asked)
+    assert all(one <= whole for one, whole in Heard.counts)
+    assert done[-1] == total[-1]
 
 
 @settings(max_examples=examples(60))
@@ -187,8 +207,8 @@ def test_advice_saves_what_it_says(model: Any, example: Any) -> None:
     base = graphmem.analyze(model, example, batch=4096, device="T4")
     assert advised.base.device == base.device
     by_option = {one.options: one for one in advised.advice}
-    half = by_option["--amp bf16"]
-    again = graphmem.analyze(model, example, batch=4096, device="T4", training=Training(amp="bf16"))
+    half = by_option["--amp fp16"]  # bf16 is emulated there
+    again = graphmem.analyze(model, example, batch=4096, device="T4", training=Training(amp="fp16"))
     assert half.estimate is not None
     assert half.saved_bytes == base.device - again.device
     savings = [one.saved_bytes for one in advised.advice if one.estimate is not None]

@@ -7,11 +7,10 @@ recordings that are committed are compared. With parts of names only their rows 
   them, and needs cuDNN.
 - ``versions``: steps that were recorded with two releases of PyTorch, neighbours among those recorded. A row is (step,
   older, newer, change of the allocated peak, change of the reserved peak), as parts of the older.
-- ``shortened``: programs of several runs, or with batches of many sizes, of which a few steps were predicted. A row is
-  (program, change of the allocated peak, of the reserved peak), from what was predicted to what was recorded.
-- ``programs``: how far recorded whole programs were off, with the diagnostics that nothing bounds: ``python -m
-  tests.recorded.verdicts`` writes them.
-
+- ``programs``: how far recorded whole programs were off, with the diagnostics that nothing bounds, and ``shortened``:
+  those of several runs, or with batches of many sizes, of which a few steps were predicted. A row of these is (program,
+  change of the allocated peak, of the reserved peak), from what was predicted to what was recorded. ``python -m
+  tests.recorded.verdicts`` writes both.
 - ``cards``: how far language models that others measured on real cards were from their predictions, as the accuracy
   report (``reports/accuracy.md``) has them.
 
@@ -31,7 +30,6 @@ from typing import Any
 
 import graphmem
 from tests import places
-from tests.recorded import left_early
 
 TARGET = Path(graphmem.__file__).parent / "answering" / "causes" / "measured.json"
 COMMAND = "python -m tests.recorded.spreads"
@@ -43,7 +41,6 @@ def main(parts: list[str]) -> None:
     document = _read()
     kept = [row for row in document["versions"] if parts and not _is_named(row[0], parts)]
     document["versions"] = sorted([*kept, *_versions(parts)])
-    document["shortened"] = list(_shortened())
     document["cards"] = sorted(_cards())
     write(document)
 
@@ -82,21 +79,6 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
                 first, second = (_peaks(folder / path.name) for folder in (before, after))
                 changes = [round(new / old - 1, 6) for old, new in zip(first, second, strict=True)]
                 yield [path.name.removesuffix(_STEP), before.parent.name, after.parent.name, *changes]
-
-
-#: Programs of several runs, or with batches of many sizes; that steps of the others differ is another doubt.
-_SEVERAL = ("runs_", "epoch_")
-
-
-def _shortened() -> Iterator[list[Any]]:
-    """By its ratchet, how far each program that is left early was off: the changes from what was predicted."""
-    for name, reached in sorted(json.loads(left_early.RATCHET.read_text(encoding="utf-8")).items()):
-        if not name.startswith(_SEVERAL):
-            continue
-        recorded = left_early.KIND.load(name)
-        peaks = recorded.peak_allocated_bytes, recorded.peak_reserved_bytes
-        errors = reached["allocated_error_bytes"], reached["reserved_error_bytes"]
-        yield [name, *(round(-error / (peak + error), 6) for peak, error in zip(peaks, errors, strict=True))]
 
 
 #: Programs of ``models_zoo/published`` that train or run whole language models.

@@ -11,13 +11,14 @@ accuracy`` and the records of diagnostics in ``graphmem/answering/causes/measure
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -62,9 +63,17 @@ def main(arguments: Sequence[str]) -> int:
             kept = {key: row for key, row in rows.items() if key[:2] != (name, program)}
             rows = rows if not made else kept | {_key(row): row for row in made}
             write(list(rows.values()))
-    spreads.replace_rows("programs", "", [_record(row) for row in rows.values() if row["cudnn"] != PREDICTED])
+    write_records(rows.values())
     write_tables(read())
     return 0
+
+
+def write_records(rows: Iterable[Row]) -> None:
+    """What the rows say of causes, into ``measured.json``; predicted plans are a cause of their own."""
+    told = [row for row in rows if row["cudnn"] != PREDICTED]
+    left = [row for row in told if "steps left out" in row["causes"]]
+    spreads.replace_rows("programs", "", [_record(row) for row in told])
+    spreads.replace_rows("shortened", "", [[_name(row), *_changes(row)] for row in left])
 
 
 def write_tables(rows: Sequence[Row]) -> None:
@@ -163,6 +172,7 @@ def _row(kind: WholePrograms, program: WholeProgram, mode: str, estimate: Estima
         "verdict": estimate.fit.verdict,
         "causes": [cause.name for cause in estimate.doubts.about("reserved")],
         "codes": sorted({one.code.name.lower() for one in estimate.diagnostics if one.meaning.cause}),
+        "made": datetime.date.today().isoformat(),
     }
 
 
@@ -175,11 +185,20 @@ _LEFT = {"steps_differ", "steps_keep"}
 def _record(row: Row) -> list[Any]:
     """The row of a program in ``measured.json``. What a program takes more than was predicted, because its loops were
     left early, is no record of its other diagnostics: followed to its end it is predicted to the byte."""
-    changes = [round(truth / said - 1, 6) for said, _, _, truth in (row[level] for level in LEVELS)]
+    changes = _changes(row)
     codes = set(row["codes"])
     if any(changes) and codes & _LEFT and _is_equal_to_its_end(row):
         codes &= _LEFT
-    return [f"{row['kind']}/{row['program']}", sorted(changes, key=abs)[-1], *sorted(codes)]
+    return [_name(row), sorted(changes, key=abs)[-1], *sorted(codes)]
+
+
+def _name(row: Row) -> str:
+    return f"{row['kind']}/{row['program']}"
+
+
+def _changes(row: Row) -> list[float]:
+    """The parts by which the peaks are more than predicted."""
+    return [round(truth / said - 1, 6) for said, _, _, truth in (row[level] for level in LEVELS)]
 
 
 def _is_equal_to_its_end(row: Row) -> bool:
@@ -212,6 +231,8 @@ def report(rows: Sequence[Row]) -> str:
         _HEAD,
         *(_line(f"{kind}, cuDNN {mode}", group) for (kind, mode), group in sorted(groups.items())),
         _line("all", rows),
+        "",
+        f"Made: {_days(rows)}.",
         _CAUSES,
         *(_cause(name, [row for row in rows if name in row["causes"]]) for name in sorted(causes)),
         _cause("none", [row for row in rows if not row["causes"]]),
@@ -236,6 +257,12 @@ A program counts for each of its causes. *Moved*: recorded programs whose peaks 
 
 | cause | cuDNN | programs | moved | least | most | outside of what was said |
 |---|---|---|---|---|---|---|"""
+
+
+def _days(rows: Sequence[Row]) -> str:
+    """How many rows were made on which day, the newest first."""
+    days = Counter(row.get("made", "") for row in rows)
+    return ", ".join(f"{days[day]} {f'on {day}' if day else 'before'}" for day in sorted(days, reverse=True))
 
 
 def _is_equal(row: Row) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -12,10 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
 from graphmem import analyze
 from graphmem.diagnostics import Code
@@ -27,6 +23,7 @@ from graphmem.runtimes import runtime_named
 from graphmem.trace import Category
 from graphmem.units import GIB, format_bytes
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
+from tests.support.pictures import picture
 
 Golden = Callable[[str, str], None]
 
@@ -219,12 +216,9 @@ def test_where_reserved_memory_grew_last_is_told_when_it_is_elsewhere() -> None:
 
 
 def test_the_picture_of_the_docs_is_what_the_readme_asks(golden: Golden) -> None:
-    """As a terminal shows it; without the font that rich would have fetched."""
     pytest.importorskip("transformers")
     estimate = analyze("hf:gpt2", batch=4, seq_len=512, device="RTX-4090")
     shown = estimate.report()
     assert all(cell_len(line) <= 80 for line in shown.splitlines())
-    console = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(TERMINAL.render(estimate.document())))
-    plain = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    golden("../../docs/screen.svg", console.export_svg(title="graphmem analyze", code_format=plain, unique_id="screen"))
+    shown = TERMINAL.render(estimate.document())
+    golden("../../docs/screen.svg", picture(shown, "graphmem analyze", "screen"))

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.analyze import replay_trace
 from graphmem.cli.main import cli
 from graphmem.runtimes.pytorch import snapshot as pytorch_snapshot
-from graphmem.runtimes.pytorch.snapshot import _without
-from graphmem.sources.snapshot import read_recording, read_snapshot
+from graphmem.runtimes.pytorch.snapshot import _without, recorded
+from graphmem.sources.snapshot import read_recording, read_snapshot, recording_of, trace_of
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
 from graphmem.units import MIB
 
@@ -42,6 +43,7 @@ def test_the_snapshot_reads_back_as_the_same_run(tmp_path: Path, conf: str) -> N
     direct = replay_trace(trace, alloc_conf=conf, torch_version="2.13")
     assert again.peak.allocated_bytes == direct.peak.allocated_bytes
     assert again.peak.reserved_bytes == direct.peak.reserved_bytes
+    assert again.breakdown == direct.breakdown
     recording = read_recording(tmp_path / "s.pickle")
     assert sum(view.total_size for view in recording.final_segments) > 30 * MIB - 1
     assert not recording.ignored_actions
@@ -56,6 +58,31 @@ def test_blocks_name_the_operator_the_line_the_module_and_the_phase() -> None:
     assert [frame["name"] for frame in largest["frames"][1:]] == ["temporary", "net.fc", "iteration 2 forward"]
     assert all((frame["filename"], frame["line"]) == ("net.py", 33) for frame in largest["frames"])
     assert [row["time_us"] for row in rows] == list(range(len(rows)))
+
+
+def test_what_memory_is_for_is_read_back_and_what_is_of_others_is_not(tmp_path: Path) -> None:
+    builder = TraceBuilder("hand-made")
+    operator = builder.operator("aten.mm", phase=builder.phase(1, "forward"))
+    builder.alloc(MIB, operator, Category.WORKSPACE, label="cuBLAS workspace (main thread)")
+    made = pytorch_snapshot.snapshot(builder.build(), "")
+    (read,) = trace_of(recording_of(made)).storages
+    assert (read.category, read.label) == (Category.WORKSPACE, "cuBLAS workspace (main thread)")
+    for row in made["device_traces"][0]:
+        row.update(category="of another tool", user_metadata="workspace of mine")
+    (read,) = trace_of(recording_of(made)).storages
+    assert (read.category, read.label) == (Category.UNKNOWN, "")
+
+
+def test_a_request_that_the_card_refuses_is_in_the_snapshot() -> None:
+    builder = TraceBuilder("hand-made")
+    operator = builder.operator("aten.mm", phase=builder.phase(1, "forward"))
+    builder.alloc(700 * MIB, operator)
+    builder.refuse(builder.alloc(500 * MIB + 1, operator, Category.ACTIVATION))
+    driver = CudaDriver(1024 * MIB, other_bytes=100 * MIB)
+    death = recording_of(recorded(builder.build(), "", (2, 13), driver)).death
+    assert death is not None
+    assert (death.requested_bytes, death.free_bytes) == (500 * MIB + 512, 224 * MIB)
+    assert recording_of(pytorch_snapshot.snapshot(builder.build(), "")).death is None  # a card without a limit
 
 
 def test_the_viewer_is_told_what_memory_is_for_and_when() -> None:

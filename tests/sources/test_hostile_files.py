@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz import samples
-from tests.support import platforms
+from tests.support import hostile, platforms
+from tests.support.hostile import Gotcha
 
 pytest.importorskip("torch")
 
@@ -78,16 +79,6 @@ def opened(folder: Path, commands: list[list[str]]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-class Gotcha:
-    """Makes the folder ``gotcha`` when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "gotcha"
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
 
 
 def repacked(content: bytes, change: Callable[[str, bytes], bytes | None], **added: bytes) -> bytes:
@@ -275,31 +266,15 @@ def test_other_files_run_nothing_and_read_nothing_else(tmp_path: Path) -> None:
     secret = tmp_path / "SECRET"
     secret.write_bytes(samples.EXTERNAL_WEIGHTS)
     commands = []
-    for protocol in range(6):
-        path = tmp_path / f"snapshot{protocol}.pickle"
-        path.write_bytes(pickle.dumps({"segments": [Gotcha(tmp_path)], "device_traces": []}, protocol))
-        commands.append(["replay", str(path)])
+    for name, content in hostile.snapshots(tmp_path).items():
+        commands.append(["replay", str(samples.write(tmp_path / name, content))])
     model = tmp_path / "model"
     model.mkdir()
     (model / "link.bin").symlink_to(secret)
-    for number, location in enumerate(("../SECRET", str(secret), "link.bin", "a/../../SECRET")):
-        proto = samples.external_model()
-        for tensor in proto.graph.initializer:
-            for entry in tensor.external_data:
-                entry.value = location if entry.key == "location" else entry.value
-        path = model / f"model{number}.onnx"
-        path.write_bytes(proto.SerializeToString())
-        commands.append(["analyze", str(path), "-b", "4"])
-    changes: tuple[dict[str, Any], ...] = (
-        {"architectures": ["pipeline"]},
-        {"architectures": ["gotcha_module.Kind"], "auto_map": {"AutoModel": "gotcha_module.Kind"}},
-        {"_attn_implementation": "gotcha/kernels"},
-        {"attn_implementation": {"": "gotcha/kernels"}},
-    )
-    for number, change in enumerate(changes):
-        path = tmp_path / f"config{number}.json"
-        path.write_text(json.dumps(samples.HF_CONFIGS[0] | change))
-        commands.append(["analyze", f"hf:{path}", "--inference"])
+    for name, content in hostile.models(("../SECRET", str(secret), "link.bin", "a/../../SECRET")).items():
+        commands.append(["analyze", str(samples.write(model / name, content)), "-b", "4"])
+    for name, content in hostile.configurations().items():
+        commands.append(["analyze", f"hf:{samples.write(tmp_path / name, content)}", "--inference"])
     answers = opened(tmp_path, commands)
     for command in commands:
         _, said, noted = answers[" ".join(command)]

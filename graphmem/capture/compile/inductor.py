@@ -86,6 +86,16 @@ def import_compiler() -> None:
         trace_rules.get_tensor_method()
 
 
+def keep_tables(patches: Patches) -> None:
+    """Fill the tables again where PyTorch empties them: ``init_process_group`` does (distributed_c10d.py)."""
+
+    def emptied(original: Callable[[], None]) -> None:
+        original()
+        import_compiler()
+
+    patches.around(private("torch._dynamo.trace_rules", _LOST), {"clear_lru_cache": emptied})
+
+
 def _forget_device() -> None:
     """Forget Inductor's stored facts of the device."""
     private("torch._inductor.runtime.hints.DeviceProperties", _LOST).create.cache_clear()

@@ -22,7 +22,7 @@ from graphmem.capture.compile.frame_evaluation import (
     patched_by_dynamo,
     without_validation,
 )
-from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
+from graphmem.capture.compile.inductor import import_compiler, keep_tables, pretend_inductor
 from graphmem.capture.device.unnoticed import Hiding, NoTensor
 from graphmem.capture.patches import Patches, constant, ignored_warnings
 from graphmem.capture.record.dispatch import RecordingMode
@@ -150,6 +150,7 @@ class CompiledCode:
         _check_version()
         self._open = True
         import_compiler()
+        keep_tables(patches)
         patched_by_dynamo()
         without_validation(patches)
         _open_dynamo(patches, self)

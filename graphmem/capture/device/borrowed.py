@@ -117,11 +117,11 @@ class Borrowed:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """True if it is a fake tensor, or around others that are, as a DTensor is."""
+    """True if it is a fake tensor, or around others that are, as a DTensor is, whose own may be around others."""
     if isinstance(tensor, FakeTensor) or not is_traceable_wrapper_subclass(tensor):
         return isinstance(tensor, FakeTensor)
     inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    return all(isinstance(one, FakeTensor) for one in inner if isinstance(one, torch.Tensor))
+    return all(is_fake(one) for one in inner if isinstance(one, torch.Tensor))
 
 
 def fake_like(tensor: torch.Tensor) -> torch.Tensor:

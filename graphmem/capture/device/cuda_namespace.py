@@ -110,7 +110,7 @@ _C_FUNCTIONS: dict[str, Callable[..., object]] = {
     **dict.fromkeys(
         (
             "init", "setDevice", "set_sync_debug_mode", "ipc_collect", "sleep", "resetPeakHostMemoryStats",
-            "resetAccumulatedHostMemoryStats", "record_memory_history", "record_memory_history_legacy",
+            "resetAccumulatedHostMemoryStats",
         ),
         constant(None),
     ),

@@ -8,7 +8,9 @@ compares: shapes, strides, offsets, types, devices, sizes of storages, flags, an
 Calls that the cache leaves to the operator (``cache_bypasses``: outputs depend on data, or alias in unknown ways) are
 run.
 
-One operator more is remembered than there: ``aten._unsafe_view``, a view by another name, is one as the others are.
+Of two kinds of operators more is remembered than there. ``aten._unsafe_view``, a view by another name, is one as the
+others are. And of an operator on lists (``aten._foreach_*``), by which optimizers write all parameters at once, each
+element's result depends on the elements at its place alone (torch/_meta_registrations.py), and of numbers on the type.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -42,6 +46,7 @@ _EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
 _PLAIN = frozenset((int, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format))
 _NUMBERS = frozenset((bool, float, complex))
 _SEQUENCES = frozenset((list, tuple, torch.Size))
+_LISTS = frozenset((list, tuple))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class _Same:
 
 
 _Recipe = _Made | _Same | None
-_Known = dict[tuple[Any, ...], tuple[bool, tuple[_Recipe, ...]]]  # several outputs; each
+_Known = dict[tuple[Any, ...], tuple[type, tuple[_Recipe, ...]]]  # a sequence of outputs, or what is one; each
 #: Results by the card's number: they outlive a capture, as those of ``FakeTensorMode.cache`` do.
 _KNOWN: dict[torch.device, _Known] = {}
 
@@ -83,16 +88,25 @@ class FakeResults:
             return func(*args, **kwargs)
         if mode is not self._mode:
             self._mode, self._known = mode, _KNOWN.setdefault(cards().own, {})
+        if _is_of_lists(func) and _are_alike(args, kwargs):
+            places = zip(*(([x] for x in arg) if type(arg) in _LISTS else repeat(arg) for arg in args), strict=False)
+            found = [self._run(func, one, kwargs, mode) for one in places]
+            return None if found[0] is None else [out for outs in found for out in outs]
+        return self._run(func, args, kwargs, mode)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Any:
+        """The result, by the key of all that it depends on."""
         key = [func, torch.get_default_dtype(), _default_device(), torch.is_inference_mode_enabled()]
-        if not (_describe(key, args, mode) and (not kwargs or _describe_named(key, kwargs, mode))):
+        exact = not _is_of_lists(func)
+        if not (_describe(key, args, mode, exact) and (not kwargs or _describe_named(key, kwargs, mode, exact))):
             return func(*args, **kwargs)
         described = tuple(key)
         known = self._known.get(described)
         if known is None:
             return self._learn(described, func, args, kwargs)
-        is_tuple, recipes = known
-        if is_tuple:
-            return tuple([_follow(each, mode, args) for each in recipes])
+        kind, recipes = known
+        if kind in _LISTS:
+            return kind([_follow(each, mode, args) for each in recipes])
         return _follow(recipes[0], mode, args)
 
     def _learn(self, key: tuple[object, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -102,16 +116,30 @@ class FakeResults:
         out = func(*args, **kwargs)
         was_asked = asked != FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
         is_cached = was_asked and bypassed == sum(FakeTensorMode.cache_bypasses.values())
-        if is_cached or func is _UNSAFE_VIEW:
-            is_tuple = type(out) is tuple
-            recipes = _recipes(func, args, kwargs, out if is_tuple else (out,))
+        if is_cached or func is _UNSAFE_VIEW or _is_of_lists(func):
+            kind = type(out)
+            recipes = _recipes(func, args, kwargs, out if kind in _LISTS else (out,))
             if recipes is not None:
-                self._known[key] = is_tuple, recipes
+                self._known[key] = kind, recipes
         return out
 
 
-def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bool:
-    """Add to the key all that the results can depend on; False where that is more than a key can hold."""
+@cache
+def _is_of_lists(func: Any) -> bool:
+    return bool(func._schema.name.startswith("aten::_foreach_"))
+
+
+def _are_alike(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments are lists of one length, and what is the same for all their elements."""
+    lengths = {len(arg) for arg in args if type(arg) in _LISTS}
+    others = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()]
+    others += [arg for arg in kwargs.values() if type(arg) in _LISTS or isinstance(arg, torch.Tensor)]
+    return len(lengths) == 1 and 0 not in lengths and not others
+
+
+def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode, exact: bool) -> bool:
+    """Add to the key all that the results can depend on; False where that is more than a key can hold. Unless it is
+    ``exact``, of a fraction that is its type."""
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
@@ -126,19 +154,19 @@ def _describe(key: list[Any], values: Iterable[Any], mode: FakeTensorMode) -> bo
             key.append(value)
         elif kind in _SEQUENCES:
             key += (kind, len(value))
-            if not _describe(key, value, mode):
+            if not _describe(key, value, mode, exact):
                 return False
         elif kind in _NUMBERS:
-            key += (kind, value)
+            key += (kind, value) if exact else (kind,)
         else:
             return False
     return True
 
 
-def _describe_named(key: list[object], values: Mapping[str, object], mode: FakeTensorMode) -> bool:
+def _describe_named(key: list[object], values: Mapping[str, object], mode: FakeTensorMode, exact: bool) -> bool:
     key.append(dict)
     key.extend(values)
-    return _describe(key, values.values(), mode)
+    return _describe(key, values.values(), mode, exact)
 
 
 def _recipes(

@@ -39,6 +39,7 @@ class Answers:
     def __init__(self, shown_card: ShownCard, book: Recorder | None) -> None:
         self._shown_card = shown_card
         self._book = book
+        self._keeps_history = False
 
     def _settled_memory(self) -> DeviceMemory | None:
         """Let the book settle the events up to now; its allocator, or None where none follows the capture."""
@@ -62,6 +63,14 @@ class Answers:
             return read(memory)
 
         return answer
+
+    def record_history(self, enabled: object = None, *_: object, **__: object) -> None:
+        """``torch.cuda.memory._record_memory_history``: snapshots have the events, here those before it, too."""
+        self._keeps_history = enabled not in (None, False)
+
+    def snapshot(self, memory: DeviceMemory) -> dict[str, Any]:
+        """``torch._C._cuda_memorySnapshot``: the heap, and the events where these are recorded."""
+        return memory.history() if self._keeps_history else _snapshot(memory.segments())
 
     def free_and_total(self, *_: object, **__: object) -> tuple[int, int]:
         """``torch.cuda.mem_get_info``."""
@@ -94,7 +103,9 @@ def patch_memory(patches: Patches, shown_card: ShownCard, book: Recorder) -> Non
         "_cuda_memoryStats": answers.of(lambda memory: memory.statistics(), _zeros),
         "_cuda_resetPeakMemoryStats": reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
-        "_cuda_memorySnapshot": answers.of(lambda memory: _snapshot(memory.segments()), lambda: _snapshot([])),
+        "_cuda_memorySnapshot": answers.of(answers.snapshot, lambda: _snapshot([])),
+        "_cuda_record_memory_history": answers.record_history,
+        "_cuda_record_memory_history_legacy": answers.record_history,
         "_cuda_getMemoryFraction": answers.of(lambda memory: memory.fraction, lambda: 1.0),
         "_cuda_setMemoryFraction": lambda fraction, *_: book.memory_fraction(float(fraction)),
         "_cuda_synchronize": event("synchronize"),
@@ -122,7 +133,7 @@ def _of_own_card(name: str, *_: object, **__: object) -> object:
 
 
 def _snapshot(segments: list[dict[str, object]]) -> dict[str, Any]:
-    """The heap; no history is kept."""
+    """The heap, without its history."""
     return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
 
 

@@ -1,10 +1,5 @@
-"""TorchScript: PyTorch's own executor runs scripted code in C++, whose operators pass through the modes of a capture.
-
-A function's first run is its operators one by one. From the second on, what needs a gradient is taken out of autograd
-and run with TorchScript's own derivatives, which keep other tensors (``ProfilingGraphExecutorImpl``,
-torch/csrc/jit/runtime/profiling_graph_executor_impl.cpp). On a card the fuser joins element-wise operators of later
-runs: what they kept between them is gone, and their results are all there at once. Here nothing is fused: a later
-backward pass takes what the first one of its derivatives took, which a fused one seldom exceeds.
+"""TorchScript: PyTorch's own executor runs scripted code in C++, whose operators pass through the modes of a capture;
+:mod:`graphmem.capture.device.script_executors` has what a card's fuser does with them.
 
 Code that asks a tensor for its device is told ``meta`` by C++, and runs as the Python that it is made of.
 """
@@ -14,27 +9,26 @@ from __future__ import annotations
 import builtins
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
 import torch
 
+from graphmem.capture.device.script_executors import Book, Executors, is_followed
 from graphmem.capture.patches import Patches, around
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import private
 
 _ASKS_DEVICE = re.compile(r"= (prim::device|prim::is_\w+|aten::is_(cuda|cpu|meta)|aten::get_device)\(")
-#: Runs before the executor optimizes what it runs: more than there are.
-_NEVER = 2**31
-
-_set_profiled_runs: Any = private(
-    "torch._C._jit_set_num_profiled_runs", "gradients of scripted code may keep more", lambda runs: runs
-)
+_tracing: Any = private("torch._C._get_tracing_state", "traced code that calls scripted code fails", lambda: None)
 
 
-def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -> None:
-    """Compile what is scripted, and run it unfused, until ``patches`` are undone. ``remark`` is told what ran."""
+def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None], recorder: Any) -> None:
+    """Compile what is scripted, and run it as on a card, until ``patches`` are undone. ``remark`` is told what ran
+    otherwise."""
+    book = Book(remark, recorder.paused, recorder.before_each_in_backward)
+    executors = Executors(torch.jit.ScriptFunction.__call__, book)
 
     def script(original: Callable[..., object], obj: object, *args: object, **kwargs: object) -> object:
         if not hasattr(obj, "__script_if_tracing_wrapper"):  # PyTorch unwraps those, with the names around them
@@ -49,16 +43,26 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -
         remark(Code.SCRIPT_AS_PYTHON.about())
         return obj
 
-    def call(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        if _is_compiled(args[0]):
+    def call(original: Callable[..., object], called: Any, *args: object, **kwargs: object) -> object:
+        if _tracing() is not None or not _is_compiled(called):
+            return original(called, *args, **kwargs)
+        bound = _bound(called, args, kwargs) if is_followed() else None
+        if bound is None:
             remark(Code.SCRIPT_UNFUSED.about())
-        return original(*args, **kwargs)
+            return original(called, *args, **kwargs)
+        return executors.run(called.graph, bound)
+
+    def backward(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            executors.note_finished()
 
     patches.around(torch.jit, {"script": script, "freeze": _unless_python, "optimize_for_inference": _unless_python})
     for called in (torch.jit.ScriptFunction, torch.ScriptMethod):
         patches.around(called, {"__call__": call})
     for path in ("torch.autograd.graph._engine_run_backward", "torch.autograd._engine_run_backward"):
-        patches.wrap(path, "gradients of scripted code may keep more", around(_without_optimizing))
+        patches.wrap(path, "gradients of scripted code are not fused", around(backward))
     lost = "PyTorch's own modules that are scripted fail"
     patches.wrap("torch.jit._builtins._find_builtin", lost, around(_builtin_behind))
 
@@ -71,13 +75,18 @@ def _is_compiled(called: Any) -> bool:
         return False
 
 
-def _without_optimizing(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """A backward pass in which derivatives that run for the first time are not optimized later."""
-    before = _set_profiled_runs(_NEVER)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        _set_profiled_runs(before)
+def _bound(called: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object] | None:
+    """All arguments of a scripted function or method in their order; None: it does not take these."""
+    arguments = called.schema.arguments
+    bound = [called.owner, *args] if isinstance(called, torch.ScriptMethod) else list(args)
+    named = {argument.name for argument in arguments[len(bound) :]}
+    if len(bound) > len(arguments) or not named.issuperset(kwargs):
+        return None
+    for argument in arguments[len(bound) :]:
+        if argument.name not in kwargs and not argument.has_default_value():
+            return None
+        bound.append(kwargs.get(argument.name, argument.default_value))
+    return bound
 
 
 def _named_in(module: str, name: str) -> object:

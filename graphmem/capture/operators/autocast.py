@@ -229,6 +229,21 @@ _TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache | None], 
 )
 
 
+def _reduced(x: torch.Tensor, cuda: bool, _cpu: bool, dtype: torch.dtype, _cpu_dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype) if cuda and x.is_cuda and x.dtype is torch.float32 else x
+
+
+def _full(x: torch.Tensor, cuda: bool, _cpu: bool) -> torch.Tensor:
+    return x.to(torch.float32) if cuda and x.is_cuda and x.dtype in HALF_TYPES else x
+
+
+#: What TorchScript writes into its graphs for autocast; C++ would ask for the device (TensorConversions.cpp).
+SCRIPTED: dict[OpOverload, Decomposition] = {
+    torch.ops.aten._autocast_to_reduced_precision.default: _reduced,
+    torch.ops.aten._autocast_to_full_precision.default: _full,
+}
+
+
 @contextlib.contextmanager
 def cuda_autocast(torch_version: versions.Version) -> Iterator[None]:
     """Autocast for fake device tensors works as in the CUDA build of that version for the duration."""

@@ -20,6 +20,7 @@ from graphmem.base import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators import Decomposition, Shapes
 from graphmem.capture.operators.attention import ATTENTION, patch_jagged_attention
+from graphmem.capture.operators.autocast import SCRIPTED
 from graphmem.capture.operators.convolutions import CONVOLUTIONS
 from graphmem.capture.operators.ctc import CTC, CTC_SHAPES
 from graphmem.capture.operators.gradient_operators import GRADIENT_OPERATORS
@@ -107,7 +108,7 @@ def composite_operators() -> frozenset[OpOverload]:
 def composites_of(build: Build) -> dict[OpOverload, Decomposition]:
     """Composite operators -> their decompositions in a build."""
     version = build.card.torch_version
-    table = {**GRADIENT_OPERATORS, **CELLS, **LAYERS_AND_LOSSES, **CONVOLUTIONS, **CTC, **BATCH_NORM}
+    table = {**GRADIENT_OPERATORS, **CELLS, **LAYERS_AND_LOSSES, **CONVOLUTIONS, **CTC, **BATCH_NORM, **SCRIPTED}
     table |= formulas_of_the_past(version)
     table |= {op: partial(function, build) for op, function in NETWORKS.items()}
     of_card = {**TRANSFORMER_LAYERS, **RMS_NORM, **ATTENTION}

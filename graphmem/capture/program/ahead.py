@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from graphmem.capture.values.tensors import parts_of
+
 #: Numbers of one loop that are followed; of more, these are spread over what differs, with the least and the largest.
 MOST_RUNS = 25
 #: Numbers of a long loop that are looked at, and how many of those follow that are alike.
@@ -73,7 +75,7 @@ def is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
     if isinstance(value, (list, tuple)):
-        return len(value) <= MOST_RUNS and all(map(is_plain, value))
+        return len(parts_of(value)) <= MOST_RUNS and all(map(is_plain, parts_of(value)))
     return isinstance(value, (*_PLAIN, range))
 
 
@@ -105,5 +107,5 @@ def evenly(numbers: range, most: int) -> Sequence[int]:
 
 def numbers_in(item: Any) -> list[float]:
     """The numbers that an item consists of."""
-    parts = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else [item]
+    parts = item.values() if isinstance(item, dict) else parts_of(item) if isinstance(item, (list, tuple)) else [item]
     return [part for part in parts if isinstance(part, (int, float))]

@@ -25,6 +25,7 @@ from graphmem.capture.program.places import calls_a_library
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
+from graphmem.capture.values.tensors import parts_of
 from graphmem.torch_names import private
 from graphmem.training.program import LibraryFunction
 
@@ -321,5 +322,5 @@ def _holds_parts(item: object) -> bool:
     """Whether a loop goes over the parts of a model, or over optimizers: its length is no number of repetitions."""
     parts = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     if isinstance(item, (tuple, list)):
-        return any(_holds_parts(part) for part in item)
+        return any(map(_holds_parts, parts_of(item)))
     return isinstance(item, parts)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.values.tensors import on_device
+from graphmem.capture.values.tensors import on_device, parts_of
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, EpochRead
 
@@ -273,12 +273,14 @@ def _shapes_in(value: Any, depth: int = 0) -> Iterator[tuple[int, ...]]:
     if isinstance(value, torch.Tensor) or isinstance(shape, tuple):
         yield tuple(shape or ())
         return
-    if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(one, (int, float)) for one in value[:2]):
-        yield (len(value),)
-        return
     if isinstance(value, Mapping):
         value = list(value.values())
-    elif not isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple)):
+        value = parts_of(value)
+        if len(value) > 1 and all(isinstance(one, (int, float)) for one in value[:2]):
+            yield (len(value),)
+            return
+    else:
         is_batch = hasattr(value, "__dict__") and hasattr(type(value), "to") and not isinstance(value, torch.nn.Module)
         value = list(vars(value).values()) if is_batch else ()
     for item in value[:_MOST_ITEMS]:

@@ -18,6 +18,7 @@ from typing import Any
 from graphmem.capture.program import ahead
 from graphmem.capture.program.ahead import MOST_RUNS, Key, is_plain, value_of
 from graphmem.capture.program.counters import Counter
+from graphmem.capture.values.tensors import parts_of
 
 #: Runs in a row whose peaks are equal, after which a list without an end that is known, or of counters, is left.
 ALIKE_RUNS = 5
@@ -228,7 +229,7 @@ class Runs:
 def _is_setting(item: object) -> bool:
     """Whether an item may say how to train: no tensor, no array, nothing made of them."""
     if isinstance(item, (list, tuple)):
-        return all(map(_is_setting, item[:MOST_RUNS]))
+        return all(map(_is_setting, parts_of(item)[:MOST_RUNS]))
     has_shape = inspect.getattr_static(item, "shape", None) is not None  # without asking: a property may raise
     return not has_shape and not isinstance(item, (bytes, set))
 

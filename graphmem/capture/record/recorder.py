@@ -83,6 +83,7 @@ class Recorder:
         self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.unwrapped_in_cpp: set[type] = set()  # those of them that PyTorch's C++ unwraps itself
+        self.before_in_backward: Callable[[], None] | None = None  # called before each operator of a backward pass
         self.is_paused = False
         self.is_probing = False  # whether the record is a probe of a long generation, and thrown away
 
@@ -188,9 +189,16 @@ class Recorder:
     def note(self, call: OperatorCall) -> None:
         """An operator is called now."""
         phases = self.phases
-        if call.in_backward and phases.stage != "backward":
-            self.begin_backward()
+        if call.in_backward:
+            if phases.stage != "backward":
+                self.begin_backward()
+            if self.before_in_backward is not None:
+                self.before_in_backward()
         self.attribution.note(call, phases.current)
+
+    def before_each_in_backward(self, act: Callable[[], None]) -> None:
+        """Call ``act`` before each operator of a backward pass from now on."""
+        self.before_in_backward = act
 
     def count_unmodelled(self, call: OperatorCall) -> None:
         """Count an operator on the device that holds more than is modelled, or of which nobody knows."""

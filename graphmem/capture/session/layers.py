@@ -280,8 +280,8 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "TorchScript",
         "device/torch_script",
-        "its derivatives begin in a later run, its fuser is left out; code that asks for a device, `meta` in C++, runs "
-        "as the Python that it is made of",
+        "its derivatives and its fuser begin in later runs; code that asks for a device, `meta` in "
+        "C++, runs as the Python that it is made of",
         (
             "torch.jit.script",
             "torch.jit.*ScriptFunction.__call__",
@@ -292,7 +292,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.jit._builtins._find_builtin",
         ),
         "patch_torch_script",
-        lambda context: (context.remark,),
+        lambda context: (context.remark, context.recorder),
         lost="scripted functions and modules are refused",
         doors=(
             "torch.jit.script",

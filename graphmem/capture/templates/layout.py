@@ -42,22 +42,27 @@ def shape_of(script: Script | None) -> Shape:
     return () if script is None else tuple((step.kind, step.index) for step in script.steps)
 
 
-def with_sizes(arrangement: Arrangement, scripts: Sequence[Script | None], of_bytes: Sequence[int]) -> Trace:
+def with_sizes(
+    arrangement: Arrangement, scripts: Sequence[Script | None], of_bytes: Sequence[int], predicted_plans: int
+) -> Trace:
     """The trace with the bytes of each coordinate, and those that the scripts of its calls take."""
     storages = list(arrangement.trace.storages)
     for index, size in zip(arrangement.coordinates, of_bytes, strict=True):
         if storages[index].bytes != size:
             storages[index] = _sized(storages[index], size, storages[index].label)
     plans: dict[object, tuple[tuple[int, ...], list[int]]] = {}
+    given: dict[int, list[Step]] = {}  # back, by scripts, which calls share
     for script, takes in zip(scripts, arrangement.takes, strict=True):
         if not takes or script is None:
             continue
-        for step, index in zip(_given_back(script), takes, strict=True):
+        if id(script) not in given:
+            given[id(script)] = _given_back(script)
+        for step, index in zip(given[id(script)], takes, strict=True):
             storages[index] = _sized(storages[index], step.bytes or 0, step.label)
             if step.plans:
                 plans.setdefault(step.shape, (step.plans, []))[1].append(index)
     found = tuple(Plans(tuple(indices), sizes) for sizes, indices in plans.values())
-    return replace(arrangement.trace, storages=tuple(storages), plans=found)
+    return arrangement.trace.with_storages(tuple(storages), plans=found, predicted_plans=predicted_plans)
 
 
 def _sized(storage: Storage, size: int, label: str) -> Storage:

@@ -126,16 +126,15 @@ class Template:
         constant.update((n, asked[n]) for n in left if all(curve.is_constant for curve in self._distinct[n][1]))
         scripts = [asked[number].script for number in range(len(self._distinct))]
         predicted = set().union(*(one.predicted for one in asked.values()))
-        trace = self._arranged(scripts, [value[curve] for curve in self._bytes])
-        return replace(trace, predicted_plans=len(predicted))
+        return self._arranged(scripts, [value[curve] for curve in self._bytes], len(predicted))
 
-    def _arranged(self, scripts: Sequence[Script | None], of_bytes: Sequence[int]) -> Trace:
+    def _arranged(self, scripts: Sequence[Script | None], of_bytes: Sequence[int], predicted_plans: int) -> Trace:
         """The trace whose distinct calls have these scripts."""
         of_calls = [scripts[number] for number in self._call]
         shapes = tuple(shape_of(script) for script in scripts)
         if shapes not in self._arrangements:
             self._arrangements[shapes] = laid_out(self._base, self.samples[-1].log.calls, of_calls)
-        return with_sizes(self._arrangements[shapes], of_calls, of_bytes)
+        return with_sizes(self._arrangements[shapes], of_calls, of_bytes, predicted_plans)
 
 
 def _is_workspace(storage: Storage) -> bool:

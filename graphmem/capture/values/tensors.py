@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +29,20 @@ def tensors_in(value: object) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
         return
-    items = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
+    items = parts_of(value) if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
     for item in items:  # asked for every operator: nothing is called for what cannot hold a tensor
         if isinstance(item, torch.Tensor):
             yield item
         elif isinstance(item, (list, tuple, dict)):
             yield from tensors_in(item)
+
+
+def parts_of(value: list[Any] | tuple[Any, ...]) -> Sequence[Any]:
+    """The items of a list or tuple; a class of the program's that is one is asked nothing (e3nn's ``Irrep`` is a pair
+    without a length)."""
+    if type(value) in (list, tuple):
+        return value
+    return list.copy(value) if isinstance(value, list) else tuple.__getitem__(value, slice(None))
 
 
 def innermost(tensor: Any) -> Any:

@@ -41,6 +41,7 @@ def web_command(served: Served) -> None:
 
         from graphmem.cli.web.app import create_app
         from graphmem.cli.web.jobs import Limits
+        from graphmem.cli.web.patience import Impatient
     except ImportError as error:
         raise UsageError(f"the service needs {error.name}; pip install 'graphmem[web]'") from None
 
@@ -53,5 +54,10 @@ def web_command(served: Served) -> None:
     )
     app = create_app(limits, a_minute=served.a_minute)
     click.echo(f"graphmem web: http://{served.host}:{served.port}", err=True)
-    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 10}
+    quiet: dict[str, Any] = {
+        "log_config": None,
+        "access_log": False,
+        "timeout_graceful_shutdown": 10,
+        "http": Impatient,
+    }
     uvicorn.run(app, host=served.host, port=served.port, **quiet)

@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from graphmem import __version__
 from graphmem.cli.web.jobs import Busy, Job, Jobs, Limits, beats
+from graphmem.cli.web.patience import WholeQuestions
 from graphmem.cli.web.questions import ASKED, question_model, words_of
 from graphmem.errors import UsageError
 from graphmem.reports.document import clean
@@ -35,8 +36,9 @@ from graphmem.reports.document import clean
 _PAGE = Path(__file__).with_name("page")
 #: Seconds that an answer is waited for before it is a job, unless ``wait`` says other.
 _WAIT, _LONGEST_WAIT = 30.0, 300.0
-#: Bytes of a question.
+#: Bytes of a question, and where files are sent to, which are larger.
 _QUESTION = 1 << 20
+_FILES = "/v1/files"
 #: Of every response; a report holds its own script and style, and reaches nothing.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'self'",
@@ -58,6 +60,7 @@ def create_app(limits: Limits | None = None, *, a_minute: int = 120) -> FastAPI:
         title="graphmem", version=__version__, summary=(__doc__ or "").splitlines()[0], lifespan=_life(limits)
     )
     app.state.metrics = _Metrics()
+    app.add_middleware(WholeQuestions, most_bytes=_QUESTION, apart=_FILES)
     app.middleware("http")(_around(app, _Rate(a_minute)))
     app.add_exception_handler(RequestValidationError, _not_read)
     for command in ASKED:
@@ -129,9 +132,7 @@ def _refused(status: int, words: str, headers: dict[str, str] | None = None) -> 
 
 
 def _add_files(app: FastAPI, limits: Limits) -> None:
-    @app.post(
-        "/v1/files", tags=["files"], summary="Send a file: .onnx, config.json, a memory snapshot, a report, .gguf"
-    )
+    @app.post(_FILES, tags=["files"], summary="Send a file: .onnx, config.json, a memory snapshot, a report, .gguf")
     async def send(name: str, request: Request) -> Response:
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limits.upload_bytes:
@@ -257,7 +258,7 @@ async def _within_limits(request: Request, following: Next, rate: _Rate) -> Resp
     if request.url.path.startswith("/v1/") and not rate.takes(client):
         return _refused(429, "too many requests; ask again in a minute", {"Retry-After": "60"})
     length = request.headers.get("content-length", "0")
-    if request.url.path != "/v1/files" and length.isdigit() and int(length) > _QUESTION:
+    if request.url.path != _FILES and length.isdigit() and int(length) > _QUESTION:
         return _refused(413, f"questions of up to {_QUESTION >> 10} KiB are taken")
     try:
         return await following(request)

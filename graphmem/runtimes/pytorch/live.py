@@ -20,7 +20,7 @@ from graphmem.allocators.pytorch_caching.blocks import format_size
 from graphmem.allocators.pytorch_caching.views import as_snapshot
 from graphmem.devices import Device
 from graphmem.replay import Player, events_on_device
-from graphmem.trace import TraceBuilder
+from graphmem.trace import Trace, TraceBuilder
 from graphmem.units import MIB
 
 #: Ends PyTorch's message (``CUDACachingAllocator.cpp``, recorded with 2.13, double spaces and all).
@@ -33,14 +33,16 @@ _NO_COLUMN: deque[int] = deque(maxlen=0)
 
 #: An allocator for the card; whether with its limit, and whether with all statistics.
 Make = Callable[[bool, bool], PyTorchCachingAllocator]
+#: The snapshot of a trace; whether with the card's limit.
+Record = Callable[[Trace, bool], dict[str, Any]]
 
 
 class LiveMemory:
     """The memory of ``card`` as a program finds it (``graphmem.capture.ports.DeviceMemory``). Only with ``limited``
     does it ever run out. All figures are bytes."""
 
-    def __init__(self, make: Make, card: Device, *, limited: bool) -> None:
-        self._make, self._card, self._limited = make, card, limited
+    def __init__(self, make: Make, record: Record, card: Device, *, limited: bool) -> None:
+        self._make, self._record, self._card, self._limited = make, record, card, limited
         self._builder = TraceBuilder("nothing")
         self._tracks = False
         self._fraction = 1.0
@@ -100,6 +102,12 @@ class LiveMemory:
         """``torch.cuda.memory_snapshot``, without the stacks."""
         self._catch_up()
         return [as_snapshot(view) for view in self._allocator.segments()]
+
+    def history(self) -> dict[str, Any]:
+        """``torch.cuda.memory._snapshot`` with all that was recorded so far, and the stacks that are known of it."""
+        found = self._record(self._builder.build(), self._limited)
+        self._begin()  # what calls got on this card is forgotten in a trace
+        return found
 
     @property
     def fraction(self) -> float:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
@@ -85,7 +86,12 @@ class PyTorch(Runtime[PyTorchOptions]):
         def make(is_limited: bool, tracks: bool) -> PyTorchCachingAllocator:
             return _on_card(options, setting.device, room=room if is_limited else 0, track_stats=tracks)
 
-        return LiveMemory(make, setting.device, limited=room > 0)
+        def record(trace: Trace, is_limited: bool) -> dict[str, Any]:
+            from graphmem.runtimes.pytorch.snapshot import recorded
+
+            return recorded(trace, options.text, options.version, _driver(setting.device, room if is_limited else 0))
+
+        return LiveMemory(make, record, setting.device, limited=room > 0)
 
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
@@ -122,8 +128,12 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:
     """A fresh allocator on ``room`` times the memory of the card, of which its context and others take a part; or
     without any limit."""
-    driver = CudaDriver(room * card.capacity_bytes, other_bytes=card.taken_bytes) if room else CudaDriver()
+    driver = _driver(card, room)
     return PyTorchCachingAllocator(None, options.conf, options.version, driver=driver, track_stats=track_stats)
+
+
+def _driver(card: Device, room: int) -> CudaDriver:
+    return CudaDriver(room * card.capacity_bytes, other_bytes=card.taken_bytes) if room else CudaDriver()
 
 
 #: ``forceUncachedAllocator`` (c10/cuda/CUDACachingAllocator.cpp): set to anything, even to nothing.

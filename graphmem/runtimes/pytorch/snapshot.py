@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
+from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.allocators.pytorch_caching.blocks import Block
+from graphmem.allocators.pytorch_caching.blocks import Block, round_size
 from graphmem.allocators.pytorch_caching.views import as_snapshot
 from graphmem.base.versions import version_named
 from graphmem.replay import replay
@@ -41,8 +42,12 @@ def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | Non
 def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> dict[str, Any]:
     """The same as a value, like the one ``torch.cuda.memory._snapshot()`` returns. Raises as :func:`render` does."""
     version = version_named(torch_version)
-    text = runtime.configuration_text(alloc_conf, version)
-    allocator = _Recording(trace, text, version)
+    return recorded(trace, runtime.configuration_text(alloc_conf, version), version)
+
+
+def recorded(trace: Trace, text: str, version: tuple[int, int], driver: CudaDriver | None = None) -> dict[str, Any]:
+    """The same on a card of which ``driver`` knows the limit: requests that it refuses are in it, too."""
+    allocator = _Recording(trace, text, version, driver)
     replay(trace, allocator)
     return {
         "segments": [allocator.with_frames(as_snapshot(view)) for view in allocator.segments()],
@@ -62,12 +67,13 @@ _NOBODY: Why = {"category": "unknown", "user_metadata": "", "pool_id": (0, 0), "
 class _Recording(PyTorchCachingAllocator):
     """The caching allocator, noting every block and segment that it hands out or takes back."""
 
-    def __init__(self, trace: Trace, text: str, version: tuple[int, int]) -> None:
-        super().__init__(None, parse_alloc_conf(text, version), version)
+    def __init__(self, trace: Trace, text: str, version: tuple[int, int], driver: CudaDriver | None) -> None:
+        super().__init__(None, parse_alloc_conf(text, version), version, driver=driver)
         self.rows: list[dict[str, Any]] = []
         self._trace = trace
         self._allocations = self._events_of(EventKind.ALLOC)
         self._frees = self._events_of(EventKind.FREE)
+        self._refusals = self._events_of(EventKind.REFUSED)
         self._ranges: dict[bool, list[Interval]] = {}
         self._reserved = 0
         self._frames_of: dict[tuple[int, str], list[dict[str, Any]]] = {}
@@ -94,6 +100,16 @@ class _Recording(PyTorchCachingAllocator):
     def empty_cache(self) -> None:
         super().empty_cache()
         self._note_segments(0, _NOBODY)
+
+    def refuse(self, size: int, stream: int = 0, pool: int = 0) -> None:
+        """What ``Module.cpp`` writes of a request that is out of memory: in place of an address what the driver has."""
+        why, before = self._reason(*next(self._refusals)), self.num_ooms
+        super().refuse(size, stream, pool)
+        self._note_segments(stream, _NOBODY)
+        if self.num_ooms > before:
+            rounded = round_size(size, self.conf.roundup_power2_divisions)
+            self._note("oom", self.driver.free_bytes(), rounded, stream, why)
+            self.rows[-1]["device_free"] = self.rows[-1].pop("addr")
 
     def with_frames(self, segment: dict[str, Any]) -> dict[str, Any]:
         """A segment, itself and its blocks with the stacks of those who asked for them."""

@@ -57,7 +57,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "permuted": _permuted,
     "sliced": _sliced,
 }
-#: Calls of an operator that are tried in other layouts.
+#: Calls of an operator that are tried in another layout.
 _TRIED = 3
 
 
@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):
         self.proofs: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.largest: collections.Counter[str] = collections.Counter()
         self.taking: dict[str, str] = {}
-        self.tried: collections.Counter[str] = collections.Counter()
+        self.tried: collections.Counter[tuple[str, str]] = collections.Counter()
         self.laid_out: dict[str, dict[str, bool]] = collections.defaultdict(dict)  # operator -> layout -> no more
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,21 +89,24 @@ class Watch(TorchDispatchMode):
         if (after[0] - before[0], after[1] - before[1]) == (len(new), sum(new.values())):
             self.proofs[name][self.kind] += 1
             self.largest[name] = max(self.largest[name], sum(given.values()) + sum(new.values()))
-            if self.tried[name] < _TRIED and name.startswith("aten."):
-                self.tried[name] += 1
+            if name.startswith("aten."):
                 self._lay_out(func, args, kwargs or {})
         else:
             self.taking.setdefault(name, f"{self.kind}: {self.case}")
         return out
 
     def _lay_out(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Call it once more in every layout that its inputs can have."""
-        found = self.laid_out[str(func)]
+        """Call it once more in every layout that its inputs can have and that was tried too rarely."""
+        name = str(func)
+        found = self.laid_out[name]
         for layout, lay in LAYOUTS.items():
+            if self.tried[name, layout] >= _TRIED:
+                continue
             changed = [False]
             other = tree_map(functools.partial(_laid, lay, changed), (args, kwargs))
             if not changed[0]:
                 continue
+            self.tried[name, layout] += 1
             with contextlib.suppress(Exception):
                 before = _allocated()
                 out = func(*other[0], **other[1])

@@ -15,16 +15,24 @@ from graphmem.capture.kernels.parts.known import read_table
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
-_LABELS = {"self": "input", "input": "input", "grad_output": "gradient", "rois": "regions", "outputs": "result"}
+_LABELS = {
+    "self": "input",
+    "input": "input",
+    "grad_output": "gradient",
+    "rois": "regions",
+    "outputs": "result",
+    "weight": "weights",
+}
 #: ``operands.json``, by operator. ``contiguous``: operands that are copied where they are not contiguous, in order,
 #: after the outputs are made and until the operator ends; ``outputs`` are results that the kernel writes contiguously,
 #: and that are copied where they belong. ``either_format``: the operand that is copied unless it is contiguous or
-#: channels_last. ``format_of_input``: operands that are copied unless they are dense in the memory format that ``self``
-#: suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags the sizes and
-#: the bag of every index before the result.
+#: channels_last; ``not_if_same_size``: those of them that resize by ``copy_``, which reads any strides, where the size
+#: stays (observed on 2.13). ``format_of_input``: operands that are copied unless they are dense in the memory format
+#: that ``self`` suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags
+#: the sizes and the bag of every index before the result.
 _TABLE = read_table("operands.json")
 _CONTIGUOUS, _EITHER_FORMAT = _TABLE["contiguous"], _TABLE["either_format"]
-_FORMAT_OF_INPUT, _ORDER = _TABLE["format_of_input"], _TABLE["order"]
+_FORMAT_OF_INPUT, _ORDER, _NOT_IF_SAME_SIZE = _TABLE["format_of_input"], _TABLE["order"], _TABLE["not_if_same_size"]
 
 
 def _copies(script: Script, *operands: tuple[str, torch.Tensor]) -> Script:
@@ -37,15 +45,20 @@ def _copies(script: Script, *operands: tuple[str, torch.Tensor]) -> Script:
     return script.give(*reversed(tokens))
 
 
+def _given(call: Call, *names: str) -> list[tuple[str, torch.Tensor]]:
+    """The operands of these names that the call has, ``outputs`` being its results."""
+    operands = []
+    for name in names:
+        tensors = call.outputs if name == "outputs" else [call.get(name)]
+        operands += [(name, tensor) for tensor in tensors if tensor is not None]
+    return operands
+
+
 @recorded_rule(*(name for name in _CONTIGUOUS if name.startswith("aten.")))
 @recorded_rule(*(name for name in _CONTIGUOUS if name.startswith("torchvision.")), library="torchvision")
 def contiguous_operands_rule(call: Call) -> Script:
     """The ``contiguous()`` at the head of a kernel's launcher, whatever the operand's own memory format is."""
-    operands = []
-    for name in _CONTIGUOUS[call.operator]:
-        tensors = call.outputs if name == "outputs" else [call.get(name)]
-        operands += [(name, tensor) for tensor in tensors]
-    return _copies(Script.of(call), *operands)
+    return _copies(Script.of(call), *_given(call, *_CONTIGUOUS[call.operator]))
 
 
 @recorded_rule(*_EITHER_FORMAT)
@@ -54,6 +67,8 @@ def either_format_rule(call: Call) -> Script:
     name = _EITHER_FORMAT[call.operator]
     tensor = call.get(name)
     view = View.of(tensor)
+    if call.operator in _NOT_IF_SAME_SIZE and call.outputs[0].shape == tensor.shape:
+        return Script.of(call)
     if tensor.dim() in (4, 5) and view.suggests_channels_last() and view.is_dense(channels_last=True):
         return Script.of(call)
     return _copies(Script.of(call), (name, tensor))
@@ -96,12 +111,15 @@ def adaptive_avg_pool2d_backward_rule(call: Call) -> Script | None:
     return _copies(Script.of(call), ("grad_output", call.grad_output))
 
 
-@recorded_rule("aten.nll_loss2d_forward.default")
+@recorded_rule("aten.nll_loss2d_forward.default", "aten.nll_loss2d_backward.default")
 def nll_loss2d_rule(call: Call) -> Script:
-    """Without a reduction the kernel reads any strides, and makes the weights first (NLLLoss2d.cu)."""
+    """Without a reduction the kernel reads any strides but those of the weights of classes, and makes the sum of the
+    weights first (NLLLoss2d.cu)."""
+    is_forward = call.operator.startswith("aten.nll_loss2d_forward")
     if call.reduction == 0:
-        return Script().outputs(1, 0)
-    return _copies(Script.of(call), ("self", call.self))
+        return _copies(Script().outputs(1, 0) if is_forward else Script.of(call), *_given(call, "weight"))
+    names = ("self", "weight", "target") if is_forward else ("target", "weight")
+    return _copies(Script.of(call), *_given(call, *names))
 
 
 @recorded_rule("aten.rrelu_with_noise.default")

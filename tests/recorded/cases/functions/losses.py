@@ -16,6 +16,28 @@ add("cross_entropy_bf16", lambda x, y: F.cross_entropy(x, y), t(512, 10000, dtyp
 add("cross_entropy_bf16_float", lambda x, y: F.cross_entropy(x.float(), y), t(512, 10000, dtype=BF16), LABELS)
 add("cross_entropy_sum", lambda x, y: F.cross_entropy(x, y, reduction="sum"), LOGITS, LABELS)
 add("cross_entropy_none", lambda x, y: F.cross_entropy(x, y, reduction="none"), LOGITS, LABELS)
+add("cross_entropy_none_mean", lambda x, y: F.cross_entropy(x, y, reduction="none").mean(), LOGITS, LABELS)
+add(
+    "cross_entropy_sliced",
+    lambda x, y, w: F.cross_entropy(x, y[:, 1], w[::2]),
+    LOGITS,
+    index(512, 512),
+    t(20000, grad=False),
+)
+add(
+    "cross_entropy_none_sliced",
+    lambda x, y, w: F.cross_entropy(x, y[:, 1], w[::2], reduction="none").sum(),
+    LOGITS,
+    index(512, 512),
+    t(20000, grad=False),
+)
+add("cross_entropy_2d_sliced", lambda x, y: F.cross_entropy(x, y[..., 0]), LOGITS_2D, index(4, 128, 128, 3))
+add(
+    "cross_entropy_2d_none_sliced",
+    lambda x, y: F.cross_entropy(x, y[..., 0], reduction="none").mean(),
+    LOGITS_2D,
+    index(4, 128, 128, 3),
+)
 add("cross_entropy_weight", lambda x, y, w: F.cross_entropy(x, y, w), LOGITS, LABELS, t(10000, grad=False))
 add("cross_entropy_smoothing", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), LOGITS, LABELS)
 add(

@@ -13,6 +13,14 @@ add("cat_last", lambda x, y: torch.cat((x, y), -1), X, XH)
 add("cat_channels_last", lambda x, y: torch.cat((x, y), 1), IMAGE_LAST, IMAGE_LAST)
 add("stack", lambda x, y: torch.stack((x, y)), X, X)
 add("stack_last", lambda x, y: torch.stack((x, y), -1), X, X)
+for name, joined in {"cat": torch.cat, "stack": torch.stack}.items():
+    for dimension in (0, -1):
+        add(
+            f"{name}_into_{dimension}",
+            lambda x, f=joined, d=dimension: f((x, x.sin()), d, out=f((x, x), d)),
+            X,
+            grad=False,
+        )
 add("split", lambda x: x.split(1000, -1), X)
 add("chunk", lambda x: [part * 2 for part in x.chunk(3, -1)], t(64, 3 * 1024))
 add("unbind", lambda x: [part * 2 for part in x.unbind(0)], t(4, 64, 1000))
@@ -60,6 +68,11 @@ add("mul_scalar_tensor", lambda x, y: x * y, X, t())
 add("add_mixed", lambda x, y: x + y, X, XH)
 add("maximum", torch.maximum, X, X)
 add("maximum_number", lambda x: torch.clamp_min(x, 0.0), X)
+add("minimum_number", lambda x: torch.clamp_max(x, 0.0), X)
+add("minimum_number_in_place", lambda x: (x + 1).clamp_max_(0.0), X)
+for name, bound in {"minimum": torch.clamp_max, "maximum": torch.clamp_min}.items():
+    add(f"{name}_number_into", lambda x, f=bound: f(x, 0.0, out=torch.empty_like(x)), X, grad=False)
+    add(f"{name}_into", lambda x, f=bound: f(x, x, out=torch.empty_like(x)), X, grad=False)
 add("atan2", torch.atan2, X, X)
 add("logaddexp", torch.logaddexp, X, X)
 add("erf", torch.erf, X)

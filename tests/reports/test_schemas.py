@@ -1,0 +1,139 @@
+"""Every answer is as its JSON Schema says, and the schemas are of all answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+
+from graphmem.cli.main import cli
+from graphmem.errors import UsageError
+from graphmem.estimate import Estimate
+from graphmem.reports.schemas import DOCUMENTS, schema_of
+from tests import places
+from tests.reports.test_reports import estimates
+from tests.support import onnx_samples
+from tests.support.shapes import differences
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 500,
+}  # fmt: skip
+_PROJECT = """
+[tool.graphmem.watch.fits]
+model = "perceptron.onnx"
+batch = 2
+gpu = "T4"
+budget = "1KiB"
+
+[tool.graphmem.watch.fails]
+model = "none.onnx"
+"""
+_JOBS = """
+[[job]]
+model = "perceptron.onnx"
+batch = 2
+
+[[job]]
+memory = "90GiB"
+"""
+_SERVE = ("serve", "meta-llama/Llama-3.1-8B", "--gpu", "L40S", "--enforce-eager", "--max-model-len", "8192")
+_LENGTHS = ("--lengths", "p50=800,p99=6000")
+#: Command lines by the document that they write.
+_ANSWERS: dict[str, list[tuple[str, ...]]] = {
+    "estimate": [("analyze", "perceptron.onnx", "-b", "2"), ("analyze", "perceptron.onnx", "-b", "9", "--gpu", "T4")],
+    "fit": [
+        ("fit", "perceptron.onnx", "--gpu", "T4", "--at-most", "4"),
+        ("fit", "perceptron.onnx", "--gpu-memory", "100MiB"),
+    ],
+    "advice": [("advise", "perceptron.onnx", "-b", "2", "--gpu", "T4")],
+    "sweep": [("sweep", "perceptron.onnx", "--vary", "batch=1,2", "--vary", "dtype=fp32,bf16")],
+    "comparison": [("compare", "before.json", "after.json")],
+    "check": [("check",), ("check", "--update", "fits"), ("check", "fits")],
+    "serving": [
+        (*_SERVE, *_LENGTHS, "--load", "64"),
+        (*_SERVE, "--no-advice", "--find", "max-num-seqs", *_LENGTHS),
+        (*_SERVE[:3], "T4", "--dtype", "half", "--no-advice"),
+        (*_SERVE, "--no-advice", "--arrivals", "2/s", *_LENGTHS, "--output-lengths", "p50=200", "--duration", "30s"),
+    ],
+    "plan": [("plan", "hf:config.json", "--gpus", "2xT4", "--global-batch", "4", "-s", "32", "--frameworks", "ddp")],
+    "pack": [("pack", "jobs.toml", "--gpus", "1xT4")],
+    "gpus": [("gpus",), ("gpus", "T4")],
+    "zoo": [("zoo",)],
+    "doctor": [("doctor",)],
+    "cache": [("cache",)],
+    "operators": [("explain", "aten.index_put_")],
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    onnx_samples.save(onnx_samples.perceptron(), folder).rename(folder / "perceptron.onnx")
+    (folder / "config.json").write_text(json.dumps(_LLAMA))
+    (folder / "pyproject.toml").write_text(_PROJECT)
+    (folder / "jobs.toml").write_text(_JOBS)
+    return folder
+
+
+def _document(*words: str) -> Any:
+    result = CliRunner().invoke(cli, [*words, "--format", "json"], prog_name="graphmem")
+    assert result.stdout.startswith("{"), result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_answers_are_as_described(name: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    if name in ("plan", "operators"):
+        pytest.importorskip("transformers")
+    if name == "comparison":
+        for file, batch in (("before.json", "1"), ("after.json", "2")):
+            Path(file).write_text(json.dumps(_document("analyze", "perceptron.onnx", "-b", batch)))
+    for words in _ANSWERS[name]:
+        document = _document(*words)
+        assert document["schema"] == f"graphmem.{name}/1"
+        assert differences(document) == [], words
+        _validate(document, schema_of(name))
+
+
+@given(estimates)
+def test_any_estimate_is_as_described(estimate: Estimate) -> None:
+    assert differences(json.loads(estimate.to_json())) == []
+
+
+def test_a_document_that_is_another_is_told() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    document = _document("gpus")
+    document["gpus"][0]["capacity_bytes"] = "much"
+    assert differences(document) == ["gpus.gpus[0].capacity_bytes: 'much' is no size"]
+    with pytest.raises(jsonschema.ValidationError, match="much"):
+        _validate(document, schema_of("gpus"))
+
+
+def test_the_schema_of_a_document_has_what_it_refers_to() -> None:
+    assert schema_of("graphmem.fit/1") == json.loads(CliRunner().invoke(cli, ["schema", "fit"]).stdout)
+    assert schema_of("fit")["properties"]["schema"] == {"const": "graphmem.fit/1"}
+    assert {"estimate", "moment", "cause"} <= schema_of("fit")["$defs"].keys()
+    with pytest.raises(UsageError, match="no document 'nothing'; accepted: estimate, fit"):
+        schema_of("nothing")
+
+
+def test_the_pages_name_every_document() -> None:
+    page = (places.ROOT / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
+    assert [name for name in DOCUMENTS if f"`graphmem.{name}/1`" not in page] == []
+    assert CliRunner().invoke(cli, ["schema"]).stdout.split() == [f"graphmem.{name}/1" for name in DOCUMENTS]
+
+
+def _validate(document: Any, schema: Any) -> None:
+    """By a library where it is installed."""
+    if importlib.util.find_spec("jsonschema") is None:
+        return
+    jsonschema: Any = importlib.import_module("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(document, schema, jsonschema.Draft202012Validator)
