@@ -239,6 +239,15 @@ def test_ways_to_make_a_device_tensor(make: Callable[[], Any]) -> None:
     assert told(lambda: make().device) == torch.device("cuda", 0)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_shape_as_a_tensor_is_known(device: str) -> None:
+    def made() -> tuple[str, list[int]]:
+        shape = torch._shape_as_tensor(torch.zeros(3, 5, device=device))
+        return shape.device.type, shape.tolist()
+
+    assert told(made) == ("cpu", [3, 5])
+
+
 def test_a_default_device() -> None:
     def made() -> list[bool]:
         layer = nn.Linear(2, 2)

@@ -181,7 +181,7 @@ def test_not_fitting_is_an_exit_code_only_when_asked(recorder: Recorder) -> None
         (["--gpu-memory", "9" * 400], "no GPU has"),
         (["--gpu-memory", "24"], "write a unit: 24GiB"),
         (["--gpu", "FooCard", "--gpu-memory", "20GB"], "--gpu-like NAME says which known one it is like"),
-        (["--optimizer", "sdg"], "accepted: sgd"),
+        (["--optimizer", "sdg"], "the nearest are sgd, "),
         (["--optimizer-arg", "momentum"], "name=value"),
         (["--optimizer-arg", "momentum=1"], "betas"),
         (["--dtype", "int8"], "bf16"),

@@ -52,6 +52,7 @@ def patch_factories(patches: Patches) -> None:
     patches.wrap("torch.utils._device.DeviceContext.__init__", lost, around(_begin_context))
     patches.around(torch, {"get_default_device": _shown_default})
     patches.wrap("torch._C._nn._parse_to", lost, around(_parse_to))
+    patches.replace("torch._shape_as_tensor", "a shape that becomes a tensor ends the run", _shape_as_tensor)
     _patch_old_types(patches)
     _patch_lazy(patches)
 
@@ -157,6 +158,11 @@ def _new_tensor(
     """``Tensor.new_tensor``: the dtype and the device are this tensor's."""
     place = self.device if device is None else device
     return torch.tensor(data, dtype=dtype or self.dtype, device=place, **options)
+
+
+def _shape_as_tensor(input: torch.Tensor) -> torch.Tensor:
+    """Numbers of the host, which C++ would write into a tensor that holds none."""
+    return torch.tensor(list(input.shape), dtype=torch.int64)
 
 
 def _parse_to(original: Callable[..., object], *args: object, **kwargs: object) -> object:

@@ -26,12 +26,13 @@ _LABELS = {
 #: ``operands.json``, by operator. ``contiguous``: operands that are copied where they are not contiguous, in order,
 #: after the outputs are made and until the operator ends; ``outputs`` are results that the kernel writes contiguously,
 #: and that are copied where they belong. ``either_format``: the operand that is copied unless it is contiguous or
-#: channels_last. ``format_of_input``: operands that are copied unless they are dense in the memory format that ``self``
-#: suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags the sizes and
-#: the bag of every index before the result.
+#: channels_last; ``not_if_same_size``: those of them that resize by ``copy_``, which reads any strides, where the size
+#: stays (observed on 2.13). ``format_of_input``: operands that are copied unless they are dense in the memory format
+#: that ``self`` suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags
+#: the sizes and the bag of every index before the result.
 _TABLE = read_table("operands.json")
 _CONTIGUOUS, _EITHER_FORMAT = _TABLE["contiguous"], _TABLE["either_format"]
-_FORMAT_OF_INPUT, _ORDER = _TABLE["format_of_input"], _TABLE["order"]
+_FORMAT_OF_INPUT, _ORDER, _NOT_IF_SAME_SIZE = _TABLE["format_of_input"], _TABLE["order"], _TABLE["not_if_same_size"]
 
 
 def _copies(script: Script, *operands: tuple[str, torch.Tensor]) -> Script:
@@ -66,6 +67,8 @@ def either_format_rule(call: Call) -> Script:
     name = _EITHER_FORMAT[call.operator]
     tensor = call.get(name)
     view = View.of(tensor)
+    if call.operator in _NOT_IF_SAME_SIZE and call.outputs[0].shape == tensor.shape:
+        return Script.of(call)
     if tensor.dim() in (4, 5) and view.suggests_channels_last() and view.is_dense(channels_last=True):
         return Script.of(call)
     return _copies(Script.of(call), (name, tensor))

@@ -50,6 +50,22 @@ add(
 )
 add("unfold_sliced", lambda x: F.unfold(x, 3, padding=1), t(4, 32, 28, 28, layout="sliced"))
 add("pad_reflect_channels_last", lambda x: F.pad(x, (1, 2, 3, 1), "reflect"), IMAGE_LAST)
+for mode in ("bilinear", "bicubic", "nearest", "nearest-exact"):
+    add(
+        f"interpolate_{mode}_of_the_same_size",
+        lambda x, mode=mode: F.interpolate(x.mT, (28, 28), mode=mode).mT.contiguous(),
+        SMALL,
+    )
+add(
+    "interpolate_linear_of_the_same_size",
+    lambda x: F.interpolate(x.mT, x.shape[1], mode="linear").mT.contiguous(),
+    SERIES,
+)
+add(
+    "interpolate_trilinear_of_the_same_size",
+    lambda x: F.interpolate(x.mT, x.mT.shape[2:], mode="trilinear").mT.contiguous(),
+    VOLUME,
+)
 add("pad_reflect_1d_permuted", lambda x: F.pad(x, (1, 2), "reflect").mT.contiguous(), SERIES)
 add("pad_reflect_permuted", lambda x: F.pad(x, (1, 2, 3, 1), "reflect").mT.contiguous(), SMALL)
 add("new_zeros_of_permuted", lambda x: x.mT.new_zeros(x.mT.shape) + 1, SMALL)
