@@ -273,7 +273,7 @@ class Trace:
         shared = {name: getattr(self, name) for name in _OF_EVENTS}
         if [one.label for one in storages] == [one.label for one in self.storages]:
             shared["labelled"] = self.labelled
-        sizes = np.fromiter((one.bytes for one in storages), np.int64, len(storages))
+        sizes = np.array([one.bytes for one in storages], dtype=np.int64)
         vars(made).update(shared, columns=self.columns._replace(bytes=sizes))
         return made
 

@@ -35,7 +35,7 @@ _FURTHEST = 9 / 8
 #: (``_scaled_dot_product_efficient_attention``, torch/_meta_registrations.py), and masks to multiples of 8.
 _BLOCK = 32
 #: So many traces are written at a time: more take more memory, and hardly less time.
-_TOGETHER = 16
+_TOGETHER = 32
 
 
 class SizedRuns:

@@ -561,10 +561,11 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
     [
         ("for _ in range(300): train_step()", []),
         ("for _ in range(3):\n    seen.append(x(16 * len(seen) + 16))\n    train_step()", []),
-        ("for i in range(300):\n    held = x(1 << len(seen))\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
+        ("for i in range(9999):\n    held = x(1 << len(seen))\n    train_step()", [("STEPS_DIFFER", "train.py:15")]),
+        ("for i in range(30):\n    held = x(1 << len(seen) % 9)\n    train_step()", []),
         ("for i in range(300):\n    train_step()\n    held = x(64 << min(i, 1))", []),
         (
-            "for i in DataLoader(range(300)):\n    held = x(1 << int(i))\n    train_step()",
+            "for i in DataLoader(range(9999)):\n    held = x(1 << int(i))\n    train_step()",
             [("STEPS_DIFFER", "train.py:15")],
         ),
         (
@@ -580,6 +581,7 @@ def _doubts_of_loops(estimate: Estimate) -> list[tuple[str, str]]:
         "alike",
         "its own end",
         "differ",
+        "differ to an end that is near",
         "the first differ",
         "differ with equal batches",
         "keep",

@@ -21,8 +21,8 @@ def test_every_program_is_recorded() -> None:
     assert set(RECORDED) == set(scripts.CASES)
 
 
-#: Precisions of a program that also runs in its usual one.
-SLOW = {"classification_amp", "diffusion_amp", "nano_gpt_fp32"}
+#: Precisions of a program that also runs in its usual one, and what takes half a minute.
+SLOW = {"classification", "classification_amp", "ddp", "diffusion_amp", "nano_gpt_fp32"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from graphmem.devices import custom_device  # noqa: E402
 from graphmem.estimate import Estimate  # noqa: E402
 from graphmem.trace import same  # noqa: E402
 from graphmem.units import GIB  # noqa: E402
+from tests.support.examples import first_quick  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -236,7 +237,7 @@ def by_captures_alone(monkeypatch: pytest.MonkeyPatch, model: Callable[..., Any]
         return graphmem.fit(model, **options)
 
 
-@pytest.mark.parametrize("model", [convolutions, contrastive])
+@pytest.mark.parametrize("model", first_quick([convolutions, contrastive], 1))
 def test_the_largest_batch_is_found_with_few_captures(
     model: Callable[..., Any], captured: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -388,7 +388,7 @@ def test_an_analysis_inside_another_is_refused() -> None:
     assert analyze(_model).peak.reserved_bytes > 0
 
 
-STEPS = (Training(), Training(amp="bf16"), Training(dtype="bf16"), Inference(), Inference(amp="fp16"))
+STEPS = (Training(), Training(amp="bf16"), Inference(dtype="bf16"))
 
 
 def test_threads_get_the_answers_of_one(elsewhere: Elsewhere) -> None:
@@ -413,13 +413,13 @@ def test_threads_get_the_answers_of_one(elsewhere: Elsewhere) -> None:
     alone = [answer(step) for step in STEPS]
     stop, beside, answers = threading.Event(), [], []
     trainer = threading.Thread(target=lambda: beside.append(training(stop, 10)))
-    workers = [threading.Thread(target=lambda: answers.append([answer(step) for step in STEPS])) for _ in range(3)]
+    workers = [threading.Thread(target=lambda: answers.append([answer(step) for step in STEPS])) for _ in range(2)]
     for thread in (trainer, *workers):
         thread.start()
     for worker in workers:
         worker.join()
     stop.set()
     trainer.join()
-    assert answers == [alone] * 3
+    assert answers == [alone] * 2
     steps, weights = beside[0]
     assert weights == training(None, steps)[1]

@@ -320,7 +320,7 @@ def test_five_tasks_in_a_browser_have_the_answers_of_the_commands(
         )
         tasks: list[tuple[str, dict[str, str], str]] = [
             ("analyze", {"gpu": "T4", "batch": "4"}, "Fits T4-16GB: needs {device} of device memory"),
-            ("analyze", {"batch": "2"}, "Fits H100-80GB: needs {device} of device memory"),
+            ("analyze", {"batch": "2"}, "Fits H100-80GB (assumed: no card was named): needs {device} of device memory"),
             ("fit", {"gpu": "T4"}, "The largest batch: {largest}"),
             ("advise", {"gpu": "T4", "batch": "8"}, "Fits T4-16GB: needs {device} of device memory"),
             ("serve", {"model": "Llama-3.1-8B", "gpu": "L40S"}, "{tokens} tokens of KV cache"),

@@ -70,6 +70,30 @@ def test_perfetto_counts_the_levels_and_nests_modules(estimate: Estimate) -> Non
     assert peak["ts"] == estimate.moment.event
 
 
+def test_perfetto_is_as_the_trace_event_format_has_it(estimate: Estimate) -> None:
+    """The keys that the JSON importer of Perfetto reads, by phase; slices of a track lie in each other or apart (Trace
+    Event Format: "complete events" of a thread nest)."""
+    document = _document(estimate, "perfetto")
+    needed = {"M": {"args"}, "C": {"ts", "args"}, "X": {"ts", "dur", "tid"}, "i": {"ts", "s"}}
+    ends: dict[tuple[int, int], list[float]] = {}
+    assert isinstance(document["traceEvents"], list)
+    slices = sorted(
+        (row for row in document["traceEvents"] if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])
+    )
+    for row in document["traceEvents"]:
+        assert row.keys() >= {"name", "ph", "pid", *needed[row["ph"]]}
+        assert isinstance(row["name"], str)
+        assert row["ph"] != "C" or all(type(value) in (int, float) for value in row["args"].values())
+        assert row["ph"] != "i" or row["s"] in "gpt"
+        assert row["ph"] != "M" or (row["name"].endswith(("_name", "_sort_index")) and len(row["args"]) == 1)
+    for row in slices:
+        around = ends.setdefault((row["pid"], row["tid"]), [])
+        while around and around[-1] <= row["ts"]:
+            around.pop()
+        assert not around or row["ts"] + row["dur"] <= around[-1]
+        around.append(row["ts"] + row["dur"])
+
+
 def test_speedscope_divides_the_peak_by_module_and_by_line(estimate: Estimate) -> None:
     document = _document(estimate, "speedscope")
     assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"

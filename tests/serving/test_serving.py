@@ -333,7 +333,7 @@ _KEYS = sorted({key for config in known_models().values() for key in config} | {
 
 
 @given(st.sampled_from(sorted(known_models())), st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=2))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_any_configuration_is_answered_or_refused(name: str, changes: dict[str, Any]) -> None:
     model = base.ServedModel(name, known_models()[name] | changes)
     question = Question(model, device_named("H100"), enforce_eager=True, max_num_batched_tokens=2048, max_num_seqs=64)

@@ -80,7 +80,7 @@ def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[i
     :data:`MOST_REPEATED` that keep small storages, those between are written as what they keep. The marks of the last
     ones that are there then, and how many were written. Raises ``torch.OutOfMemoryError`` where the card would."""
     builder, marks, written = storages.builder, list(marks), 0
-    turn = _turn(builder, marks) if times > 0 else 0
+    turn = in_turn(builder, marks) if times > 0 else 0
     if not turn:
         return marks, written
     memory, now, seen = storages.memory, storages.operator, list[object]()
@@ -104,8 +104,9 @@ def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[i
     return marks, written
 
 
-def _turn(builder: Any, marks: Sequence[int]) -> int:
+def in_turn(builder: Any, marks: Sequence[int]) -> int:
     """How many iterations take turns: the fewest that are like as many before them; 0 if none are."""
+    marks = list(marks)
     turns = range(1, (len(marks) - 1) // 2 + 1)
     return next((turn for turn in turns if _is_steady(builder, *marks[-1 - 2 * turn :: turn])), 0)
 

@@ -56,8 +56,9 @@ AGAIN = 3
 #: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
 MOST_TRIALS = 25
 #: Further steps of an optimizer that are followed until two in a row are alike: what the first step leaves to be freed
-#: is gone in the fourth at the latest; steps that still differ then are of many sizes.
-MOST_SETTLING = 5
+#: is gone in the fourth at the latest; steps that still differ then are of many sizes, and followed to the loop's end
+#: if those are no more events than these (some seconds).
+MOST_SETTLING, MOST_DIFFERING_EVENTS = 5, 30_000
 
 
 class Left(BaseException):
@@ -439,7 +440,8 @@ class Loop:
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
-            return self._tries_another_size() or self._settles() or self._goes_to_other_sizes() or self._end_training()
+            goes_on = self._tries_another_size() or self._settles() or self._goes_to_other_sizes() or self._ends_soon()
+            return goes_on or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
             return self._end_alike()
         return True
@@ -456,6 +458,18 @@ class Loop:
         if self.runs is None:
             return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
         return self._may_differ() and leaving.is_settling(self._since)
+
+    def _ends_soon(self) -> bool:
+        """Whether a loop whose last steps differ, and take no turns, goes on as the rest of it would be few events."""
+        leaving = self._leaving
+        if self.runs is None:
+            return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._ends_soon()
+        if self._left is None or len(self._marks) < ALIKE_ITERATIONS or not self._may_differ():
+            return False
+        events = self._left * (self._marks[-1] - self._marks[-2]) // self._iterations
+        if events > MOST_DIFFERING_EVENTS or not leaving.differ(self._since):
+            return False
+        return not iterations.in_turn(leaving.recorder.builder, self._marks)
 
     def _may_differ(self) -> bool:
         """Whether the loop's own steps would go on, and their batches do not explain what differs."""
@@ -628,7 +642,7 @@ class Loop:
         leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
         goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
         goes_on = self._goes_on_growing() or goes_on
-        if runs.skipped:
+        if runs.skipped and not goes_on:
             code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
             leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1
         leaving.note_end()

@@ -51,11 +51,13 @@ def with_sizes(
         if storages[index].bytes != size:
             storages[index] = _sized(storages[index], size, storages[index].label)
     plans: dict[object, tuple[tuple[int, ...], list[int]]] = {}
-    steps = {id(script): _given_back(script) for script in scripts}
+    given: dict[int, list[Step]] = {}  # back, by scripts, which calls share
     for script, takes in zip(scripts, arrangement.takes, strict=True):
         if not takes or script is None:
             continue
-        for step, index in zip(steps[id(script)], takes, strict=True):
+        if id(script) not in given:
+            given[id(script)] = _given_back(script)
+        for step, index in zip(given[id(script)], takes, strict=True):
             storages[index] = _sized(storages[index], step.bytes or 0, step.label)
             if step.plans:
                 plans.setdefault(step.shape, (step.plans, []))[1].append(index)

@@ -80,7 +80,7 @@ async function answer() {
   if (response.status === 202) response = await waited(await response.json());
   const told = await response.json();
   if (!response.ok) throw new Error(told.error);
-  return { told, command: response.headers.get("X-Command"), link: response.headers.get("Link") };
+  return { told, question, command: response.headers.get("X-Command"), link: response.headers.get("Link") };
 }
 
 function size(bytes) {
@@ -92,18 +92,20 @@ function size(bytes) {
 
 const VERDICTS = { yes: "Fits", no: "Does not fit", likely: "Likely fits", "likely not": "Likely does not fit" };
 
-function verdict(told) {
+function verdict(told, question) {
   const estimate = told.schema === "graphmem.advice/1" ? told.base : told.estimate || told;
   if (told.schema === "graphmem.fit/1") return [`The largest ${told.size}: ${told.largest}`, told.largest > 0];
   if (told.schema === "graphmem.serving/1") return [told.starts ? `${told.kv_cache.tokens} tokens of KV cache` : told.refusal, told.starts];
   if (told.schema === "graphmem.plan/1") return [`${told.fitting.length} layouts fit`, told.fitting.length > 0];
   const needs = `${size(estimate.peak.device_bytes)} of device memory`;
   if (!estimate.fits) return [`Needs ${needs}`, true];
-  return [`${VERDICTS[estimate.fits.verdict]} ${estimate.fits.gpu}: needs ${needs}`, estimate.fits.fits];
+  const isAssumed = !question.gpu && !question.gpu_memory && !estimate.details.out_of_memory;
+  const card = `${estimate.fits.gpu}${isAssumed ? " (assumed: no card was named)" : ""}`;
+  return [`${VERDICTS[estimate.fits.verdict]} ${card}: needs ${needs}`, estimate.fits.fits];
 }
 
-function show({ told, command, link }) {
-  const [words, good] = verdict(told);
+function show({ told, question, command, link }) {
+  const [words, good] = verdict(told, question);
   element("verdict").textContent = words;
   element("verdict").className = good ? "yes" : "no";
   element("command").textContent = command;
