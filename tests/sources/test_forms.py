@@ -231,11 +231,14 @@ def test_a_sequence_beyond_a_table_of_positions_is_told_beside_the_verdict(tmp_p
     assert "positions" not in heads[1]
 
 
-def test_the_largest_length_that_a_model_has_no_positions_for_is_said_to_fail(tmp_path: Path) -> None:
+def test_a_search_ends_at_the_positions_and_says_where_others_are_beyond_them(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = '"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100, "n_positions": 32'
     (tmp_path / "config.json").write_text(f'{{"model_type": "gpt2", {sizes}}}')
-    found = graphmem.fit(f"hf:{tmp_path / 'config.json'}", size="seq_len", device="T4", at_most=40)
+    model = f"hf:{tmp_path / 'config.json'}"
+    found = graphmem.fit(model, size="seq_len", device="T4", at_most=40)
+    assert (found.value, "table of 32 positions" in found.stopped_by) == (32, True)
+    found = graphmem.fit(model, seq_len=40, device="T4", at_most=2)
     assert "BUT 40 tokens are more than the table of 32 positions" in " ".join(found.report().split())
 
 
