@@ -200,6 +200,10 @@ class Code(Enum):
         "a part of TorchScript was run without its fuser, which on a card joins element-wise operators from the second "
         "run on: their results are there at once then, and what they kept between them is not"
     )
+    SCRIPT_CONVOLUTIONS = _unbounded(
+        "torch.jit.optimize_for_inference joins convolutions with what follows them in cuDNN on a card; they were taken "
+        "apart here, with the workspaces that they have so"
+    )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
         "{importer} imports triton, which is not installed here, and goes on without it; install it (triton needs no "

@@ -146,3 +146,16 @@ def test_what_is_not_fused_is_said() -> None:
 
     run = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
     assert run.assumed[Code.SCRIPT_UNFUSED.about()] == 1
+
+
+def test_convolutions_that_are_joined_in_cudnn_are_said() -> None:
+    found = []
+
+    def step(_: object) -> None:
+        network = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).cuda().eval())
+        with torch.no_grad():
+            found.append(torch.jit.optimize_for_inference(network)(torch.randn(2, 3, 16, 16, device="cuda")).shape)
+
+    run = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
+    assert run.assumed[Code.SCRIPT_CONVOLUTIONS.about()] == 1
+    assert found == [(2, 8, 14, 14)]

@@ -58,7 +58,12 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None], r
         finally:
             executors.note_finished()
 
-    patches.around(torch.jit, {"script": script, "freeze": _unless_python, "optimize_for_inference": _unless_python})
+    def optimize(original: Callable[..., object], mod: object, *args: object, **kwargs: object) -> object:
+        if isinstance(mod, torch.jit.ScriptModule):
+            remark(Code.SCRIPT_CONVOLUTIONS.about())
+        return _unless_python(original, mod, *args, **kwargs)
+
+    patches.around(torch.jit, {"script": script, "freeze": _unless_python, "optimize_for_inference": optimize})
     for called in (torch.jit.ScriptFunction, torch.ScriptMethod):
         patches.around(called, {"__call__": call})
     for path in ("torch.autograd.graph._engine_run_backward", "torch.autograd._engine_run_backward"):
