@@ -91,6 +91,19 @@ def test_constants_of_frozen_code_are_compared_when_it_is_fused() -> None:
     assert taken(step)[2] == [2048]
 
 
+def join(xs: list[torch.Tensor], more: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"y": torch.cat(xs, 0) * 3 + 1, "z": more["k"].sin().cos()}
+
+
+def test_what_takes_no_tensor_of_its_own_is_checked_by_nobody() -> None:
+    def step() -> None:
+        run, x = torch.jit.script(join), torch.ones(64, 64, device="cuda", requires_grad=True)
+        for _ in range(4):
+            run([x, x], more={"k": x})["y"].sum().backward()
+
+    record(step)
+
+
 def test_gradients_that_are_off_leave_what_was_noted_with_them() -> None:
     """``RequiresGradCheck`` asks the tensor, not the mode: what the gradients would need is still made."""
 

@@ -326,7 +326,7 @@ def test_python_m_graphmem_is_the_same_program() -> None:
 OPTIONS = st.sampled_from(
     sorted(
         {written for command in (analyze_command, replay_command) for p in command.params for written in p.opts}
-        - {"model", "snapshot", "-o", "--output"}
+        - {"model", "snapshot", "-o", "--output", "--html"}
     )
 )
 VALUES = st.one_of(

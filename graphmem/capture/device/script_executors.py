@@ -67,6 +67,7 @@ _PASSES: tuple[Any, ...] = (
 
 _number = itertools.count()
 _HALF = {torch.float16, torch.bfloat16}
+_CHECKS = ("prim::TypeCheck", "prim::RequiresGradCheck")
 _FLOAT = 6  # ``c10::ScalarType::Float``
 _DONT_FUSE = "PYTORCH_TENSOREXPR_DONT_FUSE"
 #: Specializations of one shape, after which a group is fused for all shapes (``fusion_strategy``).
@@ -173,7 +174,8 @@ class Executors:
         began = f"began_{next(_number)}"
         _put(backward, next(backward.nodes()), torch._C.Graph(), partial(self._note_begun, began), began)
         node.g_("Subgraph", self._calling(forward)).g_("ReverseSubgraph", backward)
-        for called in list(node.owningBlock().owningNode().blocks())[1].findAllNodes("prim::CallFunction"):
+        choice = _choice(node)
+        for called in list(choice.blocks())[1].findAllNodes("prim::CallFunction") if choice else ():
             unpacked = called.output().uses()[0].user
             inputs = list(called.inputs())[1:]
             _stand_for(unpacked, _put(graph, called, instead, self._running(instead), "run", inputs))
@@ -211,10 +213,10 @@ class Executors:
         with _fusing():
             _fuse(graph)
         for group in graph.findAllNodes("prim::TensorExprGroup"):
-            choice = group.owningBlock().owningNode()
-            fused = group.g("Subgraph")
-            given = _unchecked(group.inputs(), choice.input().node())
-            _stand_for(choice, _put(graph, choice, fused, _Group(self, fused, depth), "fused", given))
+            choice, fused = _choice(group), group.g("Subgraph")
+            given = _unchecked(group.inputs(), choice.input().node()) if choice else group.inputs()
+            whole = choice or group
+            _stand_for(whole, _put(graph, whole, fused, _Group(self, fused, depth), "fused", given))
         for node in graph.findAllNodes("prim::FallbackGraph"):  # where other gradients are zero than were noted
             inner = node.g("Subgraph")
             _stand_for(node, _put(graph, node, inner, self._running(inner, depth + 1), "run", node.inputs()))
@@ -415,6 +417,13 @@ def _calling(like: Any, kernel: Callable[..., Any], name: str) -> Any:
     unit = torch.jit.CompilationUnit()
     unit.define(f"def call({header}) -> {result}:\n    {does}\n", {"ignored": torch.jit.ignore(ignored)}.get)
     return unit.call.graph
+
+
+def _choice(node: Any) -> Any:
+    """The ``If`` between a part and what runs instead; None where no tensor was checked (``insertTypeGuard``)."""
+    around = node.owningBlock().owningNode()
+    is_choice = around is not None and around.kind() == "prim::If"
+    return around if is_choice and around.input().node().kind() in _CHECKS else None
 
 
 def _unchecked(values: Iterable[Any], check: Any) -> list[Any]:

@@ -353,15 +353,16 @@ class KnownValues:
     def _begin_mask(self, call: HostCall) -> None:
         """A tensor of one number, too large to be followed, gets other numbers at known places: it is a mask written in
         floats, and decides how much is selected as one of booleans does."""
-        target, *rest = call.tensors
-        number = self.numbers.of(target) if isinstance(target, FakeTensor) else None
-        if number is None or self.is_known(target) or (call.func not in _MARKING and self._is_whole(target)):
+        target = call.args[0] if call.args else None
+        if not isinstance(target, FakeTensor) or (number := self.numbers.of(target)) is None:
+            return
+        if self.is_known(target) or (call.func not in _MARKING and self._is_whole(target)):
             return
         storage = target.untyped_storage()
         elements = storage.nbytes() // target.element_size()
         if not FLOAT_LIMIT < elements <= INTEGER_LIMIT:
             return
-        if any(isinstance(one, FakeTensor) and not self.is_known(one) for one in rest):
+        if any(isinstance(one, FakeTensor) and not self.is_known(one) for one in call.tensors[1:]):
             return
         self.numbers.forget(target)
         data = self._written(target)
