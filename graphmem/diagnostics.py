@@ -201,8 +201,8 @@ class Code(Enum):
         "run on: their results are there at once then, and what they kept between them is not"
     )
     SCRIPT_CONVOLUTIONS = _unbounded(
-        "torch.jit.optimize_for_inference joins convolutions with what follows them in cuDNN on a card; they were taken "
-        "apart here, with the workspaces that they have so"
+        "torch.jit.optimize_for_inference joins convolutions with what follows them in cuDNN on a card; here they are "
+        "apart, with the workspaces that they have so"
     )
     NAME_GONE = _unbounded("{path} is gone from this PyTorch: {lost}")
     TRITON_MISSING = _unbounded(
