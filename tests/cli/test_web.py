@@ -144,7 +144,7 @@ def test_files_of_other_kinds_and_large_ones_are_refused(server: str) -> None:
 def test_hostile_files_run_nothing_and_read_nothing_of_the_machine(server: str, tmp_path: Path) -> None:
     secret = tmp_path / "SECRET"
     secret.write_bytes(samples.EXTERNAL_WEIGHTS)
-    models = hostile.models((str(secret), f"../../../../../../{secret}"))
+    models = hostile.models((str(secret), f"{'../' * 6}{secret}"))
     questions: dict[str, tuple[str, dict[str, Any]]] = {
         **{name: ("replay", {"snapshot": content}) for name, content in list(hostile.snapshots(tmp_path).items())[::2]},
         **{name: ("analyze", {"batch": 4, "model": content}) for name, content in models.items()},
