@@ -13,7 +13,6 @@ LEVELS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 #: How far predictions may be from the recorded peaks (allocated, reserved), where they are not equal, and why.
 OFF = {
     "ddp": (0.00017, 0.0, "one epoch is recorded; its checkpoint, read back, puts 42 step counts on the card"),
-    "trainer": (0.0111, 0.0145, "its loader is one batch ahead: a fourth step, of longer rows than the recorded three"),
 }
 
 
