@@ -130,9 +130,8 @@ def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
 
 
 def _half_of(card: Device) -> str:
-    """The type of 16 bits that a card computes in: before 8.0 bf16 is emulated, without attention's fused kernels."""
-    capability = card.compute_capability
-    return "fp16" if capability is not None and capability < (8, 0) else "bf16"
+    """The type of 16 bits that a card computes in: some emulate bf16, without attention's fused kernels."""
+    return "bf16" if card.compute_capability is None or card.limits.bfloat16 else "fp16"
 
 
 def _changes_of_training(step: Training, batch: int | None) -> Iterator[Advice]:

@@ -32,6 +32,8 @@ from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 
 _LOST = "TorchScript's fuser is left out"
+_Graph: Any = private("torch._C.Graph", _LOST)
+_Module: Any = private("torch._C.ScriptModule", _LOST, type(None))
 _last_graph: Any = private("torch._C._last_executed_optimized_graph", _LOST, lambda: None)
 _create_function: Any = private("torch._C._create_function_from_graph", _LOST)
 _is_optimized: Any = private("torch._C._get_graph_executor_optimize", _LOST)
@@ -172,7 +174,7 @@ class Executors:
             instead.eraseOutput(index)
         _eliminate_dead_code(instead)
         began = f"began_{next(_number)}"
-        _put(backward, next(backward.nodes()), torch._C.Graph(), partial(self._note_begun, began), began)
+        _put(backward, next(backward.nodes()), _Graph(), partial(self._note_begun, began), began)
         node.g_("Subgraph", self._calling(forward)).g_("ReverseSubgraph", backward)
         choice = _choice(node)
         for called in list(choice.blocks())[1].findAllNodes("prim::CallFunction") if choice else ():
@@ -183,7 +185,7 @@ class Executors:
 
     def _calling(self, graph: Any) -> Any:
         """A graph that does nothing but to run ``graph``, so that its executor is seen."""
-        outer = torch._C.Graph()
+        outer = _Graph()
         for value in graph.inputs():
             outer.addInput().setType(value.type())
         for value in _put(outer, outer.return_node(), graph, self._running(graph), "run", outer.inputs()):
@@ -377,7 +379,7 @@ def _fusing() -> Iterator[None]:
 
 def _is_module(arg: object) -> bool:
     """Whether it has parameters, which need gradients."""
-    return isinstance(arg, torch._C.ScriptModule)
+    return isinstance(arg, _Module)
 
 
 def _put(

@@ -262,6 +262,7 @@ LAYERS: tuple[Layer, ...] = (
         "C++ would ask a driver for the device that a new tensor is made on",
         (
             "torch.[a-z]*",
+            "torch._shape_as_tensor",
             "torch.cuda.*Tensor",
             "torch.Tensor.new_tensor",
             "torch.Tensor.type",
