@@ -137,6 +137,7 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
         assert replace(one, **known) == replace(other, **known)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_command_is_told_of_a_template(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"seq_len": 16, "training": Training(dtype="bf16"), "device": "T4"}
     model, note = written(tmp_path, LLAMA), "by template of the captures with 4, 5, 6 of its 40 layers"

@@ -27,8 +27,8 @@ RECORDINGS = recordings()
 GROUPS = list(dict.fromkeys(case.group for case in CASES.values()))
 RECORDED = [case for case in CASES.values() if "changes" in RECORDINGS[case.name]]
 
-#: Of each group, every run takes a third; ``.ci/slow`` the rest.
-PARTS = 3
+#: Of each group, every run takes a sixth; ``.ci/slow`` the rest.
+PARTS = 6
 
 SELECTED_BY_KNOWN_VALUES = (
     "bincount",

@@ -19,6 +19,7 @@ from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache
 from graphmem.sources import huggingface
 from graphmem.trace import to_json
+from tests.support.examples import first_quick
 
 _PROGRAM = """
 import json, sys
@@ -28,6 +29,7 @@ from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache
 from graphmem.base import deferred
 from graphmem.trace import to_json
+from tests.support.examples import first_quick
 waiting.is_own_process = True
 run = RunCache().run(Question(sys.argv[1], batch=2, **json.loads(sys.argv[2])))
 print(json.dumps({"trace": to_json(run.trace), "waiting": [name for name in sys.modules if deferred.is_waiting(name)]}))
@@ -106,7 +108,7 @@ def test_of_numbers_the_functions_on_symbols_give_what_pytorch_gives() -> None:
         assert meanwhile["sym_eq"](x, y) == shapes.sym_eq(x, y)
 
 
-@pytest.mark.parametrize("function", ["build", "own_step"])
+@pytest.mark.parametrize("function", first_quick(["build", "own_step"], 1))
 def test_a_step_that_compiles(tmp_path: Path, function: str) -> None:
     file = tmp_path / "compiled.py"
     file.write_text(_COMPILED, encoding="utf-8")

@@ -61,6 +61,7 @@ def peaks(document: dict[str, Any]) -> tuple[int, int]:
     return document["peak"]["allocated_bytes"], document["peak"]["reserved_bytes"]
 
 
+@pytest.mark.slow
 def test_a_script_of_the_shell_is_as_its_program(folder: Path) -> None:
     """Every process of it is followed, the fullest is shown; its output, files and exit codes are the script's own."""
     script = 'python train.py 4096 && python -c "print(40 + 2)" > answer\npython train.py 16\ncat answer\nexit 7'
@@ -137,6 +138,7 @@ def test_a_program_cannot_start_others_out_of_sight(folder: Path) -> None:
     assert "python -E train.py 16 uses PyTorch where graphmem cannot look" in words.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_text_by_standard_input(folder: Path) -> None:
     (folder / "train.sh").write_text(f"python - 16 <<EOF\n{TRAIN}\nEOF\n")
     code, followed, words = run(folder, "CUDA_VISIBLE_DEVICES=0,1", "./train.sh")
@@ -170,6 +172,7 @@ def test_a_program_may_start_itself_again(folder: Path) -> None:
     assert "followed" not in document["details"]
 
 
+@pytest.mark.slow
 def test_notebooks_and_text(folder: Path) -> None:
     lines = TRAIN.replace("int(sys.argv[1])", "rows").strip().splitlines()
     cells = ["%matplotlib inline\n" + "\n".join(lines[:2]), "%%bash\nfalse", "!pip install x\nrows = 16\n" + lines[2]]

@@ -150,7 +150,7 @@ def test_who_goes_on_with_less_fits_and_the_report_says_both(tmp_path: Path) -> 
         assert f"trained with {trains}" in run(tmp_path, _HALVES, size)[2]
 
 
-@pytest.mark.parametrize("caught", [True, False])
+@pytest.mark.parametrize("caught", first_quick([True, False], 1))
 def test_who_runs_out_later_on_needs_what_the_same_run_is_served(tmp_path: Path, caught: bool) -> None:
     """Cached segments of other sizes are given back on the way; the work that is refused had been done before."""
     steps = "for rows in (100, 160, 200, 330, 480):\n    train(rows << 10)\n"

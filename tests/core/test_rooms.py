@@ -96,6 +96,7 @@ def test_commands_are_there_with_their_rooms(copy: Path, tmp_path: Path) -> None
     assert "this graphmem has no graphmem.accuracy" in lacking.stderr
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_rest_are_green(copy: Path) -> None:
     done = python(copy, "import pytest; sys.exit(pytest.main(sys.argv[1:]))", "-p", "no:cacheprovider", *REST)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

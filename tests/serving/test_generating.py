@@ -61,6 +61,7 @@ def test_a_batch_and_a_length_are_looked_at_once(model: str) -> None:
     assert any("1 captures" in note for note in report.served.notes)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_what_would(model: str) -> None:
     report = graphmem.serve(
         model, engine="hf", gpu="H100", gpu_memory="900MiB", max_num_seqs=2000, max_model_len=64,
