@@ -693,6 +693,16 @@ def test_epochs_that_collect_something_are_followed(tmp_path: Path, capsys: pyte
     assert [one.code for one in long.diagnostics if one.effect is Effect.MORE] == [Code.STEPS_KEEP]
 
 
+def test_epochs_that_collected_once_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    once = (
+        "    if epoch == 4: kept.append(x(999))\n    seen.append(epoch)\nprint(*[one for one in seen if one != 'step'])"
+    )
+    program = "kept = []\nfor epoch in range(100):\n    for _ in range(5): train_step()\n" + once
+    estimate = run(tmp_path, program)
+    assert len(said(capsys).split()) < 12
+    assert not [one for one in estimate.diagnostics if one.effect is Effect.MORE]
+
+
 def test_small_numbers_that_steps_keep_are_counted(tmp_path: Path) -> None:
     kept = "kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(torch.ones(8, device='cuda'))\n"
     few, all_ = run(tmp_path, kept), run(tmp_path, kept, iterations=300)

@@ -367,7 +367,7 @@ class Loop:
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
-        self._grown = 0  # how often it went on because an iteration had left memory behind
+        self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
         self._begin_iteration()
         leaving.begin(self)
 
@@ -454,22 +454,23 @@ class Loop:
     def _settles(self) -> bool:
         """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and
         not by their batches; a loader's loop does as the one that asks it. Libraries count their steps themselves."""
-        leaving = self._leaving
-        if self.runs is None:
-            return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._settles()
-        return self._may_differ() and leaving.is_settling(self._since)
+        loop = self._of_program()
+        return loop is not None and loop._may_differ() and loop._leaving.is_settling(loop._since)
 
     def _ends_soon(self) -> bool:
         """Whether a loop whose last steps differ, and take no turns, goes on as the rest of it would be few events."""
-        leaving = self._leaving
-        if self.runs is None:
-            return leaving.fetching is not None and leaving.fetching.runs is not None and leaving.fetching._ends_soon()
-        if self._left is None or len(self._marks) < ALIKE_ITERATIONS or not self._may_differ():
+        loop, leaving = self._of_program(), self._leaving
+        if loop is None or loop._left is None or len(loop._marks) < ALIKE_ITERATIONS or not loop._may_differ():
             return False
-        events = self._left * (self._marks[-1] - self._marks[-2]) // self._iterations
-        if events > MOST_DIFFERING_EVENTS or not leaving.differ(self._since):
+        events = loop._left * (loop._marks[-1] - loop._marks[-2]) // loop._iterations
+        if events > MOST_DIFFERING_EVENTS or not leaving.differ(loop._since):
             return False
-        return not iterations.in_turn(leaving.recorder.builder, self._marks)
+        return not iterations.in_turn(leaving.recorder.builder, loop._marks)
+
+    def _of_program(self) -> Loop | None:
+        """This loop, or the one that asks a loader for its batches, if it is the program's own."""
+        loop = self if self.runs is not None else self._leaving.fetching
+        return None if loop is None or loop.runs is None else loop
 
     def _may_differ(self) -> bool:
         """Whether the loop's own steps would go on, and their batches do not explain what differs."""
@@ -514,16 +515,19 @@ class Loop:
         return has_batches
 
     def _goes_on_growing(self) -> bool:
-        """Whether a loop around training goes on with its next item, as the last one, which was not the first, has left
-        memory behind on the device: weights that are collected epoch by epoch."""
+        """Whether a loop around training goes on with its next item, as one of the last, which was not the first, has
+        left memory behind on the device: weights that are collected epoch by epoch."""
         runs, builder = self.runs, self._leaving.recorder.builder
         if runs is None or self.steps_itself or self.is_fed or self._items < 2:
             return False
         kept = iterations.body(builder, self._top[0])[1]
-        if (kept <= NUMBERS_BYTES and not self._grown) or not runs.has_next:
+        self._rested = 0 if kept > NUMBERS_BYTES else self._rested + 1
+        if not runs.has_next or self._rested >= (MOST_SETTLING if self._grown else 1):
             return False
         self._grown += 1
-        if self._grown > iterations.MOST_REPEATED:
+        if self._grown > MOST_REPEATED:
+            if self._rested:
+                return False
             steps = len(self._leaving.log)
             doubt = Code.STEPS_KEEP.about(place=self.where, steps=steps, kept=format_bytes(kept))
             self._leaving.recorder.assumed[doubt] = 1

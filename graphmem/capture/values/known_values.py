@@ -364,7 +364,6 @@ class KnownValues:
             return
         if any(isinstance(one, FakeTensor) and not self.is_known(one) for one in call.tensors[1:]):
             return
-        self.numbers.forget(target)
         data = self._written(target)
         if data is not None:
             self._has_masks = True
