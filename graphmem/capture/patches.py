@@ -29,7 +29,14 @@ from torch.overrides import get_ignored_functions, handle_torch_function, has_to
 from graphmem import torch_names
 from graphmem.base import versions
 from graphmem.capture.threads import Threads, current_threads
-from graphmem.capture.torch_internals import OpOverload, has_kernel
+from graphmem.capture.torch_internals import (
+    DeviceContext,
+    OpOverload,
+    function_modes,
+    has_kernel,
+    pop_function_mode,
+    push_function_mode,
+)
 from graphmem.torch_names import private
 
 _overloaded_args: Any = private(
@@ -221,8 +228,12 @@ def _function(value: Callable[..., object], found: Callable[..., object], thread
 
     def overridable(*args: object, **kwargs: object) -> object:
         if get_ident() in threads or adopts():
-            if has_torch_function(args):
+            if has_torch_function(args):  # by the class of an argument, or as a mode is on
                 overloaded = _overloaded_args(args)
+                if _has_mode():
+                    result = _by_mode(overridable, overloaded, args, kwargs)
+                    if result is not NotImplemented:
+                        return result
                 if overloaded:
                     return _overridden(overridable, found, overloaded, args, kwargs)
             return value(*args, **kwargs)
@@ -241,6 +252,22 @@ def _is_overridable(found: object) -> bool:
     else:
         by_cpp = isinstance(found, BuiltinFunctionType) and found is getattr(_FUNCTIONS, found.__name__, None)
     return by_cpp and found not in get_ignored_functions()
+
+
+def _has_mode() -> bool:
+    """True if a mode of functions is asked first; the default device is looked up by the replacements themselves."""
+    modes = function_modes()
+    return bool(modes) and not isinstance(modes[-1], DeviceContext)
+
+
+def _by_mode(view: object, overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """The result by the innermost mode of functions, with the arguments that the program gave: C++ would hand it this
+    function with those that the replacement has changed (``handle_torch_function_no_python_arg_parser``)."""
+    mode = pop_function_mode()
+    try:
+        return mode.__torch_function__(view, tuple(type(arg) for arg in overloaded), args, kwargs)
+    finally:
+        push_function_mode(mode)
 
 
 def _overridden(

@@ -227,3 +227,21 @@ def test_a_tensor_around_tensors_around_fake_ones_is_fake() -> None:
     assert is_fake(TwoTensor(TwoTensor(fake, fake), TwoTensor(fake, fake)))
     real = torch.zeros(2)
     assert not is_fake(TwoTensor(TwoTensor(real, real), TwoTensor(real, real)))
+
+
+def test_a_mode_is_handed_what_the_program_gave() -> None:
+    """optimum-quanto calibrates under a mode of functions: C++ hands it a replaced function with replaced arguments."""
+    seen: list[Any] = []
+
+    class HandsOn(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.extend(one for one in args if isinstance(one, torch.device))
+            return func(*args, **(kwargs or {}))
+
+    def places() -> list[str]:
+        with HandsOn():
+            made = (torch.zeros(2).to(torch.device("cuda")), torch.zeros(2).cuda(), torch.tensor([1.0], device="cuda"))
+            return [one.device.type for one in (*made, torch.as_tensor([1], device="cuda"), made[0] + made[1])]
+
+    assert in_capture(places) == ["cuda"] * 5
+    assert {one.type for one in seen} == {"cuda"}  # never meta

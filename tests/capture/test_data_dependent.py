@@ -53,6 +53,27 @@ def test_sizes_follow_the_share(function: Callable[[Any], Any], shapes: list[tup
     assert whole[0][0] in (ROWS, ROWS * WIDTH)
 
 
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: x.argmax(dim=1),
+        lambda x: x.max(dim=-1).indices.view(-1, 10)[:50].to(torch.int32),
+        lambda x: torch.cat([x.topk(3).indices, x.argsort(dim=1)], 1)[x[:, 0] > 0],
+    ],
+    ids=["argmax", "max", "topk and argsort"],
+)
+def test_chosen_classes_are_no_more_than_there_are(choose: Callable[[Any], Any]) -> None:
+    """torchmetrics counts them, and raises an error where there are more (``stat_scores.py``)."""
+    assert shape(lambda x: choose(x).unique(), None) == [(WIDTH,)]
+
+    def writes(x: Any) -> Any:
+        chosen = x.argmax(dim=1)
+        chosen += x[:, 0].long()
+        return chosen.unique()
+
+    assert shape(writes, None) == [(ROWS,)]
+
+
 def test_counts_with_a_minimum_need_no_share() -> None:
     assert shape(lambda x: torch.bincount(x[:, 0].long(), minlength=8), None) == [(8,)]
 

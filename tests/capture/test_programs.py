@@ -597,6 +597,16 @@ def test_a_loop_whose_steps_do_not_show_the_later_ones_is_in_doubt(
     assert _doubts_of_loops(run(tmp_path, loop)) == doubts
 
 
+@pytest.mark.parametrize(("kept", "doubts"), [("1", []), ("torch.ones(1, device='cuda')", ["STEPS_KEEP"])])
+def test_a_number_that_each_step_of_a_library_keeps_is_a_doubt(
+    kept: str, doubts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows how many there would be: skrl collects a divergence in each step of an epoch."""
+    _installed(tmp_path, monkeypatch, f"import torch; list(map(lambda _: (step(), seen.append({kept})), range(300)))")
+    estimate = run(tmp_path, "import fitting\nfitting.fit(train_step, seen)")
+    assert [name for name, _ in _doubts_of_loops(estimate)] == doubts
+
+
 @pytest.mark.parametrize("steps", [30, 31])
 def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path) -> None:
     """As where a discriminator learns every other step; what some of them keep is there at the end."""

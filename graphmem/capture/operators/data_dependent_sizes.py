@@ -74,3 +74,5 @@ SELECTING: dict[OpOverload, Decomposition] = {
     _aten.bincount.default: _bincount,
     _aten.repeat_interleave.Tensor: _repeat_interleave,
 }
+#: Those of them whose outputs are as many as there are values, of all elements.
+VALUES = {_aten._unique.default, _aten._unique2.default}

@@ -147,7 +147,8 @@ class Leaving:
             and not self._steps_in_pass(self._number(optimizer))
             and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
         ):
-            self.doubt_others(0, "a loop that was left")
+            # Nobody knows how many more there would be: numbers that each keeps for a log count too.
+            self.doubt_others(0, "a loop that was left", most_kept=0)
             self._leaves_since = since
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -21,7 +21,7 @@ from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.device.fake_tensors import without_classes
 from graphmem.capture.operators import collectives, compressed, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
-from graphmem.capture.operators.data_dependent_sizes import outputs_of
+from graphmem.capture.operators.data_dependent_sizes import VALUES, outputs_of
 from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
@@ -40,6 +40,7 @@ from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, is_forward_derivative, node_name
 from graphmem.capture.values.known_values import INTEGERS
 from graphmem.capture.values.tensors import has_sparse, on_device, sparse_parts, tensors_in
+from graphmem.diagnostics import Code
 from graphmem.torch_names import private
 from graphmem.trace import Category, Place
 
@@ -547,6 +548,8 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
     rows = None if known is None else _rows(call, known)
     if rows is not None and mode.recorder.values.drawn(call.args):
         rows = mode.recorder.assumed_values.selected(rows)
+    if known is None and call.func in VALUES and selection.share is None:
+        rows = _values_at_most(mode, call)
     with contextlib.nullcontext() if rows is None else selection.exactly(rows):
         out = outputs_of(call.func, selection, call.args, call.kwargs)
     is_mask = call.func is _NONZERO and call.args[0].dtype is torch.bool
@@ -555,6 +558,15 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> object:
         if not is_share or out.shape[0] == call.args[0].numel():
             mode.recorder.values.assume_selected(call.args[0], out.shape[0])
     return NOT_HANDLED if out is None else mode.finish(call, out)
+
+
+def _values_at_most(mode: RecordingMode, call: OperatorCall) -> int | None:
+    """How many distinct values a tensor of unknown ones has at most, where that is fewer than its elements."""
+    tensor = call.args[0]
+    below = mode.recorder.values.numbers.below(tensor)
+    if below is None or below >= tensor.numel():
+        return None
+    return mode.recorder.assumed_values.selected(below, Code.TAKES_ALL, what="unique", candidates=below)
 
 
 def _rows(call: OperatorCall, selected: object) -> int:

@@ -93,10 +93,17 @@ ALL_RIGHT = Code.DRAFTS_RIGHT.about()
 SOME_RIGHT = Code.DRAFTS_ACCEPTED.about()
 ALLOWED = Code.TOKENS_ALLOWED.about()
 FITTED = Code.QUANTIZER_FITTED.about()
+#: Operators that give places along a dimension: the dimension's argument, and the output they are.
+_PLACES: dict[OpOverload, tuple[int, int]] = {
+    _aten.argmax.default: (1, 0), _aten.argmin.default: (1, 0), _aten.max.dim: (1, 1), _aten.min.dim: (1, 1),
+    _aten.topk.default: (2, 1), _aten.sort.default: (1, 1),
+}  # fmt: skip
+#: Operators whose results are values of their first argument, or of all in it.
+_TAKING = {_aten._to_copy.default, _aten.clone.default, _aten.index.Tensor, _aten.cat.default}
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION, _COUNT_WRONG_DRAFTS, _IS_NAN,
-    _IS_INFINITE, _SAME, _OTHER,
+    *_PLACES, *_TAKING, *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION,
+    _COUNT_WRONG_DRAFTS, _IS_NAN, _IS_INFINITE, _SAME, _OTHER,
 }  # fmt: skip
 
 #: Elements of the largest tensor of flags.
@@ -146,7 +153,9 @@ def follow(values: KnownValues, func: OpOverload, args: Sequence[object], out: o
     Flags go into ``values`` as well: frameworks add them up in place, and send them round. Returns what had to be
     assumed, or None.
     """
-    if not isinstance(out, FakeTensor):
+    if func in _PLACES or func in _TAKING:
+        _note_range(values, func, args, out)
+    if func in _PLACES or not isinstance(out, FakeTensor):
         return None
     if func is _COUNT_WRONG_DRAFTS:
         return _drafted(values, args[0], out)
@@ -165,6 +174,21 @@ def follow(values: KnownValues, func: OpOverload, args: Sequence[object], out: o
             values.fill(out, number)
         values.numbers.learn(out, number)
     return remark
+
+
+def _note_range(values: KnownValues, func: OpOverload, args: Sequence[Any], out: Any) -> None:
+    """Note which whole numbers ``out`` may hold: classes that a model chose are as many as it scores."""
+    if func in _PLACES:
+        at, which = _PLACES[func]
+        dim = args[at] if len(args) > at else -1 if which else None
+        shape, places = args[0].shape, out[which] if isinstance(out, (list, tuple)) else out
+        values.numbers.set_below(places, math.prod(shape) if dim is None or not shape else shape[dim])
+        return
+    sources = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+    ranges = [values.numbers.below(one) for one in sources if isinstance(one, FakeTensor)]
+    known = [one for one in ranges if one is not None]
+    if isinstance(out, FakeTensor) and known and len(known) == len(sources):
+        values.numbers.set_below(out, max(known))
 
 
 def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> Diagnostic | None:

@@ -9,6 +9,8 @@ from enum import Enum, auto
 import torch
 
 Number = bool | int | float
+#: Types of few numbers -> how many.
+_SMALL = {torch.bool: 2, torch.uint8: 256}
 
 
 class Mark(Enum):
@@ -24,6 +26,7 @@ class _Entry:
     storage: weakref.ref[torch.UntypedStorage]
     number: Number | None = None
     mark: Mark = Mark.NONE
+    below: int | None = None
 
 
 class UniformNumbers:
@@ -50,11 +53,21 @@ class UniformNumbers:
     def set_mark(self, tensor: torch.Tensor, mark: Mark) -> None:
         self._entry(tensor).mark = mark
 
+    def below(self, tensor: torch.Tensor) -> int | None:
+        """The number that every element, a whole number from 0 on, is below; None where it is not known."""
+        if tensor.dtype in _SMALL:
+            return _SMALL[tensor.dtype]
+        entry = self._found(tensor)
+        return None if entry is None else entry.below
+
+    def set_below(self, tensor: torch.Tensor, number: int) -> None:
+        self._entry(tensor).below = number
+
     def forget(self, tensor: torch.Tensor) -> None:
         """The tensor was written into; its mark stays."""
         entry = self._found(tensor)
         if entry is not None:
-            entry.number = None
+            entry.number = entry.below = None
 
     def _found(self, tensor: torch.Tensor) -> _Entry | None:
         if not self._entries or tensor.layout is not torch.strided:
