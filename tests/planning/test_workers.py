@@ -117,7 +117,7 @@ def _accuracy(_: str, **where: Any) -> str:
     return repr([found.predicted for found in compare(_records(), Workers(**where))])
 
 
-ANSWERS = {"sweep": _sweep, "advise": _advise, "plan": _plan, "accuracy": _accuracy}
+ANSWERS: dict[str, Callable[..., str]] = {"sweep": _sweep, "advise": _advise, "plan": _plan, "accuracy": _accuracy}
 
 
 @pytest.mark.parametrize("command", ANSWERS)
