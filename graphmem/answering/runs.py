@@ -422,7 +422,8 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        words = f"whole program, {run.ending.steps} optimizer steps"
+        more = f" ({run.ending.more})" if run.ending.more else ""
+        words = f"whole program, {run.ending.steps} optimizer steps{more}"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words
