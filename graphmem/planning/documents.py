@@ -66,7 +66,8 @@ def of_fit(found: Largest) -> Document:
         if estimate is not None and estimate.fit is not None
     ]
     columns = [
-        Column(name, "count"), Column("device memory", "bytes"), Column("of the card", "figure"), Column(name="fits")
+        Column(name, "count"), Column("device memory", "bytes", bars=True), Column("of the card", "figure"),
+        Column(name="fits"),
     ]  # fmt: skip
     sections = [
         section("", Facts(about)),
@@ -151,11 +152,11 @@ def of_sweep(rows: Rows) -> Document:
         if figures["error"] and len(errors) < _MOST_ROWS:
             errors.append(f"{' '.join(words.values())}: {figures['error']}")
     settled = [Column(name, "figure") for name in (*names, *(["price"] if rows.prices else []))]
-    of_levels = [Column(level, "bytes") for level in LEVELS]
+    of_levels = [Column(level, "bytes", bars=level == "device") for level in LEVELS]
     notes = [*_cheapest(rows), *_assumed_card(next((row.estimate for row in rows if row.estimate), None))]
     if len(rows) > len(shown):
         notes.append(f"{len(rows) - len(shown):,} more rows: --format csv or json has them all")
-    table = Table([*settled, *of_levels[1:], Column(wraps=False)], shown)
+    table = Table([*settled, *of_levels[1:], Column(wraps=False, name="fits")], shown)
     columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
     title = f"Combinations of {', '.join(names)}"
     return Document(
@@ -193,7 +194,7 @@ def of_advice(advised: Advised) -> Document:
     as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
     sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is)))]
     if saving:
-        sizes = Column("saves", "bytes"), Column("needs", "bytes")
+        sizes = Column("saves", "bytes"), Column("needs", "bytes", bars=True)
         columns = (*sizes, Column(name="fits"), Column("change"), Column("options"))
         sections.append(section("", Table(columns, list(map(_change, saving)))))
     else:
