@@ -14,7 +14,7 @@ import pytest
 
 from graphmem.estimate import Estimate
 from graphmem.reports import format_named
-from graphmem.reports.document import Choices, Column, Curve, Curves, Document, Table, Text, section
+from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Document, Table, Text, section
 from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
 from graphmem.units import MIB, format_bytes
@@ -258,7 +258,8 @@ def test_tables_of_the_moment_are_sorted(page: _Browser) -> None:
 def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path) -> None:
     from selenium.webdriver import Keys
 
-    cases = {(size, kind): [Text([f"{kind} at {size}"])] for size in ("1", "2", "1,024") for kind in ("bf16", "off")}
+    pairs = [(size, kind) for size in ("1", "2", "1,024") for kind in ("bf16", "off")]
+    cases: dict[tuple[str, ...], list[Block]] = {(size, kind): [Text([f"{kind} at {size}"])] for size, kind in pairs}
     del cases["1,024", "off"]
     block = Choices([("batch", ["1", "2", "1,024"]), ("amp", ["bf16", "off"])], cases, ("2", "bf16"))
     path = tmp_path / "answer.html"
