@@ -111,7 +111,7 @@ def of_fit(found: Largest) -> Document:
         section("", Facts(about)),
         section("", Text(tuple(_answer(found, name)), "yes" if found.value else "no")),
         section("", Table(columns, rows)),
-        section("", *_peaks(found, fit), Text([f"analysed: {', '.join(f'{value:,}' for value, _ in found.tried)}"])),
+        section("", *_peaks(found, fit), Text([f"analysed: {'; '.join(f'{value:,}' for value, _ in found.tried)}"])),
     ]
     sizes: dict[tuple[str, ...], Estimate] = {(f"{value:,}",): one for value, one in sorted(found.sizes.items())}
     if cases := _cases([name], sizes):
