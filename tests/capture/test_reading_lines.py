@@ -23,6 +23,8 @@ _ONLY_LOGGED = {
     "text_of_a_function": "spell = lambda ids: ''.join(words[i % 9] for i in ids)\nprint(spell(x.tolist()))  # read",
     "a_share_by_numpy": "hits.append(top.numpy())  # read\nprint(np.mean([np.isin(h, seen).mean() for h in hits]))",
     "an_array_in_a_file": "np.savez(path, neighbours=found.cpu().numpy())  # read",
+    "a_checkpoint": "kept = {'steps': steps.item() if fast else 0}  # read\ntorch.save(kept, path)",
+    "a_score_under_any_key": "scores[name] = hits.sum().item()  # read\nfor key, n in scores.items():\n    print(key, n)",
     "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
 _DECIDING = {
@@ -37,6 +39,9 @@ _DECIDING = {
     "a_row_that_is_kept": "kept = rows[x.argmax().item()]  # read\nreturn kept",
     "a_size_for_each": "x = [torch.zeros(n) for n in lengths.tolist()]  # read\nreturn x",
     "a_bound_from_a_list": "n = lengths.tolist()  # read\nreturn x[: n[0]]",
+    "a_choice": "n = 3 if lengths.max().item() else 4  # read\nreturn torch.zeros(n)",
+    "a_size_under_any_key": "sizes[name] = lengths.max().item()  # read\nfor n in sizes.values():\n    torch.zeros(n)",
+    "kept_by_an_object": "n = lengths.max().item()  # read\nstore.save(n)",
     "floor_division": "n = hits.sum().item()  # read\nreturn n // 2",
 }
 

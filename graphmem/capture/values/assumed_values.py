@@ -96,16 +96,18 @@ class AssumedValues:
 
     def whole_number(self) -> int:
         """A whole number that is read."""
-        place, file, line = callers.user_place()
+        place, _, _ = callers.user_place()
         given = self._given_at(place)
         if given is not None:
             return int(given)
         if self._reading == "" and callers.is_subscript():
             self.logged += 1
             return 0
-        frames = callers.user_frames()
-        is_log = self._reading not in ("index", "bool") and self._judge(
-            reading_lines.only_logs, file, line, False, False, frames
+        frames = callers.reading_frames()
+        is_log = (
+            self._reading not in ("index", "bool")
+            and bool(frames)
+            and self._judge(reading_lines.only_logs, frames[0].file, frames[0].line, False, False, frames)
         )
         self._note(place, Code.WHOLE_NUMBER, is_decisive=not is_log)
         return 1

@@ -27,11 +27,18 @@ _LOGS = {
 }  # fmt: skip
 _PASSES = {
     "int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len", "zip", "concatenate", "stack",
-    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps",
+    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps", "cast",
 }  # fmt: skip
-#: Methods of arrays that give numbers of them, as many or fewer.
-_METHODS = {"mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round"}
+#: Methods of arrays and dictionaries that give numbers of them, as many or fewer.
+_METHODS = {
+    "mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round", "items",
+    "values", "get",
+}  # fmt: skip
 _GATHERS = {"append", "extend", "add"}
+_WRITES = {
+    ("torch", "save"), ("np", "save"), ("np", "savez"), ("numpy", "save"), ("json", "dump"), ("pickle", "dump"),
+    ("yaml", "dump"), ("joblib", "dump"),
+}  # fmt: skip
 _WARNS = _LOGS | {"warn", "warning_once", "warn_once"}
 _OF_TEXT = {"getattr", "str", "repr", "format", "join"}
 #: What makes a whole number of a floating-point one, what selects by an array, and functions of a module of functions
@@ -285,6 +292,8 @@ class _Uses:
             up, (ast.keyword, ast.Compare, ast.GeneratorExp, ast.ListComp, ast.Dict, ast.List, ast.Tuple, ast.Starred)
         ):
             return self.are_harmless(up)
+        if isinstance(up, ast.IfExp):  # one of the two that a condition chooses from
+            return node is not up.test and self.are_harmless(up)
         if isinstance(up, ast.Attribute) and up.attr in _METHODS:
             call = self._program.parents.get(up)
             return isinstance(call, ast.Call) and self.are_harmless(call)
@@ -332,7 +341,7 @@ class _Uses:
             return name == "int" and self._of(_Value.WHOLE).are_harmless(call)
         if not is_whole and (_is_mathematics(call) or name in ("float", "round")):
             return (self._of(_Value.LOST) if self._is_object else self).are_harmless(call)
-        if name in _LOGS:
+        if name in _LOGS or _writes(call):
             return True
         if name in _PASSES or (is_whole and _is_mathematics(call)):
             return self.are_harmless(call)
@@ -370,8 +379,15 @@ class _Uses:
         if isinstance(target, ast.Name):
             return self._is_harmless_name(target.id, statement)
         if isinstance(target, ast.Subscript):
-            return self._is_object or (isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str))
+            return self._is_object or self._is_harmless_item(target)
         return self._value is not _Value.WHOLE
+
+    def _is_harmless_item(self, target: ast.Subscript) -> bool:
+        """Whether a value decides nothing that is kept in a dictionary: under a name, as logs are, or under any key of
+        a variable whose every use is harmless."""
+        if isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str):
+            return True
+        return isinstance(target.value, ast.Name) and self._is_harmless_name(target.value.id, target)
 
     def _is_harmless_name(self, name: str, node: ast.AST) -> bool:
         """Whether every use of a variable of the function around ``node`` is."""
@@ -389,8 +405,10 @@ class _Uses:
         return is_new
 
     def _is_gathering(self, node: ast.AST) -> bool:
-        """Whether it is the list in ``list.append(value)``."""
+        """Whether it is the list in ``list.append(value)``, or the dictionary in ``dictionary[key] = value``."""
         up = self._program.parents.get(node)
+        if isinstance(up, ast.Subscript):
+            return node is up.value and isinstance(up.ctx, ast.Store)
         return isinstance(up, ast.Attribute) and up.attr in _GATHERS
 
 
@@ -410,6 +428,13 @@ def _known_as(name: ast.expr, file: str) -> object:
         return None
     loaded = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
     return next((names[name.id] for names in loaded if names.get("__file__") == file and name.id in names), None)
+
+
+def _writes(call: ast.Call) -> bool:
+    """Whether it is ``torch.save``, ``json.dump`` or the like, which write a file."""
+    function = call.func
+    module = function.value if isinstance(function, ast.Attribute) else None
+    return isinstance(module, ast.Name) and (module.id, _name(call)) in _WRITES
 
 
 def _is_mathematics(call: ast.Call) -> bool:
