@@ -86,6 +86,14 @@ class RunCache:
         self._models.clear()
         self._runs.clear()
 
+    def serves(self, question: Question) -> bool:
+        """Whether the last run, or that of the other loop that was recorded with it, answers a question. Raises
+        :class:`UsageError` for options that the runtime refuses."""
+        key = capture_key(question)
+        if self.last is None or not _answers_alike(self.last, question):
+            return False
+        return self._runs.is_for(key) or self._of_other_loop(question, key) is not None
+
     def keep(self, question: Question, run: Run) -> None:
         """The run of a question that was had without running its step; its model is the one of the last run."""
         key = capture_key(question)
@@ -414,7 +422,8 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        words = f"whole program, {run.ending.steps} optimizer steps"
+        more = f" ({run.ending.more})" if run.ending.more else ""
+        words = f"whole program, {run.ending.steps} optimizer steps{more}"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words

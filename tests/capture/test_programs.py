@@ -603,6 +603,8 @@ def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path
     loop = f"kept = []\nfor i in range({steps}):\n    train_step()\n    if i % 2 == 1: kept.append(x(1 << 14))\n"
     few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=steps)
     assert few.details["program"]["steps"] < steps == all_.details["program"]["steps"]
+    assert "optimizer steps (more than 3: its steps differ)" in few.step
+    assert all_.step == f"whole program, {steps} optimizer steps"
     assert 0 <= few.allocated - all_.allocated <= (1 << 14) * 64 * 4  # they end with a whole turn
     assert few.reserved >= all_.reserved > 14 * (1 << 14) * 64 * 4
 
