@@ -93,7 +93,7 @@ def _training() -> None:
     for step in range(2):
         loss = closure()
         optimizer.step()
-        value = loss.item()  # decides
+        value = loss.item()
         if value < best:
             best = value
         losses.append(float(loss))

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from graphmem.capture.values.callers import Where
-from graphmem.capture.values.reading_lines import becomes_whole, only_logs, only_warns
+from graphmem.capture.values.reading_lines import becomes_whole, compares_idly, only_logs, only_warns
 
 #: Bodies of a function; the read is at the line that ends with "# read".
 _ONLY_LOGGED = {
@@ -67,6 +67,21 @@ _WARNING = {
     "more than a text": ("if 3 in ids:  # read\n    log.warning('pads')\n    ids = pad(ids)", False),
     "another branch": ("if 3 in ids:  # read\n    log.warning('pads')\nelse:\n    ids = pad(ids)", False),
 }
+_COMPARED = {
+    "the best, and its weights in a file": (
+        "acc = x.item()\nif acc > best:  # read\n    best, at = acc, 0\n    torch.save(model.state_dict(), path)\n"
+        "elif verbose:\n    print(acc)\nprint(best)",
+        True,
+    ),
+    "the lesser of two": ("print(math.exp(min(20, total)))  # read", True),
+    "an answer for a file": ("is_best = acc > best  # read\nif is_best and rank == 0:\n    copyfile(a, b)", True),
+    "weights that are kept": ("if acc > best:  # read\n    best, kept = acc, copy.deepcopy(weights)", False),
+    "an output that is kept": ("if acc > best:  # read\n    best = acc\n    kept = out", False),
+    "patience": ("if acc > best:  # read\n    bad = 0\nelse:\n    bad += 1\nif bad > 3:\n    return", False),
+    "a size": ("n = min(total, 20)  # read\nreturn torch.zeros(int(n))", False),
+    "a loop": ("while loss > 3:  # read\n    print(loss)", False),
+    "more than a file": ("if acc > best:  # read\n    model.eval()", False),
+}
 _LOST = {
     "behind a function": ("r = x.item()  # read\nside = math.sqrt(1 - r)\nn = int(32 * side)", True),
     "in the open": ("r = x.item()  # read\nn = int(32 * r)", False),
@@ -91,6 +106,11 @@ def test_a_number_is_followed_to_where_it_goes(body: str, expected: bool, tmp_pa
 @pytest.mark.parametrize(("body", "expected"), _WARNING.values(), ids=_WARNING)
 def test_a_question_for_a_warning_decides_nothing(body: str, expected: bool, tmp_path: Path) -> None:
     assert only_warns(*_written(body, tmp_path)) is expected
+
+
+@pytest.mark.parametrize(("body", "expected"), _COMPARED.values(), ids=_COMPARED)
+def test_what_is_compared_may_decide_only_what_is_written_down(body: str, expected: bool, tmp_path: Path) -> None:
+    assert compares_idly((Where(*_written(body, tmp_path), "step"),)) is expected
 
 
 @pytest.mark.parametrize(("body", "expected"), _LOST.values(), ids=_LOST)

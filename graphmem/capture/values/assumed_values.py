@@ -222,6 +222,10 @@ class AssumedValues:
     def _name(self, place: str, code: Code, **arguments: Argument) -> None:
         self.named[Diagnostic(code, place=place, arguments=tuple(arguments.items()))] += 1
 
+    def compares_idly(self) -> bool:
+        """Whether what the line that runs compares decides only what is written down."""
+        return bool(self._judge(reading_lines.compares_idly, callers.user_frames()))
+
     def decides(self, place: str, code: Code, decision: Code) -> None:
         """A number that was read at ``place``, of which ``code`` is assumed, decides something: ``decision``, if it is
         not one that was drawn."""
@@ -308,7 +312,7 @@ def _comparing(name: str) -> Callable[[AssumedNumber, object], object]:
 
     def compare(self: AssumedNumber, other: object) -> object:
         is_check = other is self or (isinstance(other, float) and other in (float("inf"), float("-inf")))
-        if not is_check:  # whether it is finite
+        if not is_check and not self._book.compares_idly():  # whether it is finite
             self._decides(Code.NUMBER_DECIDES_BRANCH)
         return original(self, other)
 
