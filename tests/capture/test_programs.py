@@ -1068,6 +1068,46 @@ torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
     assert phases == [(0, "build"), (0, "evaluate"), *steps, (2, "generate"), (2, "load")]
 
 
+def test_what_a_loop_computes_ahead_is_no_part_of_it(tmp_path: Path) -> None:
+    """Rows that a loop takes by its number are taken on the card once a step, though they tell which steps differ."""
+    source = """
+rows, order = x(1000), torch.randperm(1000, device="cuda")
+for i in range(0, 1000, 8):
+    model(rows[order[i : i + 8]]).sum().backward()
+    optimizer.step()
+"""
+    trace = run(tmp_path, source).trace
+    assert trace is not None
+    names = [trace.operators[event.operator].name for event in trace.events() if event.kind == EventKind.ALLOC]
+    step = ["aten.index.Tensor", "aten.sum.default"]
+    taken = [name for name in names if name in step]
+    assert len(taken) > 2
+    assert taken == step * (len(taken) // 2)
+
+
+def test_a_loop_comes_to_rows_that_are_fewer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A range of numbers by which rows are taken ends with fewer of them; a data set is not read to its end for it."""
+    source = """
+class Rows(list):
+    def __getitem__(self, at):
+        seen.append("read")
+        return super().__getitem__(at)
+everything = x(1000)
+for begin in range(0, 1000, 64):
+    batch = everything[begin : begin + 64]
+    model(batch).sum().backward()
+    optimizer.step()
+print(len(batch))
+rows = Rows(x(1)[0] for _ in range(90000))
+for at in range(90000):
+    model(rows[at]).sum().backward()
+    optimizer.step()
+print(len(seen) < 2000)
+"""
+    run(tmp_path, source)
+    assert said(capsys) == "40\nTrue"
+
+
 def held(estimate: Estimate) -> list[tuple[str, int]]:
     return [(one.source.rpartition("/")[2], one.bytes) for one in estimate.held]
 
