@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import graphmem
-from graphmem.planning.engines import ENGINES, results
+from graphmem.workers.crew import ENGINES, Crew
 from tests import places
 
 pytestmark = pytest.mark.slow
@@ -95,10 +95,11 @@ def _all(
 ) -> Any:
     tasks = [(number, str(folder)) for number in range(_COUNT)]
     found: dict[int, Any] = {}
-    for number, result in results(_square, tasks, ENGINES.named(engine), jobs=2, address=address):
-        assert number not in found
-        found[number] = result
-        meanwhile(len(found))
+    with Crew(ENGINES.named(engine), 2, address) as crew:
+        for number, result in crew.results(_square, tasks):
+            assert number not in found
+            found[number] = result
+            meanwhile(len(found))
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from graphmem.estimate import Estimate
 from graphmem.reports import format_named
-from graphmem.reports.document import Column, Curve, Curves, Document, Table, section
+from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Document, Table, Text, section
 from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
 from graphmem.units import MIB, format_bytes
@@ -29,6 +29,10 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1400,2000",
 )  # fmt: skip
+_AXE = """
+axe.run(document).then(({ violations }) => violations.filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 200))}`))
+"""
 _SEARCH = "input[aria-label='Search flame graph and table']"
 
 
@@ -253,6 +257,47 @@ def test_tables_of_the_moment_are_sorted(page: _Browser) -> None:
     assert up == tuple(sorted(largest))
     assert down == up[::-1]
     assert again == largest
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page: _Browser, width: int, scheme: str) -> None:
+    """Deque's checker of the rules that readers with other senses need; it is run by the debugger, as the page lets no
+    script but its own run."""
+    base = pytest.importorskip("axe_core_python.base")
+    run = page.driver.execute_cdp_cmd
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+    try:
+        run("Emulation.setDeviceMetricsOverride", size)
+        run("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+        run("Runtime.evaluate", {"expression": f"{base.AXE_SCRIPT};0"})
+        found = run("Runtime.evaluate", {"expression": _AXE, "awaitPromise": True, "returnByValue": True})
+    finally:
+        run("Emulation.clearDeviceMetricsOverride", {})
+        run("Emulation.setEmulatedMedia", {"features": []})
+    assert found["result"]["value"] == []
+
+
+def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path) -> None:
+    from selenium.webdriver import Keys
+
+    pairs = [(size, kind) for size in ("1", "2", "1,024") for kind in ("bf16", "off")]
+    cases: dict[tuple[str, ...], list[Block]] = {(size, kind): [Text([f"{kind} at {size}"])] for size, kind in pairs}
+    del cases["1,024", "off"]
+    block = Choices([("batch", ["1", "2", "1,024"]), ("amp", ["bf16", "off"])], cases, ("2", "bf16"))
+    path = tmp_path / "answer.html"
+    path.write_text(format_named("html").render(Document("toy", "toy", [section("", block)], dict)), encoding="utf-8")
+    browser.open(path)
+    seen = lambda: list(browser.texts(".choices > :not([hidden], .tools)"))  # noqa: E731
+    slider = browser.one("input[type=range]")
+    assert (seen(), slider.get_attribute("aria-valuetext")) == (["bf16 at 2"], "2")
+    browser.press(slider, Keys.ARROW_RIGHT)
+    assert (seen(), slider.get_attribute("aria-valuetext")) == (["bf16 at 1,024"], "1,024")
+    browser.run("const a = arguments[0]; a.value = 'off'; a.dispatchEvent(new Event('change'))", browser.one("select"))
+    assert seen() == ["This combination was not analysed."]
+    browser.press(slider, Keys.HOME)
+    assert seen() == ["off at 1"]
 
 
 def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_path: Path) -> None:
