@@ -83,13 +83,14 @@ class SizeAnswer:
     """What :class:`graphmem.answering.sized.SizedRuns` answered at a size, and what it knew then.
 
     ``run``: None where a template does not serve the size. ``learned``: the captures of the template, in words; ``""``
-    without one. ``output_bytes``: at the sizes that were captured for it.
+    without one; it serves sizes ``above`` one. ``output_bytes``: at the sizes that were captured for it.
     """
 
     run: Run | None
     is_proven: bool
     refused: str
     learned: str
+    above: int
     output_bytes: tuple[tuple[int, int], ...]
 
 

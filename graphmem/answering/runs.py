@@ -199,9 +199,9 @@ class _Slot(Generic[Made]):
 def prepared(question: Question) -> Iterator[None]:
     """Whatever imports PyTorch for a question: what it has no need of waits, and what is looked at is noted for the
     captures on the disk."""
-    let_wait(question)
     disk = capture_cache.in_use
     with without_compiler_folder(), contextlib.nullcontext() if disk is None else disk.watched():
+        let_wait(question)
         yield
 
 

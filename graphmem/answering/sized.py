@@ -40,6 +40,10 @@ _FURTHEST = 9 / 8
 #: Lengths of sequences that a template serves are multiples of it: attention pads its log-sum-exp to 32 rows
 #: (``_scaled_dot_product_efficient_attention``, torch/_meta_registrations.py), and masks to multiples of 8.
 _BLOCK = 32
+#: A template that so many captures have not proven is given up.
+_MOST_CAPTURES = 6
+#: So many of the smallest sizes may go another way than the others.
+_MOST_ODD = 2
 #: So many traces are written at a time: more take more memory, and hardly less time.
 _TOGETHER = 32
 
@@ -73,6 +77,7 @@ class SizedRuns:
         self._cudnn: Cudnn | None = None  # asked at all sizes
         self._output_bytes: dict[int, int] = {}  # at the sizes that the template was learned at
         self._learned = ""
+        self._above = 1  # sizes up to this one go another way
         self.is_proven = False
         self.refused = ""
         self._history: tuple[int, ...] = ()  # sizes that were captured, or recalled, in this order
@@ -89,14 +94,24 @@ class SizedRuns:
             self._kept.write()
 
     def serves(self, size: int) -> bool:
-        """Whether a template may serve a size: dimensions of one element are like no others, and kernels of attention
-        look at lengths of sequences in blocks."""
-        return size > 1 and size % self.block == 0
+        """Whether a template may serve a size: dimensions of one element are like no others, kernels of attention look
+        at lengths of sequences in blocks, and the smallest sizes may go another way."""
+        return size > self._above and size % self.block == 0
 
     @property
     def captured(self) -> list[int]:
         """The sizes that were captured for the template, in order."""
         return sorted(self._output_bytes)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the template is of captures that were made here, not on another card."""
+        return self.is_proven and len(self._samples) > 1
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether another capture may prove a template."""
+        return not (self.is_proven or self.refused) and len(self._made) < _MOST_CAPTURES
 
     def capture(self, size: int, say: Progress) -> Run:
         """The run of a capture, from which the template learns; it is in the cache for estimates of this size. Raises
@@ -143,7 +158,7 @@ class SizedRuns:
         if answer is None:
             return None
         self.is_proven, self.refused, self._learned = answer.is_proven, answer.refused, answer.learned
-        self._output_bytes = dict(answer.output_bytes)
+        self._output_bytes, self._above = dict(answer.output_bytes), answer.above
         if answer.run is not None:
             self._cache.keep(question, answer.run)
             self._written = answer.run
@@ -151,7 +166,7 @@ class SizedRuns:
 
     def _note(self, way: str, size: int, run: Run | None) -> None:
         if self._kept is not None:
-            known = self.is_proven, self.refused, self._learned, tuple(self._output_bytes.items())
+            known = self.is_proven, self.refused, self._learned, self._above, tuple(self._output_bytes.items())
             self._kept.note(self._point(way, size), SizeAnswer(run, *known))
 
     def _point(self, way: str, size: int) -> str:
@@ -186,7 +201,16 @@ class SizedRuns:
             self._template = Template.learn(list(self._samples.values()))
             self.is_proven = self._template.is_proven and self._template.agrees(self._card(question))
         except (NoTemplate, ValueError) as why:
-            self.refused, self.is_proven = str(why), False
+            self._template, self.is_proven = None, False
+            self._go_on_above(str(why))
+
+    def _go_on_above(self, why: str) -> None:
+        """Learn from larger sizes alone: at the smallest ones kernels are often chosen that are no other's choice."""
+        if len(self._made) > _MOST_ODD + 1:
+            self.refused = why
+            return
+        self._above = min(self._samples)
+        del self._samples[self._above], self._runs[self._above], self._output_bytes[self._above]
 
     def _is_as_on_other_card(self, size: int, question: Question) -> bool:
         """Whether the template of another card, asked about this one, gives the first capture made here; it is this

@@ -344,8 +344,8 @@ def test_a_folder_that_cannot_be_written_is_none(tmp_path: Path, watched: _Watch
 
 def test_the_answers_of_a_search_come_back_until_something_has_changed(tmp_path: Path, watched: _Watched) -> None:
     cache = _cache(tmp_path, watched)
-    learned = SizeAnswer(_run(), True, "", "at batch 2, 3, 9", ((2, 8), (3, 12), (9, 36)))
-    none = SizeAnswer(None, False, "a step of its own", "", ())
+    learned = SizeAnswer(_run(), True, "", "at batch 2, 3, 9", 1, ((2, 8), (3, 12), (9, 36)))
+    none = SizeAnswer(None, False, "a step of its own", "", 1, ())
     cache.keep_sizes(_place(cache), "hf:gpt2", {"capture 9": learned, "template 8": none})
     found = cache.recalled_sizes(_place(cache))
     assert found is not None
@@ -364,7 +364,7 @@ def test_the_answers_of_a_search_come_back_until_something_has_changed(tmp_path:
 def test_one_that_cannot_be_kept_keeps_the_others_off_the_disk(tmp_path: Path, watched: _Watched) -> None:
     cache = _cache(tmp_path, watched)
     answers = {
-        name: SizeAnswer(replace(_run(), ending=ending), True, "", "", ())  # type: ignore[arg-type]
+        name: SizeAnswer(replace(_run(), ending=ending), True, "", "", 1, ())  # type: ignore[arg-type]
         for name, ending in (("a", None), ("b", object()))
     }
     cache.keep_sizes(_place(cache), "hf:gpt2", answers)
