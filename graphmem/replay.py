@@ -371,6 +371,11 @@ def _live_of(trace: Trace) -> _Live:
     return found
 
 
+def most_requested(trace: Trace) -> int:
+    """The most bytes on the device that live at once, if every storage has what it asks for."""
+    return _live_of(trace).peak_requested_bytes
+
+
 def _live_bytes(trace: Trace, had: Sequence[int] | npt.NDArray[np.int64], refused: set[int], done: int) -> _Live:
     """By the bytes that each storage ``had``; events from ``done`` on did not happen."""
     _check_sum(trace)

@@ -412,17 +412,27 @@ def _run_once(
         "limit": limit_of(question),
         "sandbox": sandboxed,
     }
-    remarks = (*loaded.notes, *filter(None, [mode.remark]))
+    usual, unusual = _beside_usual(question)
+    remarks = (*loaded.notes, *filter(None, [mode.remark, unusual]))
 
     def completed(run: Run, step: Training | Inference) -> Run:
         other, loop = run.other_loop, ""
         if isinstance(step, Training):
             loop = step.loop if not run.is_own_step and loaded.framework != "Keras" else ""
             other = other and completed(other, replace(step, loop=other_loop(step.loop)))
-        words = _in_words(run, step, loaded)
+        words = f"{_in_words(run, step, loaded)}{usual}"
         return replace(run, step=words, loop=loop, notes=(*remarks, *run.notes), other_loop=other, **known)
 
     return completed(run, question.step)
+
+
+def _beside_usual(question: Question) -> tuple[str, str]:
+    """Words behind the step of a model of the zoo where it is the usual one, and a note where it is another: a model of
+    the same name from elsewhere makes another step."""
+    usual = question.usual_step
+    if usual is None or usual.describe() == question.step.describe():
+        return ("" if usual is None else " (the zoo's usual step)"), ""
+    return "", f"the step is what its options say, and not the zoo's usual one ({usual.describe()})"
 
 
 def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
@@ -431,7 +441,8 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        words = f"whole program, {run.ending.steps} optimizer steps"
+        more = f" ({run.ending.more})" if run.ending.more else ""
+        words = f"whole program, {run.ending.steps} optimizer steps{more}"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words

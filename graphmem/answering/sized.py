@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Fields of a run that may differ from size to size.
 _OF_A_SIZE = {"trace", "output_bytes", "cudnn"}
+#: What the notes of a run that a template wrote begin with.
+BY_TEMPLATE = "by template of the captures"
 #: The sizes that a template can be a function of.
 SIZES = ("batch", "seq_len")
 #: A proven template serves sizes up to the largest captured one, and so much more: further on a step may take another
@@ -263,7 +265,7 @@ class SizedRuns:
         except (NoTemplate, ValueError):
             return None
         last = self._runs[max(self._runs)]
-        notes = (*last.notes, f"by template of the captures {self._learned}")
+        notes = (*last.notes, f"{BY_TEMPLATE} {self._learned}")
         return replace(last, trace=trace, cudnn=self._cudnn, output_bytes=output_bytes, notes=notes)
 
     def _reaches(self, size: int) -> bool:

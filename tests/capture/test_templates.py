@@ -24,6 +24,7 @@ from graphmem.capture.templates.layout import NoTemplate  # noqa: E402
 from graphmem.capture.templates.template import Sample, Template  # noqa: E402
 from graphmem.devices import custom_device  # noqa: E402
 from graphmem.estimate import Estimate  # noqa: E402
+from graphmem.planning.documents import is_by_template  # noqa: E402
 from graphmem.trace import same  # noqa: E402
 from graphmem.units import GIB  # noqa: E402
 from tests.support.examples import first_quick  # noqa: E402
@@ -248,6 +249,22 @@ def test_the_largest_batch_is_found_with_few_captures(
     alone = by_captures_alone(monkeypatch, model, device=card)
     assert (found.value, found.above_value, found.safe_value) == (alone.value, alone.above_value, alone.safe_value)
     assert (found.estimate.peak, found.above.peak) == (alone.estimate.peak, alone.above.peak)
+
+
+def test_a_page_of_the_largest_size_has_others_to_choose_by_template(captured: list[int | None]) -> None:
+    """Each says whether a template wrote it, and is what a capture gives."""
+    found = graphmem.fit(convolutions, device=custom_device(GIB), grid=8)
+    assert len(captured) == 4
+    written = {value: one for value, one in found.sizes.items() if is_by_template(one)}
+    assert set(found.sizes) - set(written) == set(captured)
+    assert len(written) >= 6
+    value = sorted(written)[3]
+    alone = graphmem.analyze(convolutions, device=custom_device(GIB), batch=value)
+    assert (written[value].peak, written[value].breakdown) == (alone.peak, alone.breakdown)
+    page = found.report("html")
+    assert f'<div data-at="[&quot;{found.value:,}&quot;]">' in page
+    assert page.count("(by template)") == len(written)
+    assert "sizes" not in found.to_dict()
 
 
 def test_an_answer_on_another_way_is_found_by_captures(captured: list[int | None]) -> None:

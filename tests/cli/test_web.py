@@ -150,6 +150,9 @@ def test_hostile_files_run_nothing_and_read_nothing_of_the_machine(server: str, 
         **{name: ("analyze", {"batch": 4, "model": content}) for name, content in models.items()},
         **{name: ("analyze", {"model": content}) for name, content in hostile.configurations().items()},
     }
+    for name, content in hostile.bombs().items():
+        given = {"model": content, "gpu": "RTX-3090", "engine": "llamacpp"}
+        questions[name] = ("serve", given) if name.endswith(".gguf") else ("replay", {"snapshot": content})
 
     def asked(name: str) -> Any:
         command, question = questions[name]
