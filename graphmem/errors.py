@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 #: The most characters of a message: names in it come from files, and may be of any length.
 LONGEST_MESSAGE = 2000
@@ -18,6 +19,16 @@ class GraphmemError(Exception):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors with values of their own are sent between processes as they are, without being made anew."""
+        return _revived, (type(self), self.args, self.__dict__)
+
+
+def _revived(kind: type[GraphmemError], arguments: tuple[Any, ...], values: dict[str, Any]) -> GraphmemError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(values)
+    return error
 
 
 def one_line(text: str) -> str:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from graphmem.runtimes.base import Taken
     from graphmem.training.program import Ending, EpochRead, ItemRun, LibraryFunction
 
+#: An output with a smaller share of the reserved bytes cannot matter: nobody asks what a loop takes that drops it, or
+#: holds it.
+SMALL_OUTPUT = 1 / 1000
+
 
 @dataclass(frozen=True)
 class RunMode:

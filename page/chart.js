@@ -14,6 +14,9 @@ const stepped = uPlot.paths.stepped({ align: 1 }),
   linear = uPlot.paths.linear();
 export const paths = (u, series, from, to) => (to - from > 2 * u.bbox.width ? linear : stepped)(u, series, from, to);
 
+/** Steps of an axis of counts: there is nothing between two of them. */
+const WHOLE_STEPS = Array.from({ length: 40 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
+
 export const line = (name, width = 2) => ({ stroke: () => colour(name), width, paths, points: { show: false } });
 export const area = (name) => ({ ...line("page", 0.5), fill: () => colour(name) });
 
@@ -26,7 +29,15 @@ export function axes(unit, label, xUnit) {
     ticks: { stroke: () => colour("rule") },
   };
   return [
-    { ...shared, label, labelSize: 18, size: 30, values: (_, ticks) => ticks.map(tick(xUnit)), grid: { show: false } },
+    {
+      ...shared,
+      label,
+      labelSize: 18,
+      size: 30,
+      incrs: xUnit === "count" ? WHOLE_STEPS : undefined,
+      values: (_, ticks) => ticks.map(tick(xUnit)),
+      grid: { show: false },
+    },
     { ...shared, size: 72, incrs: steps(unit), values: (_, ticks) => ticks.map(tick(unit)) },
   ];
 }
@@ -49,13 +60,13 @@ export function drawLimit(u, [value, words]) {
   ctx.lineTo(bbox.left + bbox.width, y);
   ctx.stroke();
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
-  ctx.textAlign = "right";
+  ctx.textAlign = "left"; // where curves are low
   ctx.textBaseline = "top";
   const width = ctx.measureText(words).width;
   ctx.fillStyle = colour("page");
-  ctx.fillRect(bbox.left + bbox.width - width - 8 * ratio, y + 2 * ratio, width + 6 * ratio, 15 * ratio);
+  ctx.fillRect(bbox.left + 2 * ratio, y + 2 * ratio, width + 6 * ratio, 15 * ratio);
   ctx.fillStyle = colour("no");
-  ctx.fillText(words, bbox.left + bbox.width - 4 * ratio, y + 3 * ratio);
+  ctx.fillText(words, bbox.left + 4 * ratio, y + 3 * ratio);
   ctx.restore();
 }
 

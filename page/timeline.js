@@ -126,7 +126,7 @@ export class Timeline {
     const { allocated, reserved } = run.events,
       edge = run.edge && [run.edge[1], `${run.edge[0]} ends, ${bytes(run.edge[1])}`];
     const room = top(this.highest, edge);
-    this.note.textContent = edge && edge[0] > room ? `Far above: ${edge[1]}.` : "";
+    this.note.textContent = edge && edge[0] > room ? `Far above: ${run.edge[0]} has room for ${bytes(edge[0])} of segments.` : "";
     this.drawn = chart(
       {
         padding: [22, 8, 0, 0],

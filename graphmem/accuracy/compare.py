@@ -11,7 +11,6 @@ from graphmem.accuracy.case import Case
 from graphmem.accuracy.coverage import Interval, Judged, intervals
 from graphmem.accuracy.record import OK, Machine, Record
 from graphmem.accuracy.tensorflow_replay import replayed_peaks
-from graphmem.accuracy.workers import side_by_side
 from graphmem.answering.question import Question
 from graphmem.answering.stages import estimate_of
 from graphmem.devices import Device, described_device, device_named
@@ -19,6 +18,7 @@ from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
 from graphmem.labels import ESTIMATES
 from graphmem.trace import Trace
+from graphmem.workers import Workers
 
 #: Compute capability of a machine whose card has no part in a run.
 _NO_CARD = (0, 0)
@@ -86,15 +86,16 @@ class Comparison:
 
 def compare(
     records: Sequence[Record],
-    jobs: int = 1,
+    workers: Workers | None = None,
     progress: Callable[[int], None] | None = None,
     predict_one: Callable[[Record], Predicted] | None = None,
 ) -> list[Comparison]:
-    """Predict every record's case on its own card and PyTorch version, or have ``predict_one`` do it. Results keep the
-    records' order."""
+    """Predict every record's case on its own card and PyTorch version, or have ``predict_one`` do it; by ``workers``,
+    else here. Results keep the records' order; a case whose workers died of it has that as its error."""
     comparisons = []
-    found = side_by_side(predict_one or predict_record, records, jobs, _seconds)
-    for record, predicted in zip(records, found, strict=True):
+    found = (workers or Workers()).map(predict_one or predict_record, records, _seconds)
+    for record, one in zip(records, found, strict=True):
+        predicted = Predicted(error=str(one)) if isinstance(one, GraphmemError) else one
         comparisons.append(Comparison(record, predicted))
         if progress is not None:
             progress(len(comparisons))

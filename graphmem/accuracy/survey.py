@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from graphmem.accuracy.case import Case
-from graphmem.accuracy.workers import side_by_side
 from graphmem.answering.question import Question
 from graphmem.answering.stages import estimate_of
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Peak
+from graphmem.workers import Workers
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -33,9 +33,11 @@ class Surveyed:
     ram_bytes: int | None
 
 
-def survey(cases: Sequence[Case], device: str | None = None, jobs: int = 1) -> Iterator[Surveyed]:
-    """Analyse the cases, ``jobs`` at a time, and yield them in order."""
-    yield from side_by_side(partial(_survey_one, device=device), cases, jobs)
+def survey(cases: Sequence[Case], device: str | None = None, workers: Workers | None = None) -> Iterator[Surveyed]:
+    """Analyse the cases, by ``workers``, else here, and yield them in order."""
+    found = (workers or Workers()).map(partial(_survey_one, device=device), cases)
+    for case, one in zip(cases, found, strict=True):
+        yield Surveyed(case, None, str(one), 0, 0.0, None) if isinstance(one, GraphmemError) else one
 
 
 def _survey_one(case: Case, device: str | None) -> Surveyed:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.answering.question import Question
 from graphmem.errors import GraphmemError
-from graphmem.run import Run
+from graphmem.replay import most_requested
+from graphmem.run import SMALL_OUTPUT, Run
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.trace import Trace, same
 from graphmem.training import Training
@@ -93,10 +94,11 @@ class _Written:
         self._runs, self._few, self._layers = runs, few, layers
 
     def run(self) -> Run:
-        """The run. Raises :class:`NoTemplate`."""
-        made = self._extended("run", self._runs)
-        assert isinstance(made, Run)
-        return made
+        """The run, with that of the other loop where its figures may be asked. Raises :class:`NoTemplate`."""
+        run: Run = self._extended("run", [replace(one, other_loop=None) for one in self._runs])
+        if run.output_bytes < SMALL_OUTPUT * most_requested(run.trace):
+            return run
+        return replace(run, other_loop=self._extended("other loop", [one.other_loop for one in self._runs]))
 
     def _extended(self, name: str, values: Sequence[Any]) -> Any:
         """A value at ``layers`` that was these with one layer after the other: as it was, or growing with each."""

@@ -34,7 +34,7 @@ from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
 from graphmem.estimate import Estimate, Findings, Peak, found_later
 from graphmem.replay import Replay
-from graphmem.run import Run
+from graphmem.run import SMALL_OUTPUT, Run
 from graphmem.runtimes.base import Runs, Taken, doubts_of
 from graphmem.sources import TorchModel
 from graphmem.trace import Trace
@@ -80,8 +80,8 @@ def _within_its_card(question: Question, cache: RunCache | None, say: Progress, 
     return estimate
 
 
-#: Shares of the reserved bytes: an output smaller than the first cannot matter, a difference above the second is shown.
-_SMALL_OUTPUT, _SHOWN_DIFFERENCE = 1 / 1000, 1 / 100
+#: A difference of a larger share of the reserved bytes is shown.
+_SHOWN_DIFFERENCE = 1 / 100
 
 
 def beside_other_loop(
@@ -99,7 +99,7 @@ def beside_other_loop(
     if not isinstance(step, Training):
         return estimate
     loop = estimate.details.get("loop")
-    if loop is None or loop["output_bytes"] < _SMALL_OUTPUT * estimate.reserved:
+    if loop is None or loop["output_bytes"] < SMALL_OUTPUT * estimate.reserved:
         return estimate
     other = other_loop(step.loop)
     question = replace(question, training=replace(step, loop=other), top=0)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphmem.base.options import Given, Whole, option
+from graphmem.base.options import Given, option
 from graphmem.cli.fields import takes
 from graphmem.cli.options import FORMAT, existing, existing_folder, folder, format_asked
 from graphmem.cli.output import check_output, publish
 from graphmem.cli.progress import progress_bar
-from graphmem.errors import UsageError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.reports import Format, format_named
+from graphmem.workers import Workers
 
 if TYPE_CHECKING:
     from graphmem.accuracy.published.section import PublishedSection
@@ -61,7 +62,6 @@ class Report:
         None, FORMAT, make=lambda given: format_asked(given["format"], None) if given["format"] else None
     )
     output: str = option("reports", "Where the report goes.", flags="-o --output", metavar="FOLDER")
-    jobs: int | None = option(None, "Processes at a time. Default: the CPU's cores.", Whole())
     sections: tuple[str, ...] = option(
         SECTIONS,
         f"Which sections, in a list with commas. Default: {','.join(SECTIONS)}.",
@@ -102,7 +102,8 @@ class Report:
 @click.command("accuracy")
 @click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @takes("asked", Report)
-def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
+@takes("workers", Workers)
+def accuracy_command(records: tuple[Path, ...], asked: Report, workers: Workers) -> None:
     """Predict every case of RECORDS now and write accuracy.md and accuracy.html, or one file of another --format.
 
     RECORDS are files that 'graphmem measure' wrote, or folders of them, such as models_zoo/measured.
@@ -120,7 +121,7 @@ def accuracy_command(records: tuple[Path, ...], asked: Report) -> None:
         check_output(target)
     kinds = _kinds(asked.sections)
     found = [record for record in _read(records) if record.machine is None or record.machine.source in kinds]
-    workers = asked.jobs or os.cpu_count() or 1
+    workers = workers.on_all_cores()
     with progress_bar("predicting", len(found)) as advance:
         predict = _keeping(predict_record, Predicted, asked.resume)
         comparisons = compare(found, workers, lambda done: advance(""), predict)
@@ -158,7 +159,7 @@ def _keeping(function: Callable[[Any], Any], gives: Any, folder: Path | None, al
     return Keeper(function, gives, folder, "\n".join((digest_of_folder(), _about(), also)))
 
 
-def _published(asked: Report, jobs: int) -> PublishedSection:
+def _published(asked: Report, workers: Workers) -> PublishedSection:
     from functools import partial
 
     from graphmem.accuracy.kept import digest_of_folder
@@ -171,19 +172,22 @@ def _published(asked: Report, jobs: int) -> PublishedSection:
     )
     from graphmem.accuracy.published.cases import NOT_HERE, PROGRAMS, published_cases
     from graphmem.accuracy.published.section import published_section, sample
-    from graphmem.accuracy.workers import side_by_side
 
     rows = published_cases(asked.published)
     cases = [row for row in rows if isinstance(row, PublishedCase)]
     chosen = sample(cases, asked.share) if asked.share else cases
-    predicted = []
+    predicted: list[PublishedComparison] = []
     cudnn = str(asked.cudnn.resolve()) if asked.cudnn else ""
     predict = partial(predict_together, cudnn=cudnn or None)
     together = _keeping(
         predict, list[PublishedComparison], asked.resume, cudnn + digest_of_folder(asked.published or PROGRAMS)
     )
     with progress_bar("predicting published runs", len(chosen)) as advance:
-        for comparisons in side_by_side(together, runs_of(chosen), jobs):
+        runs = runs_of(chosen)
+        for run, found in zip(runs, workers.map(together, runs), strict=True):
+            if isinstance(found, GraphmemError):
+                found = [PublishedComparison(case, error=str(found)) for case in run]
+            comparisons: list[PublishedComparison] = found
             predicted += comparisons
             for comparison in comparisons:
                 advance(comparison.case.name)

@@ -9,13 +9,15 @@ from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, form_options
 from graphmem.cli.output import check_output, publish, working
 from graphmem.reports import Format
+from graphmem.workers import Workers
 
 
 @click.command("advise", cls=GroupedCommand)
 @click.argument("model", shell_complete=models)
 @takes("request", Request)
+@takes("workers", Workers, "Workers")
 @form_options
-def advise_command(model: str, request: Request, form: Format, output: str | None) -> None:
+def advise_command(model: str, request: Request, workers: Workers, form: Format, output: str | None) -> None:
     """Changes that would save memory in MODEL's step: each suggestion is analysed in full, none is a rule of thumb.
 
     MODEL and the options are those of 'graphmem analyze'. Lower precision and 8-bit optimizers change the results of
@@ -25,5 +27,5 @@ def advise_command(model: str, request: Request, form: Format, output: str | Non
     with working() as progress:
         from graphmem.planning.advise import advise
 
-        advised = advise(model, say=progress, **vars(request))
+        advised = advise(model, say=progress, **vars(workers), **vars(request))
     publish(advised, form, output)

@@ -65,7 +65,7 @@ def _engines(context: click.Context) -> Iterable[str]:
         from graphmem.serving import engine_names
 
         return engine_names()
-    from graphmem.planning.engines import ENGINES
+    from graphmem.workers.crew import ENGINES
 
     return ENGINES.names()
 

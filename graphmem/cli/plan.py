@@ -19,6 +19,7 @@ from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.training import OptionValue, Training
+from graphmem.workers import Workers
 
 if TYPE_CHECKING:
     from graphmem.planning.layouts.communication import Links
@@ -99,9 +100,12 @@ class Configuration:
 @click.command("plan", cls=GroupedCommand)
 @click.argument("model", shell_complete=models)
 @takes("asked", Asked)
+@takes("workers", Workers, "Workers")
 @form_options
 @takes("", Configuration, "Output")
-def plan_command(model: str, asked: Asked, form: Format, output: str | None, write: Path | None) -> None:
+def plan_command(
+    model: str, asked: Asked, workers: Workers, form: Format, output: str | None, write: Path | None
+) -> None:
     """Which layout of MODEL's training over several cards fits: data, sharding, tensor and expert parallelism,
     micro-batch, recomputation, offloading.
 
@@ -121,7 +125,7 @@ def plan_command(model: str, asked: Asked, form: Format, output: str | None, wri
     with working() as progress:
         from graphmem.planning.layouts.plan import plan
 
-        found = plan(model, **{**vars(asked), "training": _on_these_cards(asked)}, say=progress)
+        found = plan(model, **{**vars(asked), **vars(workers), "training": _on_these_cards(asked)}, say=progress)
     publish(found, form, output)
     if write is not None and found.files:
         _write(write, found.files)

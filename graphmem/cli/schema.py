@@ -11,7 +11,7 @@ from graphmem.base.options import option, option_of
 from graphmem.cli.fields import takes
 from graphmem.cli.options import Written
 from graphmem.cli.output import check_output, emit
-from graphmem.reports.schemas import DOCUMENTS, schema_of
+from graphmem.reports.schemas import names, schema_of
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ def schema_command(name: str | None, output: str | None) -> None:
     estimate), to check what --format json gives. Without NAME, the names."""
     check_output(output)
     emit(
-        "".join(f"graphmem.{one}/1\n" for one in DOCUMENTS)
-        if name is None
-        else json.dumps(schema_of(name), indent=2) + "\n",
+        "".join(f"{one}\n" for one in names()) if name is None else json.dumps(schema_of(name), indent=2) + "\n",
         output,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from graphmem.base.options import Whole, option
+from graphmem.base.options import option
 from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, device_of, form_options
@@ -20,6 +20,7 @@ from graphmem.reports import Format
 from graphmem.training import amp_named, dtype_named
 from graphmem.training.data_parallel import DataParallel
 from graphmem.training.sharding import FullyShard
+from graphmem.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,6 @@ class Settings:
         "Name the cheapest card that fits, by a TOML file of prices (T4 = 0.35). Its cards, or those of --vary gpu, "
         "are tried.",
         metavar="FILE",
-    )
-    jobs: int = option(1, "Workers of this machine, each with captures of its own (graphmem[parallel]).", Whole())
-    engine: str = option("", "Who works: processes, dask or ray (graphmem[dask], graphmem[ray]). Default: processes.")
-    scheduler: str | None = option(
-        None, "Address of a Dask scheduler (tcp://host:8786), or of a Ray cluster (auto).", metavar="ADDRESS"
     )
     store: str | None = option(
         None,
@@ -158,8 +154,11 @@ class _SweepCommand(GroupedCommand):
 @click.argument("model", shell_complete=models)
 @takes("request", Request)
 @takes("settings", Settings, "Settings")
+@takes("workers", Workers, "Workers")
 @form_options
-def sweep_command(model: str, request: Request, settings: Settings, form: Format, output: str | None) -> None:
+def sweep_command(
+    model: str, request: Request, settings: Settings, workers: Workers, form: Format, output: str | None
+) -> None:
     """Analyse MODEL under every combination of the settings that --vary names.
 
     A step is captured once for all combinations that differ only in what a replay sees: alloc-conf, runtime, and the
@@ -177,11 +176,11 @@ def sweep_command(model: str, request: Request, settings: Settings, form: Format
     prices = None if settings.prices is None else prices_in(Path(settings.prices))
     if not vary and not prices:
         raise UsageError("nothing is varied; write --vary batch=1,2,4, or --prices FILE for the cards in it")
-    options = click.get_current_context().params
+    given = click.get_current_context().params
     for name in names:
-        if options.get(name.replace("-", "_")):
+        if given.get(name.replace("-", "_")):
             raise UsageError(f"--{name} and --vary {name} are given; leave one out")
-    of_one_card = [name for name in ("already_used", "cuda", "capability") if options[name]]
+    of_one_card = [name for name in ("already_used", "cuda", "capability") if given[name]]
     if ("gpu" in names or prices) and of_one_card:
         raise UsageError(
             f"--{of_one_card[0].replace('_', '-')} is said of one card; leave it, --vary gpu or --prices out"
@@ -189,8 +188,8 @@ def sweep_command(model: str, request: Request, settings: Settings, form: Format
     with working() as progress:
         from graphmem.planning.sweep import sweep
 
-        where = {name: value for name, value in vars(settings).items() if name not in ("vary", "prices")}
-        rows = sweep(model, vary=vary, prices=prices, say=progress, **where, **vars(request))
+        options = {**vars(workers), **vars(request)}
+        rows = sweep(model, vary=vary, prices=prices, store=settings.store, say=progress, **options)
     publish(rows, form, output)
     if any(row.figures["error"] for row in rows):
         click.get_current_context().exit(1)

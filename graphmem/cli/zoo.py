@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from graphmem.cli.progress import progress_bar
 from graphmem.estimate import LEVELS
 from graphmem.reports import Format
 from graphmem.reports.document import Column, Document, Table, Text, Value, section
+from graphmem.workers import Workers
 
 SCHEMA = "graphmem.zoo/1"
 _STEPS = {"training": ("training",), "inference": ("inference",), "both": ("training", "inference")}
@@ -34,7 +34,6 @@ class Survey:
 
     step: str = option("both", "Which step of each.", choices=tuple(_STEPS))
     gpu: str | None = option(None, "The card; see 'graphmem gpus'.", metavar="NAME")
-    jobs: int | None = option(None, "Processes at a time. Default: the CPU's cores.", Whole())
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,9 @@ def zoo_command(context: click.Context, /, family: str | None, form: Format, out
 @zoo_command.command("analyze")
 @click.argument("names", nargs=-1)
 @takes("survey", Survey)
+@takes("workers", Workers)
 @form_options
-def analyze_zoo(names: tuple[str, ...], survey: Survey, form: Format, output: str | None) -> None:
+def analyze_zoo(names: tuple[str, ...], survey: Survey, workers: Workers, form: Format, output: str | None) -> None:
     """Analyse NAMES, or the whole zoo, each model with its usual batch and step; exit with 1 if one fails."""
     from graphmem.accuracy.case import zoo_cases
     from graphmem.accuracy.survey import survey as results_of
@@ -80,7 +80,7 @@ def analyze_zoo(names: tuple[str, ...], survey: Survey, form: Format, output: st
     cases = zoo_cases(names, _STEPS[survey.step])
     results = []
     with progress_bar("analysing", len(cases)) as advance:
-        for result in results_of(cases, survey.gpu, survey.jobs or os.cpu_count() or 1):
+        for result in results_of(cases, survey.gpu, workers.on_all_cores()):
             results.append(result)
             advance(result.case.name)
     levels = (Column(level, "bytes") for level in LEVELS[1:])

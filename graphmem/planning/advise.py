@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from graphmem.answering.runs import Progress, RunCache, labelled
+from graphmem.answering.runs import Progress, RunCache, counted, labelled, silent
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError
@@ -17,6 +18,10 @@ from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.runtimes import runtime_named
 from graphmem.training import Inference, Training
+from graphmem.workers import Workers
+
+if TYPE_CHECKING:
+    from graphmem.workers.crew import Crew
 
 
 @dataclass(frozen=True)
@@ -71,31 +76,72 @@ class Advised(Answer):
 
 @also_named("device", "gpu")
 def advise(
-    model: object, example_inputs: object = None, *, say: Callable[[str], None] | None = None, **options: object
+    model: object,
+    example_inputs: object = None,
+    *,
+    jobs: int = 1,
+    engine: str = "",
+    scheduler: str | None = None,
+    say: Callable[[str], None] | None = None,
+    **options: object,
 ) -> Advised:
     """Analyse the step as it is and with each change that could save memory, then with those that saved together.
 
-    ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where the step itself cannot be
-    analysed.
+    ``jobs`` workers make the captures of the changes side by side, by the ``engine`` (``processes``, ``dask``, ``ray``)
+    at the address ``scheduler``, which needs a model that can be sent to them. ``options`` are those of
+    :func:`graphmem.analyze`. Raises :class:`GraphmemError` where the step itself cannot be analysed.
     """
+    crew = Workers(jobs, engine, scheduler).crew()
     request, captures = Request(model, example_inputs, options), RunCache()
     report = say or request.progress
     base = request.run(captures, labelled(report, "as it is"))
-    found = []
-    for change in _changes(request, base):
-        found.append(_tried(request, base, change, captures, report))
+    changes = list(_changes(request, base))
+    tried = dict(_all_tried(request, base, changes, captures, crew, report))
+    found = [tried[number] for number in range(len(changes))]
     together = _together([one for one in found if one.saved_bytes > 0])
     if together is not None:
-        found.append(_tried(request, base, together, captures, report))
+        found.append(_tried(request, base.device, together, captures, report))
     return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))))
 
 
-def _tried(request: Request, base: Estimate, change: Advice, captures: RunCache, report: Progress) -> Advice:
+def _all_tried(
+    request: Request, base: Estimate, changes: Sequence[Advice], captures: RunCache, crew: Crew | None, report: Progress
+) -> Iterator[tuple[int, Advice]]:
+    """Every change by its number: first those that the capture of the step as it is answers too, the others by the
+    workers if there are any."""
+    answered = [number for number, change in enumerate(changes) if _is_answered(request, change, captures)]
+    others = [number for number in range(len(changes)) if number not in answered]
+    for number in answered if crew else (*answered, *others):
+        yield number, _tried(request, base.device, changes[number], captures, report)
+    if crew is None:
+        return
+    report(f"{len(others)} changes side by side")
+    with crew:
+        function = partial(_tried, request.quiet, base.device)
+        made = crew.results(function, [changes[number] for number in others])
+        for done, (place, found) in enumerate(made, 1):
+            number = others[place]
+            yield number, replace(changes[number], reason=str(found)) if isinstance(found, GraphmemError) else found
+            counted(report, done, len(others))
+
+
+def _is_answered(request: Request, change: Advice, captures: RunCache) -> bool:
+    """Whether a change needs no capture; one that is refused needs none."""
+    try:
+        return captures.serves(request.changed(**change.settings).question)
+    except GraphmemError:
+        return True
+
+
+def _tried(
+    request: Request, base_bytes: int, change: Advice, captures: RunCache | None = None, report: Progress = silent
+) -> Advice:
+    """The change, analysed; ``base_bytes``: what the step needs without it."""
     try:
         estimate = request.changed(**change.settings).run(captures, labelled(report, change.change))
     except GraphmemError as error:
         return replace(change, reason=str(error))
-    return replace(change, estimate=estimate, saved_bytes=base.device - estimate.device)
+    return replace(change, estimate=estimate, saved_bytes=base_bytes - estimate.device)
 
 
 def _together(saving: list[Advice]) -> Advice | None:

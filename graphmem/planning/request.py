@@ -67,6 +67,11 @@ class Request:
         """The callback for the progress of an analysis."""
         return self.options.get("progress") or silent
 
+    @property
+    def quiet(self) -> Request:
+        """The same without its callback, which cannot be sent to another process."""
+        return replace(self, options={name: value for name, value in self.options.items() if name != "progress"})
+
     def run(self, captures: RunCache | None = None, say: Progress | None = None) -> Estimate:
         """Analyse it; a capture made for another request about the same model is used where it serves.
 

@@ -9,15 +9,13 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pickle import PicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import graphmem
-from graphmem.answering.question import CaptureKey, Question, capture_key, check_counts
+from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.runs import Progress, RunCache, counted, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns
 from graphmem.base.spellings import also_named
@@ -25,11 +23,14 @@ from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import LEVELS, Estimate
 from graphmem.planning.documents import of_sweep, verdict_words
-from graphmem.planning.engines import ENGINES, Engine, results
 from graphmem.planning.request import Request, option_of
 from graphmem.planning.stores import Store, key_of
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
+from graphmem.workers import Workers
+
+if TYPE_CHECKING:
+    from graphmem.workers.crew import Crew
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,12 @@ def sweep(
     that rows are written to as they come, their figures alone, and from which a sweep that ended goes on. ``options``
     are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be analysed.
     """
-    check_counts(1, jobs=jobs)
+    crew = Workers(jobs, engine, scheduler).crew()
     for name, values in vary.items():
         if isinstance(values, (str, bytes)) or not values:
             raise UsageError(f"vary[{name!r}] is a list of at least one value, not {values!r}")
     if prices:
         vary = _by_price(vary, prices)
-    workers = _engine(jobs, engine, scheduler)
     request = Request(model, example_inputs, options)
     report = say or request.progress
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
@@ -141,10 +141,11 @@ def sweep(
                 rows[number] = Row(settings, None, kept=found["figures"])
         left = [number for number in range(len(chosen)) if number not in rows]
         families = _families(request, chosen, _groups(request, chosen, left))
-        if workers is None:
+        if crew is None:
             work = _one_by_one(request, chosen, families, report)
         else:
-            work = _side_by_side(request, chosen, families, (workers, jobs, scheduler), report, brief=kept is not None)
+            stack.enter_context(crew)
+            work = _side_by_side(request, chosen, families, crew, report, brief=kept is not None)
         counted(report, len(rows), len(chosen))
         for number, row in work:
             if kept is not None:
@@ -166,16 +167,6 @@ def _by_price(vary: Mapping[str, Sequence[Any]], prices: Mapping[str, float]) ->
         raise UsageError(f"{unknown} has no price; priced: {', '.join(prices)}")
     others = {name: values for name, values in vary.items() if name not in ("device", "gpu")}
     return {"device": sorted(cards, key=lambda card: prices[card.name]), **others}
-
-
-def _engine(jobs: int, name: str, address: str | None) -> Engine | None:
-    """The engine that is meant; None: all is done here. Raises :class:`UsageError`."""
-    if jobs == 1 and not name and address is None:
-        return None
-    engine = ENGINES.named(name or "processes")
-    if address is not None and not engine.takes_address:
-        raise UsageError(f"--scheduler is of an engine with workers elsewhere (--engine dask, ray), not {engine.name}")
-    return engine
 
 
 def _question(request: Request) -> dict[str, Any]:
@@ -257,8 +248,8 @@ def _answer_family(
 ) -> Iterator[_Numbered]:
     """A capture for each group, or a template for most of them, and a replay for each combination, which has a number.
 
-    The smallest size, the next and the largest are captured: their template is proven where it gives all three. On
-    another card one of them is enough, where the template gives it.
+    The smallest size, the next and the largest are captured: their template is proven where it gives all three, else a
+    few more, of which it need not give the smallest. On another card one is enough, where the template gives it.
     """
     cards, size = family
     cache = captures or RunCache()
@@ -289,12 +280,12 @@ def _answer_sizes(
         for group in [*first, *(group for group in groups if group not in first)]:
             value = chosen[group[0]][size]
             with contextlib.suppress(GraphmemError):  # the answers of the group will say why
-                if group in first and not sized.is_proven:
-                    sized.capture(value, report(group[0]))
-                elif sized.is_proven:
+                if sized.is_proven:
                     sized.by_template(value)
+                elif first and group in served and sized.may_learn:
+                    sized.capture(value, report(group[0]))
             yield from _answer_group(request, chosen, group, report, cache)
-        return sized if sized.is_proven and like is None else like
+        return sized if sized.is_own else like
 
 
 def _answer_group(
@@ -331,30 +322,24 @@ def _side_by_side(
     request: Request,
     chosen: Sequence[Mapping[str, Any]],
     families: Sequence[_Family],
-    workers: tuple[Engine, int, str | None],
+    crew: Crew,
     report: Callable[[str], None],
     *,
     brief: bool,
 ) -> Iterator[_Numbered]:
-    """Every family by one of the ``workers``: an engine, how many, and their address. ``brief``: figures alone come
-    back. Raises :class:`GraphmemError` where there are no workers, or the model cannot be sent."""
-    quiet = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
-    function = functools.partial(_family_of_worker, quiet, chosen, brief, os.getcwd())
+    """Every family by one of the workers. ``brief``: figures alone come back. Raises :class:`GraphmemError` where there
+    are no workers, or the model cannot be sent."""
+    function = functools.partial(_family_of_worker, request.quiet, chosen, brief)
     count, done = sum(len(_numbers(family)) for family in families), 0
     report(f"0 of {count} done")
-    try:
-        for number, found in results(function, families, *workers):
-            if isinstance(found, GraphmemError):
-                rows = [(one, Row.failed(chosen[one], found)) for one in _numbers(families[number])]
-            else:
-                rows = found
-            done += len(rows)
-            report(f"{done} of {count} done")
-            yield from rows
-    except PicklingError:
-        raise UsageError(
-            "the model cannot be sent to another process; name it (module.py:factory), or use one job"
-        ) from None
+    for number, found in crew.results(function, families):
+        if isinstance(found, GraphmemError):
+            rows = [(one, Row.failed(chosen[one], found)) for one in _numbers(families[number])]
+        else:
+            rows = found
+        done += len(rows)
+        report(f"{done} of {count} done")
+        yield from rows
 
 
 def _numbers(family: _Family) -> list[int]:
@@ -363,11 +348,9 @@ def _numbers(family: _Family) -> list[int]:
 
 
 def _family_of_worker(
-    request: Request, chosen: Sequence[Mapping[str, Any]], brief: bool, folder: str, family: _Family
+    request: Request, chosen: Sequence[Mapping[str, Any]], brief: bool, family: _Family
 ) -> list[_Numbered]:
-    """The rows of a family, in a worker, which may have begun in another folder."""
-    with contextlib.suppress(OSError):
-        os.chdir(folder)
+    """The rows of a family, in a worker."""
     return [(number, row.brief if brief else row) for number, row in _answer_family(request, chosen, family)]
 
 

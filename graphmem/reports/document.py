@@ -38,12 +38,13 @@ Value: TypeAlias = "str | int | float | None"
 class Column:
     """A column of a table. ``unit``: one of :data:`UNITS`, whose figures stand to the right and are never broken; none
     for words. ``wraps``: whether words are folded where there is no room; ``name``: what programs call a column that
-    needs no title."""
+    needs no title (``fits``: of verdicts, which may be coloured); ``bars``: whether a page draws its figures too."""
 
     title: str = ""
     unit: str = ""
     wraps: bool = True
     name: str = ""
+    bars: bool = False
 
     @property
     def has_figures(self) -> bool:
@@ -108,12 +109,14 @@ class Table:
 class Shares:
     """The parts of a whole: (name, bytes, note) each. ``total``: name and bytes of their sum. A part without bytes and
     note is not shown, and keeps its place in the order of colours. ``edge``: the name and the bytes of the room that
-    the whole should stay in; ``as_bars``: a line of text has a bar for each part instead of its bytes exactly."""
+    the whole should stay in; ``as_bars``: a line of text has a bar for each part instead of its bytes exactly;
+    ``room``: bytes that the width of a page's bars is at least, so that several pictures have one scale."""
 
     parts: Sequence[tuple[str, int, str]]
     total: tuple[str, int]
     edge: tuple[str, int] | None = None
     as_bars: bool = False
+    room: int = 0
 
     def table(self) -> Table:
         """The parts and their sum as rows: name, bytes in short and exactly, share of the whole, note."""
@@ -178,6 +181,17 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Blocks for each of several settings, of which a page shows one at a time, as they are chosen there; other formats
+    leave them out. ``axes``: the settings' names, each with its values in order; ``cases``: the blocks by one value of
+    each; ``first``: the case that is shown first."""
+
+    axes: Sequence[tuple[str, Sequence[str]]]
+    cases: Mapping[tuple[str, ...], Sequence[Block]]
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Code:
     """A file to be copied: its name and its text."""
 
@@ -193,7 +207,7 @@ class Picture:
     svg: Callable[[], str]
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Moments | Code | Picture
+Block: TypeAlias = "Text | Items | Facts | Table | Shares | Curves | Moments | Choices | Code | Picture"
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _held_then(estimate: Estimate) -> str:
     if card is None or card.process_bytes >= estimate.device:
         return ""
     held = format_bytes(card.process_bytes)
-    return f", holding {held}. The figures below are of a run with room for it, but for nvidia-smi's"
+    return f", holding {held}. What follows is of a run on a larger card"
 
 
 def _least(least: Mapping[str, Any], needed_bytes: int) -> str:

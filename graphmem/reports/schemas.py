@@ -1,14 +1,14 @@
 """The JSON documents that answers are written as, and their JSON Schemas (``graphmem schema NAME``).
 
 A document is described once, in :data:`DOCUMENTS`: a dictionary by its keys (one that ends in ``?`` may be missing,
-``*`` is any key), a list by what is in it, a value by the name of its type (:data:`TYPES`, several with ``|`` between)
-or ``#`` and another document or part; a tuple is one of several. Within one version of a document keys are added, so
-what is not described is allowed.
+``*`` is any key), a list by what is in it (one of several is a row, whose last place may be missing where it ends in
+``?``), a value by the name of its type (:data:`TYPES`, several with ``|`` between) or ``#`` and another document or
+part; a tuple is one of several. Within one version of a document keys are added, so what is not described is allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphmem.errors import UsageError
@@ -26,9 +26,10 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "any": {},
 }
 
-_LEVELS = {f"{name}_bytes": "size" for name in ("requested", "allocated", "reserved", "device")}
+_NAMES = ("requested", "allocated", "reserved", "device")
+_LEVELS = {f"{name}_bytes": "size" for name in _NAMES}
 _RANGE = {"least_bytes": "whole|null", "most_bytes": "whole|null"}
-_RANGES = {f"{name}?": _RANGE for name in ("requested", "allocated", "reserved", "device")}
+_RANGES = {f"{name}?": _RANGE for name in _NAMES}
 _CHANGE = {"before": "size|null", "after": "size|null", "change": "whole|null"}
 _BY_LINK = {"near": "number|null", "far": "number|null", "host": "number|null"}
 
@@ -51,19 +52,125 @@ PARTS: Mapping[str, Shape] = {
     "certainty": {"levels": _RANGES, "causes": ["#cause"]},
     "card": {
         "process_bytes": "size", "others_bytes": "size", "driver_bytes": "size|null", "whole_bytes": "size",
-        "context": [{"name": "text", "bytes": "size", "least_bytes": "size", "most_bytes": "size", "source": "text"}],
-        "loads": {"*": "any"},
+        "context": ["#figure"], "loads": "#loads",
+    },
+    "figure": {"name": "text", "bytes": "size", "least_bytes": "size", "most_bytes": "size", "source": "text"},
+    "loads": {
+        "cudnn": "flag", "eager": "flag", "cuda": (["whole"], "null"), "nccl_version": (["whole"], "null"),
+        "nccl_variables": [["text"]],
+        "communicators": [{
+            "ranks": "size", "peers": "size", "far_peers": "size|null", "on_node": "size|null", "place": "size",
+            "gathers": "flag", "reduced_bytes": "size|null",
+        }],
     },
     "diagnostic": {
         "code": "text", "kind": "text", "effect": "text", "place": "text", "message": "text", "count": "size",
     },
     "layout": {
-        "layout": {"*": "any"}, "words": "text", "options": "text", "status": "text", "reason": "text|null",
+        "layout": {
+            "processes": "size", "on_node": "size", "wrapper": "text", "shard": "text", "tensor": "size",
+            "expert": "size", "micro_batch": "size", "accumulate": "size", "recompute": "flag", "offload": "flag",
+            "whole_gradients": "flag", "buckets": "text", "pipeline": "size", "in_flight": "size", "context": "size",
+            "data": "size", "shards": "size",
+        },
+        "words": "text", "options": "text", "status": "text", "reason": "text|null",
         "alloc_conf": "text|null", "bound_bytes": "size", "bound": [{"name": "text", "bytes": "size"}],
         "sent": _BY_LINK, "sending_seconds": "number|null", "recomputing_seconds": "number|null",
         "waiting_seconds": "number|null", "captured": "#captured|null",
     },
     "captured": {"allocated_bytes": "size", "reserved_bytes": "size", "device_bytes": "size", "fit": "#fit|null"},
+    "details": {
+        "recorded?": {"*": "any"}, "processes?": {"*": "any"}, "program?": "#program", "runs?": ["#item"],
+        "epochs?": ["#epoch"], "sandbox?": "#sandbox", "loop?": "#loop", "captured?": {"from": "text", "at": "text"},
+        "cudnn?": {"*": "any"}, "least?": {"bytes": "size", "flushed_bytes": "size|null"}, "formulas?": "#formulas",
+        "ranks?": "#ranks", "followed?": {"fullest": "size", "processes": ["#process"]},
+        "out_of_memory?": "#out_of_memory", "reserved_bytes_by_run?": {"*": "size"},
+        "reserved_bytes_with?": {"*": "size"}, "memory_limit_bytes?": "size", "garbage_collections?": "size",
+        "one_region_bytes?": "size", "sufficient_memory_limit_bytes?": "size",
+        "reserved_with_memory_growth_bytes?": "size", "regions_with_memory_growth?": ["text"], "*": "any",
+    },
+    "program": {
+        "how": "text", "code": "whole", "error": "text", "words": "text", "steps?": "size", "jobs?": ["text"],
+        "more?": "text",
+    },
+    "item": {"where": "text", "item": "any", "allocated_bytes": "size", "reserved_bytes": "size"},
+    "epoch": {
+        "where": "text", "read": "size", "whole": "flag", "shapes": "size", "smallest": "size", "median": "size",
+        "largest": "size", "analysed": "size",
+    },
+    "sandbox": {
+        "mechanism": "text", "folder": "text", "allowed": ["text"], "unavailable": {"*": "text"},
+        "refused": [{"what": "text", "to": "text", "times": "size"}], "started": {"*": "size"},
+        "files": {
+            "count": "size", "bytes": "size", "written": ["#file"], "overwritten": ["#file"], "deleted": ["#file"],
+            "deleted_count": "size", "deleted_bytes": "size", "renamed": ["#file"],
+            "scratch": {"count": "size", "bytes": "size"},
+        },
+    },
+    "file": {"path": "text", "bytes": "size", "before_bytes?": "size", "from?": "text"},
+    "loop": {"loop": "text", "output_bytes": "size", "*": "any"},
+    "formulas": {
+        "framework": "text", "optimizer": "text", "model_states": {"formula": "text", "bytes": "size"},
+        "simulated": {"model_states_bytes": "size", "allocated_bytes": "size", "reserved_bytes": "size"},
+        "difference": {"*": "whole"}, "beyond": [{"bytes": "size", "source": "text", "option": "text"}],
+        "activations?": {"formula": "text", "bytes": "size", "simulated_bytes": "size", "*": "any"},
+    },
+    "ranks": {
+        "world_size": "size", "nproc_per_node": "size|null", "fullest": "size", "analysed": ["size"],
+        "complete": "flag", "kinds": [{"ranks": ["size"], **_LEVELS}],
+    },
+    "process": {"words": "text", "ending": "text", "code": "whole", **_LEVELS},
+    "out_of_memory": {
+        **dict.fromkeys((
+            "requested_bytes", "segment_bytes", "driver_free_bytes", "missing_bytes", "reserved_bytes",
+            "allocated_bytes", "room_bytes", "hole_bytes", "hole_count", "usable_bytes",
+        ), "size"),
+        "operator": "text", "source": "text", "holes": ["size"], "agrees": "flag", "repeats": "flag",
+        "holders": [{"bytes": "size", "blocks": "size", "operator": "text", "source": "text"}],
+        "attempts": [{
+            "change": "text", "options": "text", "saves": "flag", "spare_bytes": "size|null",
+            "missing_bytes": "size|null", "earlier": "flag", "batch": "size|null",
+        }],
+    },
+    "load": {
+        "described": "text", "rules": "text", "max_wait": "number", "copies": "size|null", "cards": "size|null",
+        "speed": {"step_seconds": "number", "tokens_per_second": "number", "assumed": "flag"},
+        "answer": {
+            **dict.fromkeys((
+                "requests", "finished", "refused", "left_waiting", "steps", "tokens_computed",
+                "tokens_computed_again", "most_running", "most_waiting", "preemptions", "preempted_requests",
+            ), "size"),
+            **dict.fromkeys(("seconds", "mean_used", "most_used", "wait_p50", "wait_p99"), "number"),
+            "first_preemption": "number|null", "given_up_at": "number|null",
+            "timeline": [{
+                "seconds": "number", "used": "number", "running": "size", "waiting": "size", "preemptions": "size",
+            }],
+        },
+        "tried": [{
+            "copies": "size", "cards": "size", "most_used": "number", "preemptions": "size", "wait_p99": "number",
+            "enough": "flag", "followed": "number|null",
+        }],
+    },
+    "case": {
+        "name": "text", "model": "text", "step": {"training": "flag", "*": "any"}, "batch": "size|null",
+        "seq_len": "size|null", "iterations": "size", "alloc_conf": "text", "runtime": "text", "shapes": "text",
+    },
+    "record": {
+        "schema": "whole", "case": "#case", "status": "text", "machine": "#machine|null", "measured": "#peaks|null",
+        "error": "text", "date": "text", "seconds": "number", "cap_bytes": "size|null", "trace": "text",
+    },
+    "machine": {
+        "source": "text", "gpu": "text", "capability": ["whole"], "sm_count": "size", "threads_per_sm": "size",
+        "total_bytes": "size", "versions": {"*": "text"},
+    },
+    "peaks": {
+        "requested_bytes": "size|null", "allocated_bytes": "size", "reserved_bytes": "size", "retries": "size",
+        "iterations": [{"*": "size"}],
+        "device": ({
+            "meter": "text", "baseline_bytes": "size", "context_bytes": "size", "first_iteration_bytes": "size",
+            "peak_bytes": "size",
+        }, "null"),
+    },
 }  # fmt: skip
 
 #: The documents by name, each without its version and the key that names both.
@@ -73,7 +180,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "ideal_bytes": "size", "phases": [{"iteration": "whole", "name": "text", **_LEVELS}], "moment": "#moment",
         "last_growth": "#moment|null", "breakdown": {"*": "size"}, "fits": "#fit|null", "certainty": "#certainty|null",
         "card": "#card|null", "host": {"host_bytes": "size", "pinned_bytes": "size", "managed_bytes": "size"},
-        "assumptions": ["text"], "diagnostics": ["#diagnostic"], "details": {"*": "any"},
+        "assumptions": ["text"], "diagnostics": ["#diagnostic"], "details": "#details",
         "pools": [{"label": "text", "count": "size", "reserved_bytes": "size", "requested_bytes": "size"}],
         "held": [{"bytes": "size", "source": "text", "*": "any"}],
         "top": [{
@@ -99,7 +206,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
     },
     "comparison": {
         "before": "any", "after": "any", "fits": {"before": "text|null", "after": "text|null"},
-        "peak": dict.fromkeys(("requested", "allocated", "reserved", "device"), _CHANGE),
+        "peak": dict.fromkeys(_NAMES, _CHANGE),
         "breakdown": {"*": _CHANGE},
     },
     "check": {
@@ -123,7 +230,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "cards_for_load": [{"gpu": "text", "cards": "size", "memory_bytes": "size", "concurrency": "number"}],
         "changes": [{"option": "text", "tokens": "whole", "gained_tokens": "whole"}],
         "found": ({"*": "whole"}, "null"), "notes": ["text"], "assumptions": ["text"],
-        "over_time": ({"described": "text", "rules": "text", "*": "any"}, "null"),
+        "over_time": "#load|null",
     },
     "plan": {
         "model": "text", "parameters": "size", "step": "text", "global_batch": "size", "seq_len": "size|null",
@@ -153,7 +260,55 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
     },
     "cache": {"folder": "text|null", "entries?": "size", "bytes?": "size", "limit_bytes?": "size", "hits?": "size"},
     "operators": {"operators": [{"name": "text", "schema": "text|null", "known": [["text"]]}]},
+    "trace": {
+        "source": "text", "notes": {"*": "text"}, "phases": [["whole", "text"]],
+        "operators": [["text", "text", "size", "text"]],
+        "storages": [["size", "text", "whole", "text", "text", "size?"]],
+        "events": {"kind": ["size"], "subject": ["whole"], "operator": ["size"], "stream": ["whole"]},
+        "pools?": [["text", "flag", "flag"]], "fractions?": ["number"], "plans?": [[["size"], ["size"]]],
+        "settings?": ["text"], "predicted_plans?": "size", "garbage_bytes?": "size",
+    },
+    "oom": {
+        "asked_bytes": "size",
+        **dict.fromkeys((
+            "capacity_bytes", "free_bytes", "process_bytes", "limit_bytes", "allocated_bytes", "private_bytes",
+            "cached_bytes",
+        ), "size|null"),
+    },
+    "watched": {
+        "estimate": "#estimate",
+        "phases": [{
+            "iteration": "whole", "name": "text", "allocated_bytes": "size", "reserved_bytes": "size",
+            "predicted_allocated_bytes": "size", "predicted_reserved_bytes": "size", "change_bytes": "whole",
+        }],
+    },
+    "measured": {"records": ["#record"]},
+    "verification": {
+        "case": "#case", "gpu": "text", "status": "text",
+        "levels": {name: {"predicted_bytes": "size|null", "measured_bytes": "size|null"} for name in _NAMES},
+    },
+    "calibration": {
+        "name": "text", "aliases": ["text"], "vendor": "text", "capacity_bytes": "size", "capacity_source": "text",
+        "compute_capability": ["whole"], "sm_count": "size", "max_threads_per_sm": "size", "context_bytes": "size",
+        "context_source": "text", "context_measured": "flag", "cublas_workspace_bytes": "size",
+    },
+    "accuracy": {
+        "about": "text", "verdicts": [{"*": "any"}],
+        "cases": [{"record": "#record", "predicted": ({**_LEVELS}, "null"), "error": "text|null"}],
+        "published": [{
+            "source": "text", "case": "text", "level": "text", "measured_bytes": "size", "predicted_bytes": "size|null",
+            "estimates_bytes": {"*": "size"},
+        }],
+    },
 }  # fmt: skip
+
+#: Documents that have had several versions, each of which adds to the one before: the newest.
+VERSIONS: Mapping[str, int] = {"trace": 5}
+
+
+def names() -> list[str]:
+    """The documents with their newest versions, ``graphmem.estimate/1``."""
+    return [f"graphmem.{name}/{VERSIONS.get(name, 1)}" for name in DOCUMENTS]
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -163,18 +318,24 @@ def schema_of(name: str) -> dict[str, Any]:
     if short not in DOCUMENTS:
         raise UsageError(f"no document {name!r}; accepted: {', '.join(DOCUMENTS)}")
     needed: dict[str, Any] = {}
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"graphmem.{short}/1"}
+    title = f"graphmem.{short}/{VERSIONS.get(short, 1)}"
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return {**whole, **_of_document(short, needed), "$defs": needed}
 
 
 def _of_document(name: str, needed: dict[str, Any]) -> dict[str, Any]:
     found = _of({"schema": "text", **DOCUMENTS[name]}, needed)
-    found["properties"]["schema"] = {"const": f"graphmem.{name}/1"}
+    last = VERSIONS.get(name, 1)
+    versions = [f"graphmem.{name}/{version}" for version in range(1, last + 1)]
+    found["properties"]["schema"] = {"const": versions[0]} if last == 1 else {"enum": versions}
     return found
 
 
 def _of(shape: Shape, needed: dict[str, Any]) -> dict[str, Any]:
     """The schema of a shape; ``needed`` gets those that it refers to."""
+    if isinstance(shape, list) and len(shape) > 1:
+        places = [_of(one.removesuffix("?") if isinstance(one, str) else one, needed) for one in shape]
+        return {"type": "array", "prefixItems": places, "items": False, "minItems": least_of(shape)}
     if isinstance(shape, list):
         return {"type": "array", "items": _of(shape[0], needed)}
     if isinstance(shape, dict):
@@ -184,6 +345,11 @@ def _of(shape: Shape, needed: dict[str, Any]) -> dict[str, Any]:
         return {**found, "additionalProperties": _of(shape["*"], needed)} if shape.get("*", "any") != "any" else found
     choices = [_of(one, needed) for one in shape] if isinstance(shape, tuple) else list(_choices(shape, needed))
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def least_of(row: Sequence[Shape]) -> int:
+    """The places that a row has at least."""
+    return len(row) - (isinstance(row[-1], str) and row[-1].endswith("?"))
 
 
 def _choices(words: str, needed: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -51,6 +51,7 @@ from graphmem.trace import Category, TraceBuilder
 from graphmem.training import Inference, Training
 from tests import places
 from tests.recorded import verdicts as recorded_verdicts
+from tests.support.shapes import differences
 
 MIB = 1 << 20
 CASE = case_of("zoo:mlp", Training(optimizer="adam", optimizer_args=(("betas", (0.9, 0.95)),)), batch=8)
@@ -433,6 +434,7 @@ def test_a_report_without_real_gpus_says_that_it_awaits_them() -> None:
 def test_the_report_has_every_format() -> None:
     document = json.loads(_rendered("json", _comparisons()))
     assert document["schema"] == "graphmem.accuracy/1"
+    assert differences(document) == []
     assert [one["predicted"] is None for one in document["cases"]] == [
         one.predicted.peak is None for one in _comparisons()
     ]

@@ -6,9 +6,12 @@ the library to preload there, to measure for real.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,14 +22,15 @@ import torch
 
 from graphmem.accuracy.case import Case, case_of, zoo_cases
 from graphmem.accuracy.compare import Comparison, compare, predict
-from graphmem.accuracy.divergence import changes_of, describe_divergence, measured_changes
+from graphmem.accuracy.divergence import Changes, changes_of, describe_divergence, measured_changes
 from graphmem.accuracy.measure import Plan, machine_here, measure
-from graphmem.accuracy.record import FAILED, OK, STUB_DRIVER, Record, append, read_records
+from graphmem.accuracy.record import FAILED, OK, STUB_DRIVER, Machine, Measured, Record, append, read_records
 from graphmem.cli.main import cli
 from graphmem.errors import UsageError
 from graphmem.training import Inference, Training
 from tests import places
 from tests.support import platforms
+from tests.support.shapes import differences
 
 ROOT = places.ROOT
 CUDA_PYTHON, STUB = os.environ.get("GRAPHMEM_CUDA_PYTHON"), os.environ.get("GRAPHMEM_STUB_DRIVER")
@@ -146,3 +150,36 @@ def test_a_case_that_does_not_fit_its_cap_is_a_record(tmp_path: Path) -> None:
     (record,) = measure(zoo_cases(("mlp",), ("training",)), capped)
     assert (record.status, record.cap_bytes) == ("out of memory", 100 << 20)
     assert not Comparison(record, predict(record.case, record.machine)).is_comparable  # type: ignore[arg-type]
+
+
+# --- a card that is not there -----------------------------------------------------------------------------------------
+
+_MACHINE = Machine(
+    STUB_DRIVER, "NVIDIA T4", (7, 5), 40, 1024, 16 << 30, {"torch": "2.13.0", "cuda": "13.0", "driver": ""}
+)
+
+
+def _written(*words: str) -> Any:
+    """The document that a command writes, which is as its schema describes it."""
+    result = CliRunner().invoke(cli, [*words, "--format", "json"])
+    document = json.loads(result.stdout)
+    assert differences(document) == []
+    return document
+
+
+def test_what_verify_writes_is_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured(1 << 20, 2 << 20, 20 << 20, 0, None)
+    record = Record(_cases(2)[0], OK, _MACHINE, measured, trace="t.json.gz")
+    for name, value in (("machine_here", _MACHINE), ("measure_one", record)):
+        monkeypatch.setattr(f"graphmem.accuracy.measure.{name}", lambda *_, value=value: value)
+    monkeypatch.setattr("graphmem.accuracy.divergence.measured_changes", lambda _: Changes((1 << 20,), (0,)))
+    document = _written("verify", "zoo:mlp", "--inference", "-b", "2")
+    assert document["levels"]["reserved"]["measured_bytes"] == 20 << 20
+
+
+def test_what_calibrate_writes_is_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"context_bytes": 300 << 20, "meter": "nvml", "cublas_workspace_bytes": 8 << 20}
+    answer = {"machine": json.loads(json.dumps(asdict(_MACHINE))), "calibration": found}
+    monkeypatch.setattr("graphmem.accuracy.calibrate.ask", lambda *_: answer)
+    monkeypatch.setattr("graphmem.cli.calibrate.write_user_row", lambda _: Path("cards.json"))
+    assert _written("calibrate")["context_bytes"] == 300 << 20

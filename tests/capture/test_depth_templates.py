@@ -20,6 +20,7 @@ from graphmem.answering.runs import RunCache
 from graphmem.capture.templates.depth import DepthTemplate
 from graphmem.capture.templates.layout import NoTemplate
 from graphmem.errors import CaptureError
+from graphmem.replay import most_requested
 from graphmem.run import Run
 from graphmem.trace import Category, Trace, TraceBuilder, same
 from graphmem.training import DataParallel, FullyShard, ZeRO
@@ -135,6 +136,15 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
         assert one.notes == (*other.notes, "by template of the captures with 4, 5, 6 of its 40 layers")
         known = {"trace": None, "notes": (), "other_loop": None}
         assert replace(one, **known) == replace(other, **known)  # type: ignore[arg-type]
+
+
+def test_the_other_loop_is_written_where_its_output_may_matter(tmp_path: Path) -> None:
+    asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=2, training=Training(dtype="bf16"), device="T4")
+    run = RunCache().run(asked)
+    assert 0 < run.output_bytes < most_requested(run.trace) / 1000
+    assert run.other_loop is None
+    estimate = analyze(asked.model, batch=1, seq_len=2, training=asked.training, device="T4")
+    assert "other" not in estimate.details["loop"]
 
 
 @pytest.mark.slow

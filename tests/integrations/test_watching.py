@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import graphmem
 from graphmem.errors import GraphmemError
 from graphmem.integrations import watching
 from graphmem.units import MIB
+from tests.support.shapes import differences
 
 torch = pytest.importorskip("torch")
 
@@ -73,6 +75,7 @@ def test_the_phase_that_goes_another_way_is_named(
         _loop(model, optimizer)
     assert watched.answer is not None
     assert len(watched.answer.phases) == 9
+    assert differences(json.loads(json.dumps(watched.answer.to_dict()))) == []
     assert words in " ".join(said[-1].split())
     part = watched.answer.parts_at
     assert (part is None) == (more == 0)

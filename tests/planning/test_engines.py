@@ -16,7 +16,7 @@ import pytest
 
 import graphmem
 from graphmem.errors import GraphmemError, SourceError, TraceError, UsageError
-from graphmem.planning.engines import ENGINES, Loss, results
+from graphmem.workers.crew import ENGINES, Crew, Loss, Opened
 
 _COUNT = 9
 
@@ -34,10 +34,10 @@ class _Threads:
         self.opened, self._closings = 0, closings
 
     @contextmanager
-    def open(self, jobs: int, address: str | None) -> Iterator[Executor]:
+    def open(self, jobs: int, address: str | None) -> Iterator[Opened]:
         self.opened += 1
         with ThreadPoolExecutor(jobs) as executor:
-            yield _Closing() if self.opened <= self._closings else executor
+            yield Opened(_Closing() if self.opened <= self._closings else executor, lambda: jobs)
 
     def loss(self, error: BaseException) -> Loss:
         return Loss.TASK if isinstance(error, _Dies) else Loss.NONE
@@ -57,14 +57,15 @@ def _square(number: int) -> int:
     return number * number
 
 
-def _all(found: Iterator[tuple[int, Any]]) -> dict[int, Any]:
-    listed = list(found)
+def _all(function: Callable[[int], Any], engine: Any, jobs: int = 2) -> dict[int, Any]:
+    with Crew(engine, jobs) as crew:
+        listed = list(crew.results(function, range(_COUNT)))
     assert len(dict(listed)) == len(listed)  # each once
     return dict(listed)
 
 
 def test_a_part_that_kills_its_workers_is_an_error_and_the_others_are_done() -> None:
-    found = _all(results(_square, range(_COUNT), _Threads(), jobs=3))
+    found = _all(_square, _Threads(), jobs=3)
     assert {number: value for number, value in found.items() if number != 4} == {
         number: number * number for number in range(_COUNT) if number != 4
     }
@@ -73,15 +74,15 @@ def test_a_part_that_kills_its_workers_is_an_error_and_the_others_are_done() -> 
 
 def test_workers_that_are_gone_are_asked_for_again_a_few_times() -> None:
     engine = _Threads(closings=3)
-    assert _all(results(abs, range(_COUNT), engine, jobs=2)) == {number: number for number in range(_COUNT)}
+    assert _all(abs, engine) == {number: number for number in range(_COUNT)}
     assert engine.opened == 4
     with pytest.raises(SourceError, match="the workers of the engine threads were lost 5 times"):
-        list(results(abs, range(_COUNT), _Threads(closings=100), jobs=2))
+        _all(abs, _Threads(closings=100))
 
 
 def test_what_a_part_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(results(lambda number: 1 // number, [1, 0], _Threads(), jobs=1))
+        _all(lambda number: 1 // number, _Threads(), jobs=1)
 
 
 def _killed_by_four(number: int) -> int:
@@ -96,7 +97,7 @@ def _killed_by_four(number: int) -> int:
 )
 def test_real_workers_that_are_killed(name: str) -> None:
     pytest.importorskip({"processes": "joblib", "dask": "distributed", "ray": "ray"}[name])
-    found = _all(results(_killed_by_four, range(_COUNT), ENGINES.named(name), jobs=2))
+    found = _all(_killed_by_four, ENGINES.named(name))
     assert str(found.pop(4)).startswith("its worker died 2 times")
     assert found == {number: number * number for number in range(_COUNT) if number != 4}
 

@@ -10,6 +10,7 @@ import graphmem
 from graphmem.errors import UsageError
 from graphmem.planning.explaining import OomMessage
 from graphmem.units import GIB, MIB
+from tests.support.shapes import differences
 
 _MESSAGE = (
     "CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 15.00 GiB of which {free} is free. "
@@ -26,6 +27,8 @@ def _message(asked: str, free: str, cached: str, process: str = "14.00 GiB") -> 
 
 def test_the_figures_of_the_message_are_read() -> None:
     answer = graphmem.explain_oom(RuntimeError(_message("2.00 GiB", "512.50 MiB", "100.00 MiB")))
+    assert isinstance(answer, OomMessage)
+    assert differences(answer.to_dict()) == []
     assert answer == OomMessage(
         asked_bytes=2 * GIB, capacity_bytes=15 * GIB, free_bytes=512 * MIB + MIB // 2, process_bytes=14 * GIB,
         allocated_bytes=8 * GIB, cached_bytes=100 * MIB,

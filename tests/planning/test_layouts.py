@@ -357,6 +357,10 @@ def test_the_first_that_fits_is_the_cheapest_of_those_that_do(data: st.DataObjec
     layouts = space(asked)
     found = Search(asked, Links(450), 200, needing(needed, asked), lambda _: None).run(layouts)
     fit = [one for one in found if needed(one.layout) <= asked.cluster.card.capacity_bytes]
+    told: list[Layout] = []
+    wide = Search(asked, Links(450), 200, needing(needed, asked), lambda _: None, told.extend, width=3).run(layouts)
+    assert [(one.status, one.reason) for one in wide] == [(one.status, one.reason) for one in found]
+    assert set(told) >= {one.layout for one in wide if one.estimate is not None}
     chosen = [one for one in found if one.status == search.FITS]
     assert bool(fit) == bool(chosen)
     if fit:

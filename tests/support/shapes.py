@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from graphmem.reports.schemas import DOCUMENTS, PARTS
+from graphmem.reports.schemas import DOCUMENTS, PARTS, VERSIONS, least_of
 
 _IS: Mapping[str, Any] = {
     "text": lambda value: isinstance(value, str),
@@ -22,7 +22,7 @@ _IS: Mapping[str, Any] = {
 def differences(document: Mapping[str, Any]) -> list[str]:
     """The places where a document is not as described."""
     name, _, version = str(document["schema"]).removeprefix("graphmem.").partition("/")
-    assert version == "1"
+    assert 1 <= int(version) <= VERSIONS.get(name, 1)
     return list(_differences(document, {"schema": "text", **DOCUMENTS[name]}, name))
 
 
@@ -36,8 +36,14 @@ def _differences(value: Any, shape: Any, place: str) -> Iterator[str]:
         if not isinstance(value, list):
             yield f"{place}: {value!r} is no list"
             return
+        if len(shape) > 1 and not least_of(shape) <= len(value) <= len(shape):
+            yield f"{place}: {len(value)} places"
+            return
         for number, one in enumerate(value):
-            yield from _differences(one, shape[0], f"{place}[{number}]")
+            kind = shape[number if len(shape) > 1 else 0]
+            yield from _differences(
+                one, kind.removesuffix("?") if isinstance(kind, str) else kind, f"{place}[{number}]"
+            )
     else:
         yield from _of_mapping(value, shape, place)
 

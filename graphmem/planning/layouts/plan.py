@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from graphmem.answering import stages
 from graphmem.answering.question import Question
-from graphmem.answering.runs import Progress, RunCache, shape_of
+from graphmem.answering.runs import Progress, RunCache, shape_of, silent
 from graphmem.base.spellings import also_named
-from graphmem.errors import UsageError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts import search
 from graphmem.planning.layouts.advice import GROWING, Tweak, tweaks_of
@@ -27,6 +29,10 @@ from graphmem.planning.layouts.search import Candidate, Search
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.training import Training
+from graphmem.workers import Workers
+
+if TYPE_CHECKING:
+    from graphmem.workers.crew import Crew
 
 #: Captures of a search, unless told otherwise.
 CONFIRM = 8
@@ -125,6 +131,9 @@ def plan(
     frameworks: Sequence[str] | None = None,
     links: Links | None = None,
     advice: bool = True,
+    jobs: int = 1,
+    engine: str = "",
+    scheduler: str | None = None,
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Plan:
@@ -134,9 +143,12 @@ def plan(
     default AdamW with bf16 computation, fp16 on cards without it, and nothing that shares it out. ``confirm``: how many
     layouts are captured at most; every figure of :attr:`Plan.fitting` is a capture, of deep models written from a few
     layers. ``frameworks``: of ``ddp``, ``fsdp`` and ``deepspeed``; by default those that run here. ``links``: GB/s
-    between the cards. ``advice``: look for what saves memory in the best one. ``options`` are those of
-    :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
+    between the cards. ``advice``: look for what saves memory in the best one. ``jobs`` workers make captures side by
+    side, by the ``engine`` (``processes``, ``dask``, ``ray``) at the address ``scheduler``: those of the next layout,
+    and of the ones that are expected to follow. ``options`` are those of :func:`graphmem.analyze`. Raises
+    :class:`GraphmemError`.
     """
+    crew = Workers(jobs, engine, scheduler).crew()
     report = say or (lambda _: None)
     cluster = cluster_of(gpus, nodes, options.pop("device", None))
     step = Training(amp=half_of(cluster.card)) if training is None else training
@@ -153,29 +165,15 @@ def plan(
             "give a multiple of the number of cards"
         )
 
-    shelves: dict[tuple[Layout, int], RunCache] = {}  # of layouts that fit: advice may ask for their other loop
-
-    def capture(layout: Layout, say: Progress, **changed: object) -> tuple[Estimate, str]:
-        arguments = _asked(asked, layout, step, changed)
-        found = []
-        for rank in layout.ranks:
-            question = Question(
-                model, example_inputs, **{**arguments, "training": replace(arguments["training"], rank=rank)}
-            )
-            shelf = shelves.get((layout, rank), RunCache())
-            found.append(_captured(question, shelf, say))
-            fit = found[-1][0].fit
-            if advice and fit is not None and fit.fits:
-                shelves[layout, rank] = shelf
-        return max(found, key=lambda one: (one[0].fit is not None and not one[0].fit.fits, one[0].device))
-
     chosen = links or links_of(cluster.card.name)
-    found = Search(job, chosen, confirm, capture, report)
-    candidates = found.run(layouts)
-    fitting = sorted((one for one in candidates if one.status in _FITTING), key=lambda one: one.rank)
+    with crew or contextlib.nullcontext():
+        capture = _Captures(model, example_inputs, asked, step, advice, crew)
+        found = Search(job, chosen, confirm, capture, report, capture.ahead, 1 if crew is None else crew.size)
+        candidates = found.run(layouts)
+        fitting = sorted((one for one in candidates if one.status in _FITTING), key=lambda one: one.rank)
+        best = fitting[0] if fitting else None
+        tried = tuple(tweaks_of(job, best, capture, report)) if best is not None and advice else ()
     others = [one for one in candidates if one.status not in _FITTING]
-    best = fitting[0] if fitting else None
-    tried = tuple(tweaks_of(job, best, capture, report)) if best is not None and advice else ()
     return Plan(
         job,
         chosen,
@@ -189,10 +187,61 @@ def plan(
     )
 
 
-def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of :func:`graphmem.analyze` for a layout."""
-    training = layout.training(replace(step, **changed.pop("step", {})))
-    return {"top": 0, **options, "batch": layout.rows, "training": training, **changed}
+@dataclass
+class _Captures:
+    """Captures of layouts, each of its fullest process; here, or some of them ahead by a ``crew``. ``is_advised``: keep
+    the runs of those that fit, as advice may ask for their other loop."""
+
+    model: Any
+    example_inputs: Any
+    options: dict[str, Any]  # of :func:`graphmem.analyze`, for all layouts
+    step: Training
+    is_advised: bool
+    crew: Crew | None
+    _made: dict[Layout, list[tuple[Estimate, str] | GraphmemError]] = field(default_factory=dict)
+    _shelves: dict[tuple[Layout, int], RunCache] = field(default_factory=dict)
+
+    def ahead(self, layouts: Sequence[Layout]) -> None:
+        """Make the captures of layouts side by side, unless the first of them has its own already."""
+        if self.crew is None or layouts[0] in self._made:
+            return
+        tasks = [(one, rank) for one in layouts if one not in self._made for rank in one.ranks]
+        alone = replace(self, crew=None, _made={}, _shelves={})
+        found = dict(self.crew.results(partial(_of_worker, alone), tasks))
+        for number, (layout, _) in enumerate(tasks):
+            self._made.setdefault(layout, []).append(found[number])
+
+    def __call__(self, layout: Layout, say: Progress, **changed: Any) -> tuple[Estimate, str]:
+        """The estimate, and the allocator's options where they are not those asked for. Raises
+        :class:`GraphmemError`."""
+        found = []
+        for one in self._made.get(layout, ()) if not changed else ():
+            if isinstance(one, GraphmemError):
+                raise one
+            found.append(one)
+        found = found or [self.of_process(layout, rank, say, changed) for rank in layout.ranks]
+        return max(found, key=lambda one: (one[0].fit is not None and not one[0].fit.fits, one[0].device))
+
+    def of_process(self, layout: Layout, rank: int, say: Progress, changed: dict[str, Any]) -> tuple[Estimate, str]:
+        """The same of one process; ``changed``: fields of the ``step``, and keywords that are not as asked."""
+        of_step, others = changed.get("step", {}), {name: value for name, value in changed.items() if name != "step"}
+        training = replace(layout.training(replace(self.step, **of_step)), rank=rank)
+        arguments = {"top": 0, **self.options, "batch": layout.rows, "training": training, **others}
+        question = Question(self.model, self.example_inputs, **arguments)
+        shelf = self._shelves.get((layout, rank), RunCache())
+        found = _captured(question, shelf, say)
+        fit = found[0].fit
+        if self.is_advised and fit is not None and fit.fits:
+            self._shelves[layout, rank] = shelf
+        return found
+
+
+def _of_worker(captures: _Captures, task: tuple[Layout, int]) -> tuple[Estimate, str] | GraphmemError:
+    """The capture of a process in a worker, or the reason why there is none."""
+    try:
+        return captures.of_process(*task, silent, {})
+    except GraphmemError as error:
+        return error
 
 
 def _captured(question: Question, shelf: RunCache, say: Callable[[str], None]) -> tuple[Estimate, str]:

@@ -5,12 +5,15 @@ expectation that learns from every capture and is shown to nobody. What was capt
 than one that does not fit does not fit either, and a cheaper one that fits makes smaller ones of its kind needless.
 Once one fits, those are tried that would be cheaper and were not expected to fit, the likeliest first: an expectation
 must not keep the best one from being found.
+
+Where several captures are made side by side, those are begun that would follow if each turned out as expected; the
+search goes its way all the same, one by one, and finds some of them there already.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.answering.runs import Progress, counted, labelled
@@ -37,6 +40,8 @@ WANTED = 3
 #: Estimates a layout: a capture of its fullest process, with the allocator's options that it takes (those asked for,
 #: else the default ones, else segments that grow where only those fit). Raises :class:`GraphmemError`.
 Capture = Callable[[Layout, Progress], tuple[Estimate, str]]
+#: Captures layouts side by side, so that ``Capture`` has them.
+Ahead = Callable[[Sequence[Layout]], None]
 
 
 @dataclass
@@ -71,13 +76,16 @@ class Candidate:
 
 @dataclass
 class Search:
-    """Captures at most ``budget`` candidates of ``job`` by ``capture``."""
+    """Captures at most ``budget`` candidates of ``job`` by ``capture``; ``ahead`` is told of ``width`` of them that are
+    expected to be asked for."""
 
     job: Job
     links: Links
     budget: int
     capture: Capture
     say: Callable[[str], None]
+    ahead: Ahead | None = None
+    width: int = 1
     candidates: list[Candidate] = field(default_factory=list)
     captured: int = 0
 
@@ -89,8 +97,27 @@ class Search:
             following = self._following()
             if following is None:
                 break
+            if self.ahead is not None:
+                self.ahead([one.layout for one in self._expected_to_follow()])
             self._confirm(following)
         return self.candidates
+
+    def _expected_to_follow(self) -> list[Candidate]:
+        """The next candidates, up to the ``width``, where each fits or not as it is expected to."""
+        capacity = self.job.cluster.card.capacity_bytes - self.job.cluster.card.others_bytes
+        before = [(one.status, one.reason) for one in self.candidates]
+        captured, found = self.captured, list[Candidate]()
+        while len(found) < self.width and self.captured < self.budget:
+            following = self._following()
+            if following is None:
+                break
+            found.append(following)
+            self.captured += 1
+            self._settle(following, FITS if self._learned.expected(following) <= capacity else TOO_LARGE)
+        self.captured = captured
+        for one, (status, reason) in zip(self.candidates, before, strict=True):
+            one.status, one.reason = status, reason
+        return found
 
     def _candidate(self, layout: Layout) -> Candidate:
         found = Candidate(layout, bound(self.job, layout), cost_of(self.job, layout, self.links))
@@ -143,21 +170,22 @@ class Search:
         fit = candidate.estimate.fit
         assert fit is not None
         self._learned.note(candidate)
-        if fit.passes and fit.needs_cache_flush:
-            candidate.status = TIGHT
-            return
         if fit.passes:
-            candidate.status = FITS
-            for other in self._open():
-                if other.layout.family == candidate.layout.family and needs_no_more(other.layout, candidate.layout):
-                    other.status = NEEDLESS
+            self._settle(candidate, TIGHT if fit.needs_cache_flush else FITS)
             return
-        candidate.status = TOO_LARGE
-        candidate.reason = f"needs {format_bytes(candidate.estimate.device)} of {format_bytes(fit.capacity_bytes)}"
+        needed = format_bytes(candidate.estimate.device)
+        candidate.reason = f"needs {needed} of {format_bytes(fit.capacity_bytes)}"
+        self._settle(candidate, TOO_LARGE, f"{candidate.layout.words()} needs {needed} already")
+
+    def _settle(self, candidate: Candidate, status: str, reason: str = "") -> None:
+        """The status of a candidate, and of the open ones of which it decides too, with the ``reason`` for these."""
+        candidate.status = status
+        one = candidate.layout
         for other in self._open():
-            if needs_no_more(candidate.layout, other.layout):
-                other.status = IMPLIED
-                other.reason = f"{candidate.layout.words()} needs {format_bytes(candidate.estimate.device)} already"
+            if status == FITS and other.layout.family == one.family and needs_no_more(other.layout, one):
+                other.status = NEEDLESS
+            if status == TOO_LARGE and needs_no_more(one, other.layout):
+                other.status, other.reason = IMPLIED, reason
 
     def _open(self) -> list[Candidate]:
         return [one for one in self.candidates if one.status == OPEN]

@@ -22,7 +22,9 @@ import numpy as np
 from graphmem.reports import Format
 from graphmem.reports.document import (
     Block,
+    Choices,
     Code,
+    Column,
     Curves,
     Document,
     Facts,
@@ -35,6 +37,7 @@ from graphmem.reports.document import (
     Value,
     clean,
 )
+from graphmem.units import format_bytes
 
 #: Colours of parts, in turn: black words can be read on each, and each is seen on white and on black.
 COLOURS = ("#5b9bd5", "#4fc3d9", "#5fae5f", "#d98cc0", "#e8953a", "#d5c04a", "#e0705a", "#a58be0", "#3fb59b",
@@ -105,13 +108,15 @@ def _block(block: Block) -> str:
     if isinstance(block, Items):
         return "<ul>\n" + "".join(f"<li>{_words(line)}</li>\n" for line in block.lines) + "</ul>"
     if isinstance(block, Facts):
-        return _rows([], ["", ""], ([_words(cell) for cell in row] for row in block.rows))
+        return _rows((), (), ([_cell(_words(cell), _short(cell)) for cell in row] for row in block.rows))
     if isinstance(block, Shares):
         return _shares(block)
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Moments):
         return _moments(block)
+    if isinstance(block, Choices):
+        return _choices(block)
     if isinstance(block, Picture):
         return f'<div class="picture">{block.svg()}</div>'
     if isinstance(block, Code):
@@ -121,18 +126,54 @@ def _block(block: Block) -> str:
 
 
 def _words(text: object) -> str:
-    """Text of users as markup; blanks at its beginning stand further in."""
+    """Text of users as markup; every two blanks at its beginning stand further in."""
     words = clean(text)
     inner = words.lstrip(" ")
-    return ("&emsp;" if inner != words else "") + escape(inner)
+    return "&emsp;" * -(-(len(words) - len(inner)) // 2) + escape(inner)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
+#: Words that verdicts begin with, and their colours; and characters up to which words are not folded.
+_TONES = {"fits": "yes", "likely fits": "yes", "does not fit": "no", "likely does not fit": "no"}
+_SHORT = 24
+
+
 def _table(table: Table) -> str:
-    rows = zip(table.words(), table.rows, strict=True)
-    return _rows(table.titles, _kinds(table), ([_words(cell) for cell in words] for words, _ in rows), table.rows)
+    """The rows. Figures of a column with bars have one behind them, as long as theirs is beside the largest's."""
+    most = [max((_size(row[at]) for row in table.rows), default=0) if column.bars else 0
+            for at, column in enumerate(table.columns)]  # fmt: skip
+    kinds = _kinds(table)
+    rows = (
+        [_cell(_words(text), kinds[at] or _tone(table.columns[at], text), _figure(value, most[at], table.titles))
+         for at, (text, value) in enumerate(zip(words, row, strict=True))]
+        for words, row in zip(table.words(), table.rows, strict=True)
+    )  # fmt: skip
+    return _rows(table.titles, kinds, rows)
+
+
+def _tone(column: Column, text: str) -> str:
+    """The classes of a cell of words: whether it is short, and what a verdict says."""
+    said = text.lower()
+    tones = (tone for words, tone in _TONES.items() if column.name == "fits" and said.startswith(words))
+    return " ".join(filter(None, (_short(text), *tones)))
+
+
+def _short(text: str) -> str:
+    return "s" if len(text) <= _SHORT else ""
+
+
+def _size(value: Value) -> float:
+    return abs(value) if isinstance(value, (int, float)) else 0
+
+
+def _figure(value: Value, most: float, titles: Sequence[str]) -> str:
+    """Attributes of a figure's cell: the length of its bar, and what it is sorted by."""
+    if not isinstance(value, (int, float)):
+        return ""
+    bar = f' style="--part:{100 * _size(value) / most:.1f}%"' if most else ""
+    return bar + (f' data-v="{value}"' if titles else "")
 
 
 def _kinds(table: Table) -> list[str]:
@@ -140,30 +181,23 @@ def _kinds(table: Table) -> list[str]:
     return [f"n {c.unit}" if c.unit in ("exact", "share") else "n" if c.has_figures else "" for c in table.columns]
 
 
-def _rows(
-    titles: Sequence[str],
-    kinds: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    values: Sequence[Sequence[Value]] | None = None,
-) -> str:
-    """A table of cells that are markup. With titles it can be sorted, by the ``values`` of figures."""
-    classes = [f' class="{kind}"' if kind else "" for kind in kinds]
-    heads = (
-        (f'th scope="col"{kind}', "th", title) if title else ("td", "td", "")
-        for title, kind in zip(titles, classes, strict=False)
-    )
-    cells = [f"<{begin}>{_words(title)}</{end}>" for begin, end, title in heads]
-    lines = [f"<thead><tr>{''.join(cells)}</tr></thead>\n"] if cells else []
-    for number, row in enumerate(rows):
-        known = values[number] if cells and values is not None else [None] * len(row)
-        parts = zip(row, classes, known, strict=True)
-        lines.append(f"<tr>{''.join(f'<td{kind}{_sorted(value)}>{cell}</td>' for cell, kind, value in parts)}</tr>\n")
+def _cell(markup: str, kind: str = "", attributes: str = "") -> str:
+    return f"<td{_class(kind)}{attributes}>{markup}</td>"
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def _rows(titles: Sequence[str], kinds: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of rows of cells. With titles it can be sorted."""
+    heads = [
+        f'<th scope="col"{_class(kind)}>{_words(title)}</th>' if title else "<td></td>"
+        for title, kind in zip(titles, kinds, strict=False)
+    ]
+    lines = [f"<thead><tr>{''.join(heads)}</tr></thead>\n"] if heads else []
+    lines += [f"<tr>{''.join(row)}</tr>\n" for row in rows]
     return f'<div class="wide"><table>\n{"".join(lines)}</table></div>'
-
-
-def _sorted(value: Value) -> str:
-    """What a figure is sorted by."""
-    return f' data-v="{value}"' if isinstance(value, (int, float)) else ""
 
 
 def _shares(block: Shares) -> str:
@@ -171,27 +205,48 @@ def _shares(block: Shares) -> str:
     The edge of their room, where there is one, goes through all bars."""
     table, (_, whole) = block.table(), block.total
     colours = {part[0]: COLOURS[index % len(COLOURS)] for index, part in enumerate(block.parts)}
-    room = max(1, whole, block.edge[1] if block.edge else 0) * 1.01
-    end = "" if block.edge is None else f'<path class="edge" d="M{1000 * block.edge[1] / room:.2f} 0v10"/>'
+    room = max(1, whole, block.room, block.edge[1] if block.edge else 0) * 1.01
+    edge = "" if block.edge is None else f'<i class="edge" style="left:{100 * block.edge[1] / room:.2f}%"></i>'
     rows: list[list[str]] = []
     begin = 0
-    for (name, size, _), words in zip([*block.shown(), (*block.total, "")], table.words(), strict=True):
+    for (name, size, note), words in zip([*block.shown(), (*block.total, "")], table.words(), strict=True):
         is_total = len(rows) == len(table.rows) - 1
         colour = "currentColor" if is_total else colours[name]
         swatch = "" if is_total else f'<span class="swatch" style="background:{colour}"></span>'
         at, width = (1000 * part / room for part in (0 if is_total else begin, max(0, size)))
         rect = f'<rect x="{at:.2f}" y="1" width="{width:.2f}" height="8" fill="{colour}"/>'
-        bar = f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rect}{end}</svg>'
-        rows.append([f"{swatch}{_words(words[0])}", *map(_words, words[1:]), bar])
+        bar = f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{rect}</svg>{edge}'
+        figures = map(_cell, map(_words, words[1:4]), _kinds(table)[1:4])
+        rows.append([_cell(swatch + _part(words[0], note), "name"), *figures, _cell(bar, "bar")])
         begin += size
-    said = ""
-    if block.edge is not None:
-        used = 100 * whole / max(1, block.edge[1])
-        edge = _words(
-            f"{block.edge[0]}: {used:.1f} % of {table.columns[1].words(block.edge[1])}; the line is its edge."
-        )
-        said = f"<p>{edge}</p>"
-    return _rows((), ["name", *_kinds(table)[1:], "bar"], rows) + said
+    return _rows((), (), rows) + _used(block)
+
+
+def _part(name: str, note: str) -> str:
+    """The name of a part; what is said in parentheses is left out where there is no room, and a note stands below."""
+    short, opens, more = name.partition(" (")
+    said = f'<span class="more">{_words(opens + more).replace("&emsp;", " ")}</span>' if opens else ""
+    return _words(short) + said + (f"<small>{_words(note)}</small>" if note else "")
+
+
+def _used(block: Shares) -> str:
+    """How much of the room is used, where there is an edge."""
+    if block.edge is None:
+        return ""
+    name, room = block.edge
+    used = f"{name}: {100 * block.total[1] / max(1, room):.1f} % of {format_bytes(room)}; the line is its edge."
+    return f"<p>{_words(used)}</p>"
+
+
+def _choices(block: Choices) -> str:
+    """All cases, of which the first one is seen; the script puts a slider or a list of choices above them."""
+    cases = (
+        f'<div data-at="{_attribute(values)}"{"" if values == block.first else " hidden"}>'
+        + "\n".join(_block(one) for one in blocks)
+        + "</div>\n"
+        for values, blocks in block.cases.items()
+    )
+    return f'<div class="choices" data-axes="{_attribute(block.axes)}">\n{"".join(cases)}</div>'
 
 
 # --- what the script draws --------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
+from graphmem.answering import capture_cache
 from graphmem.errors import UsageError
-from graphmem.planning.engines import Loss
+from graphmem.workers.crew import Loss, Opened
 
 
 class Processes:
@@ -18,16 +18,17 @@ class Processes:
     takes_address = False
 
     @contextmanager
-    def open(self, jobs: int, address: str | None) -> Iterator[Executor]:
-        """A pool of ``jobs`` processes."""
+    def open(self, jobs: int, address: str | None) -> Iterator[Opened]:
+        """A pool of ``jobs`` processes, which keep captures where this one does."""
+        kept = None if capture_cache.in_use is None else capture_cache.in_use.folder
         try:
             import joblib
 
-            executor = joblib.externals.loky.ProcessPoolExecutor(jobs)
+            executor = joblib.externals.loky.ProcessPoolExecutor(jobs, initializer=capture_cache.use, initargs=(kept,))
         except ImportError:
             raise UsageError("processes side by side need joblib; pip install 'graphmem[parallel]'") from None
         try:
-            yield executor
+            yield Opened(executor, lambda: jobs)
         finally:
             executor.shutdown(wait=True, kill_workers=True)
 

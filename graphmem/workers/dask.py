@@ -5,13 +5,14 @@ Clusters of Slurm, PBS and others are made by dask-jobqueue, whose scheduler has
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
+from typing import Any
 
 from graphmem.errors import SourceError, UsageError
-from graphmem.planning.engines import Loss
+from graphmem.workers.crew import Loss, Opened
 
 #: Seconds to wait for a scheduler.
 _PATIENCE = 60
@@ -24,7 +25,7 @@ class Dask:
     takes_address = True
 
     @contextmanager
-    def open(self, jobs: int, address: str | None) -> Iterator[Executor]:
+    def open(self, jobs: int, address: str | None) -> Iterator[Opened]:
         """The cluster of the address, or one of ``jobs`` processes here."""
         try:
             from distributed import Client, LocalCluster
@@ -38,7 +39,7 @@ class Dask:
         except (OSError, ValueError) as error:
             raise SourceError(f"no Dask scheduler answers at {address}: {error}") from None
         try:
-            yield client.get_executor(pure=False)
+            yield Opened(client.get_executor(pure=False), functools.partial(_threads, client))
         finally:
             client.close()
             if cluster is not None:
@@ -52,6 +53,14 @@ class Dask:
         if isinstance(error, KilledWorker):
             return Loss.TASK
         return Loss.ALL if isinstance(error, (CommClosedError, OSError)) else Loss.NONE
+
+
+def _threads(client: Any) -> int:
+    """Of all workers that are there now: clusters of dask-jobqueue begin with none. 0 while no scheduler answers."""
+    try:
+        return sum(client.nthreads().values())
+    except (OSError, TimeoutError):
+        return 0
 
 
 ENGINE = Dask()

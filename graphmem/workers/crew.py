@@ -1,6 +1,7 @@
-"""Where the parts of a long question are worked on: in this process, in several, on a Dask or a Ray cluster.
+"""The parts of a long question, worked on by several processes, here or on a Dask or a Ray cluster.
 
-    for number, result in results(function, tasks, ENGINES.named("dask"), jobs=2): ...
+    with Crew(ENGINES.named("dask"), jobs=2) as crew:
+        for number, result in crew.results(function, tasks): ...
 
 An engine opens an :class:`concurrent.futures.Executor` and says what its errors mean; what becomes of a part whose
 worker died is decided here, once for all of them. An engine is one file; installed packages bring others (entry points
@@ -9,14 +10,20 @@ worker died is decided here, once for all of them. An engine is one file; instal
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import Enum
+from pickle import PicklingError
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from graphmem.errors import GraphmemError, SourceError
+from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.plugins import Kind
 
 Task = TypeVar("Task")
@@ -31,13 +38,21 @@ class Loss(Enum):
     NONE = "none"
 
 
+@dataclass(frozen=True)
+class Opened:
+    """Workers that are there: who sends them parts, and how many there are now."""
+
+    executor: Executor
+    workers: Callable[[], int]
+
+
 class Engine(Protocol):
     """Where parts are worked on. ``takes_address``: whether workers elsewhere can be named."""
 
     name: str
     takes_address: bool
 
-    def open(self, jobs: int, address: str | None) -> AbstractContextManager[Executor]:
+    def open(self, jobs: int, address: str | None) -> AbstractContextManager[Opened]:
         """So many workers of this machine, or those of an address. Raises :class:`GraphmemError`: :class:`UsageError`
         where a package is missing."""
 
@@ -48,9 +63,9 @@ class Engine(Protocol):
 ENGINES: Kind[Engine] = Kind(
     "engine",
     group="graphmem.engines",
-    package="graphmem.planning.engines",
+    package="graphmem.workers",
     attribute="ENGINE",
-    protocol="graphmem.planning.engines:Engine",
+    protocol="graphmem.workers.crew:Engine",
     order=("processes", "dask", "ray"),
 )
 #: A part whose worker dies is tried alone after that, so often in all.
@@ -59,25 +74,66 @@ _TRIES = 2
 _OPENINGS = 5
 
 
-def results(
-    function: Callable[[Task], Result], tasks: Sequence[Task], engine: Engine, jobs: int, address: str | None = None
-) -> Iterator[tuple[int, Result | GraphmemError]]:
-    """(number of a task, its result), as they come, each once.
+class Crew:
+    """Workers that stay for as many rounds of parts as there are, and are asked for again where they are lost."""
 
-    Where workers die, what they were at is done again: one part at a time, so that the one that kills its worker is
-    found; its result is an error with the reason. ``function`` and tasks must be picklable. Raises
-    :class:`GraphmemError` where no workers can be had, and what ``function`` raises.
-    """
-    work = _Work(function, tasks, engine)
-    in_vain = 0
-    while not work.is_done:
-        in_vain += 1
-        if in_vain > _OPENINGS:
-            raise SourceError(f"the workers of the engine {engine.name} were lost {_OPENINGS} times")
-        with engine.open(jobs, address) as executor:
-            for found in work.go_on(executor, jobs):
-                in_vain = 0
-                yield found
+    def __init__(self, engine: Engine, jobs: int, address: str | None = None) -> None:
+        self._engine, self._jobs, self._address = engine, jobs, address
+        self._closing = contextlib.ExitStack()
+        self._there: Opened | None = None
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close()
+
+    @property
+    def size(self) -> int:
+        """How many workers there are; they are asked for."""
+        return max(1, self._opened().workers())
+
+    def results(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result | GraphmemError]]:
+        """(number of a task, its result), as they come, each once; made in the folder that this process is in.
+
+        Where workers die, what they were at is done again: one part at a time, so that the one that kills its worker
+        is found; its result is an error with the reason. Raises :class:`GraphmemError` where no workers can be had or
+        the function and a task cannot be pickled, and what ``function`` raises.
+        """
+        work = _Work(functools.partial(_in_folder, os.getcwd(), function), tasks, self._engine)
+        in_vain = 0
+        while not work.is_done:
+            in_vain += 1
+            if in_vain > _OPENINGS:
+                raise SourceError(f"the workers of the engine {self._engine.name} were lost {_OPENINGS} times")
+            try:
+                for found in work.go_on(self._opened()):
+                    in_vain = 0
+                    yield found
+            except PicklingError:
+                raise UsageError(
+                    "the model cannot be sent to another process; name it (module.py:factory), or use one job"
+                ) from None
+            if not work.is_done:
+                self._close()
+
+    def _opened(self) -> Opened:
+        if self._there is None:
+            self._there = self._closing.enter_context(self._engine.open(self._jobs, self._address))
+        return self._there
+
+    def _close(self) -> None:
+        self._there = None
+        self._closing.close()
+
+
+def _in_folder(folder: str, function: Callable[[Any], Any], task: Any) -> Any:
+    """The result of a task in a worker, which may have begun in another folder."""
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    return function(task)
 
 
 class _Work:
@@ -95,10 +151,10 @@ class _Work:
         """Whether every task has a result."""
         return not (self._waiting or self._suspects or self._running)
 
-    def go_on(self, executor: Executor, jobs: int) -> Iterator[tuple[int, Any]]:
+    def go_on(self, there: Opened) -> Iterator[tuple[int, Any]]:
         """The results of tasks until all are done, or the workers are gone."""
         while not self.is_done:
-            self._submit(executor, jobs)
+            self._submit(there)
             done, _ = wait(self._running, return_when=FIRST_COMPLETED)
             for future in done:
                 number = self._running.pop(future)
@@ -116,11 +172,12 @@ class _Work:
                     self._running.clear()
                     return
 
-    def _submit(self, executor: Executor, jobs: int) -> None:
-        queue, most = (self._suspects, 1) if self._suspects else (self._waiting, 2 * jobs)
+    def _submit(self, there: Opened) -> None:
+        queue = self._suspects or self._waiting
+        most = 1 if self._suspects else 2 * max(1, there.workers()) if queue else 0
         while queue and len(self._running) < most:
             number = queue.popleft()
-            self._running[executor.submit(self._function, self._tasks[number])] = number
+            self._running[there.executor.submit(self._function, self._tasks[number])] = number
 
     def _loss(self, future: Future[Any]) -> tuple[Loss, BaseException | None]:
         try:

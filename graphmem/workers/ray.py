@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphmem.errors import SourceError, UsageError
-from graphmem.planning.engines import Loss
+from graphmem.workers.crew import Loss, Opened
 
 
 class Ray:
@@ -18,7 +18,7 @@ class Ray:
     takes_address = True
 
     @contextmanager
-    def open(self, jobs: int, address: str | None) -> Iterator[Executor]:
+    def open(self, jobs: int, address: str | None) -> Iterator[Opened]:
         """The cluster of the address, or one of ``jobs`` processes here."""
         try:
             import ray
@@ -30,7 +30,8 @@ class Ray:
         except (ConnectionError, RuntimeError) as error:
             raise SourceError(f"no Ray cluster answers at {address}: {str(error).partition(chr(10))[0]}") from None
         try:
-            yield _Remote()
+            processors = int(ray.cluster_resources().get("CPU", 1))
+            yield Opened(_Remote(), lambda: processors)
         finally:
             ray.shutdown()
 
