@@ -18,6 +18,7 @@ from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Doc
 from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
 from graphmem.units import MIB, format_bytes
+from tests.support import axe
 from tests.support.estimates import stepping_estimate
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -29,10 +30,6 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1400,2000",
 )  # fmt: skip
-_AXE = """
-axe.run(document).then(({ violations }) => violations.filter((one) => ["serious", "critical"].includes(one.impact))
-  .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 200))}`))
-"""
 _SEARCH = "input[aria-label='Search flame graph and table']"
 
 
@@ -262,21 +259,16 @@ def test_tables_of_the_moment_are_sorted(page: _Browser) -> None:
 @pytest.mark.parametrize("width", [390, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(page: _Browser, width: int, scheme: str) -> None:
-    """Deque's checker of the rules that readers with other senses need; it is run by the debugger, as the page lets no
-    script but its own run."""
-    base = pytest.importorskip("axe_core_python.base")
     run = page.driver.execute_cdp_cmd
     size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
     try:
         run("Emulation.setDeviceMetricsOverride", size)
         run("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
         assert page.run("return document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
-        run("Runtime.evaluate", {"expression": f"{base.AXE_SCRIPT};0"})
-        found = run("Runtime.evaluate", {"expression": _AXE, "awaitPromise": True, "returnByValue": True})
+        assert axe.serious(page.driver) == []
     finally:
         run("Emulation.clearDeviceMetricsOverride", {})
         run("Emulation.setEmulatedMedia", {"features": []})
-    assert found["result"]["value"] == []
 
 
 def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path) -> None:
