@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.program import iterations
+from graphmem.capture.program import host_draws, iterations
 from graphmem.capture.program.ahead import MOST_RUNS
 from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
@@ -59,6 +59,8 @@ MOST_TRIALS = 25
 #: is gone in the fourth at the latest; steps that still differ then are of many sizes, and followed to the loop's end
 #: if those are no more events than these (some seconds).
 MOST_SETTLING, MOST_DIFFERING_EVENTS = 5, 30_000
+#: Steps that are followed of a loop whose body draws random numbers, which may be sizes, if they are few events too.
+MOST_DRAWN = 24
 
 
 class Left(BaseException):
@@ -89,6 +91,7 @@ class Leaving:
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
         self.runs: list[ItemRun] = []
         self.epochs = Epochs()
+        self.drawn: dict[str, int] = {}  # loops whose steps differed as they drew numbers -> how many there were
         self.went_on: dict[str, None] = {}  # why loops went on behind the steps that were asked for, in order
         self.remarks: dict[Diagnostic, int] = {}
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
@@ -378,6 +381,7 @@ class Loop:
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
+        self._has_drawn = False  # whether the body of an iteration drew random numbers
         self._begin_iteration()
         leaving.begin(self)
 
@@ -392,7 +396,12 @@ class Loop:
 
     def _begin_iteration(self) -> None:
         self._top = self._now()
+        self.begin_body()
         self._step, self._optimizers = len(self._leaving.log), self._leaving.optimizers
+
+    def begin_body(self) -> None:
+        """The item of an iteration is there: what is drawn from here on, its body draws."""
+        self._drawn = host_draws.count()
 
     def _now(self) -> tuple[int, int, int]:
         recorder = self._leaving.recorder
@@ -418,6 +427,7 @@ class Loop:
         """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
         it ends by itself, None where nobody knows."""
         self._ends_itself, self._left = left == 0, left
+        self._has_drawn |= self._drawn != host_draws.count()
         if self.is_of_parts:
             return True
         if self.is_over or not self._wants_more():
@@ -467,6 +477,7 @@ class Loop:
             (self._settles, "its steps differ"),
             (self._goes_to_other_sizes, "later steps compute other sizes"),
             (self._ends_soon, "its steps differ"),
+            (self._draws_on, "its steps draw random numbers"),
         )
         found = next((why for goes_on, why in ways if goes_on()), None)
         self._leaving.went_on.update({} if found is None else {found: None})
@@ -487,6 +498,25 @@ class Loop:
         if events > MOST_DIFFERING_EVENTS or not leaving.differ(loop._since):
             return False
         return not iterations.in_turn(leaving.recorder.builder, loop._marks)
+
+    def _draws_on(self) -> bool:
+        """Whether a loop whose body draws numbers (``size = random.choice(sizes)``) goes on, to see what it does."""
+        loop, wanted = self._of_program(), self._leaving.wanted
+        if loop is None or not loop._has_drawn or len(loop._marks) < 2 or not loop._may_differ():
+            return False
+        events = (loop._items - wanted) * (loop._marks[-1] - loop._marks[-2])
+        return loop._items < wanted + MOST_DRAWN and events <= MOST_DIFFERING_EVENTS
+
+    def _doubt_drawn(self) -> None:
+        """Steps behind the first two that had other peaks than each other, in a loop that draws numbers: those that are
+        left out, of this loop or of one around it, may have others again."""
+        loop, leaving = self._of_program(), self._leaving
+        if loop is not None and loop._has_drawn and len({*loop._peaks[2:]}) > 1:
+            leaving.drawn[self.where] = len(loop._peaks)
+        if not self._ends_itself:
+            for where, steps in leaving.drawn.items():
+                leaving.recorder.assumed[Code.STEPS_DIFFER.about(place=where, steps=steps)] += 1
+            leaving.drawn.clear()
 
     def _of_program(self) -> Loop | None:
         """This loop, or the one that asks a loader for its batches, if it is the program's own."""
@@ -567,6 +597,7 @@ class Loop:
             if lacking is not None and self.runs is not None:  # those that are written have all that each keeps
                 most_kept = 0 if lacking else sys.maxsize
             self._leaving.doubt_others(self._since, self.where, are_known, most_kept)
+        self._doubt_drawn()
 
     def _goes_to_others(self) -> bool:
         """Whether numbers follow at which the loop does what it has not done yet."""
