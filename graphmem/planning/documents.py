@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,12 +60,18 @@ _MOST_CASES = 64
 
 def _cases(names: Sequence[str], found: Mapping[tuple[str, ...], Estimate]) -> list[Choices]:
     """What the memory is made of in each of several estimates, by the settings of each; all bars have one scale."""
-    axes = [(name, list(dict.fromkeys(values[at] for values in found))) for at, name in enumerate(names)]
+    axes = [(name, _in_order(values[at] for values in found)) for at, name in enumerate(names)]
     if not 1 < len(found) <= _MOST_CASES or all(len(values) < 2 for _, values in axes):
         return []
     room = max(one.device for one in found.values())
     cases = {values: (_said(one), _made_of(one, room)) for values, one in found.items()}
     return [Choices(axes, cases, next(iter(found)))]
+
+
+def _in_order(values: Iterable[str]) -> list[str]:
+    """Each value once: numbers by size, others as they came."""
+    found = list(dict.fromkeys(values))
+    return sorted(found, key=float) if all(map(_is_number, found)) else found
 
 
 def _said(estimate: Estimate) -> Text:
@@ -111,7 +117,7 @@ def of_fit(found: Largest) -> Document:
         section("", Facts(about)),
         section("", Text(tuple(_answer(found, name)), "yes" if found.value else "no")),
         section("", Table(columns, rows)),
-        section("", *_peaks(found, fit), Text([f"analysed: {', '.join(f'{value:,}' for value, _ in found.tried)}"])),
+        section("", *_peaks(found, fit), Text([f"analysed: {'; '.join(f'{value:,}' for value, _ in found.tried)}"])),
     ]
     sizes: dict[tuple[str, ...], Estimate] = {(f"{value:,}",): one for value, one in sorted(found.sizes.items())}
     if cases := _cases([name], sizes):
@@ -193,7 +199,9 @@ def of_sweep(rows: Rows) -> Document:
             shown.append((*settings, *levels, "error" if figures["error"] else figures["on_card"]))
         if figures["error"] and len(errors) < _MOST_ROWS:
             errors.append(f"{' '.join(words.values())}: {figures['error']}")
-    settled = [Column(name, "figure") for name in (*names, *(["price"] if rows.prices else []))]
+    counted = {name for name in names if all(_is_number(row.words[name]) for row in rows)}
+    settled = [Column(name, "figure" if name in counted else "") for name in names]
+    settled += [Column("price", "figure")] if rows.prices else []
     of_levels = [Column(level, "bytes", bars=level == "device") for level in LEVELS]
     notes = [*_cheapest(rows), *_assumed_card(next((row.estimate for row in rows if row.estimate), None))]
     if len(rows) > len(shown):
@@ -202,9 +210,45 @@ def of_sweep(rows: Rows) -> Document:
     columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
     found = {tuple(row.words.values()): row.estimate for row in rows if row.estimate is not None}
     sections = [section("", table), *_sentences(*errors, *notes)]
+    sections += [section("Over one setting", one) for one in _lines(names, found)]
     sections += [section("What it is made of", one) for one in _cases(names, found)]
     title = f"Combinations of {', '.join(names)}"
     return Document("sweep", title, sections, rows.to_dict, Table(columns, whole))
+
+
+#: Curves that can be told apart, and values of a setting that make one.
+_MOST_LINES, _LEAST_POINTS = 8, 3
+
+
+def _lines(names: Sequence[str], found: Mapping[tuple[str, ...], Estimate]) -> Iterator[Curves]:
+    """The device memory over each setting that is a number and has several values, a curve for every combination of the
+    others; with the end of the card where all are on one."""
+    rooms = {edge(one) for one in found.values()}
+    card = next(iter(rooms)) if len(rooms) == 1 else None
+    for at, name in enumerate(names):
+        sizes = sorted({float(values[at]) for values in found if _is_number(values[at])})
+        others = dict.fromkeys(_without(values, at) for values in found)
+        whole = len(sizes) * len(others) == len(found)
+        if len(sizes) < _LEAST_POINTS or len(others) > _MOST_LINES or not whole:
+            continue
+        by_size = sorted(found.items(), key=lambda item: float(item[0][at]))
+        curves = [
+            Curve(
+                " ".join(other) or "device memory",
+                [one.device for values, one in by_size if _without(values, at) == other],
+            )
+            for other in others
+        ]
+        limit = None if card is None else (card[1], f"where {card[0]} ends")
+        yield Curves(curves, "", "", "bytes", limit=limit, over=(sizes, name))
+
+
+def _without(values: tuple[str, ...], at: int) -> tuple[str, ...]:
+    return (*values[:at], *values[at + 1 :])
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
 
 
 def _cheapest(rows: Rows) -> Iterator[str]:

@@ -100,7 +100,7 @@ PARTS: Mapping[str, Shape] = {
     },
     "sandbox": {
         "mechanism": "text", "folder": "text", "allowed": ["text"], "unavailable": {"*": "text"},
-        "refused": {"*": "size"}, "started": {"*": "size"},
+        "refused": [{"what": "text", "to": "text", "times": "size"}], "started": {"*": "size"},
         "files": {
             "count": "size", "bytes": "size", "written": ["#file"], "overwritten": ["#file"], "deleted": ["#file"],
             "deleted_count": "size", "deleted_bytes": "size", "renamed": ["#file"],

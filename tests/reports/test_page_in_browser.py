@@ -18,6 +18,7 @@ from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Doc
 from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
 from graphmem.units import MIB, format_bytes
+from tests.support import axe
 from tests.support.estimates import stepping_estimate
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -253,6 +254,21 @@ def test_tables_of_the_moment_are_sorted(page: _Browser) -> None:
     assert up == tuple(sorted(largest))
     assert down == up[::-1]
     assert again == largest
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page: _Browser, width: int, scheme: str) -> None:
+    run = page.driver.execute_cdp_cmd
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+    try:
+        run("Emulation.setDeviceMetricsOverride", size)
+        run("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+        assert axe.serious(page.driver) == []
+    finally:
+        run("Emulation.clearDeviceMetricsOverride", {})
+        run("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path) -> None:
