@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,8 +115,7 @@ class RunCache:
             known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
                 return known
-            let_wait(question)
-            with contextlib.nullcontext() if disk is None else disk.watched():
+            with prepared(question):
                 loaded = self._models.made
                 if known is None or loaded is None:
                     model_key = key.loading if question.is_onnx else key
@@ -194,6 +193,16 @@ class _Slot(Generic[Made]):
             raise self._error.with_traceback(None)
         assert self.made is not None
         return self.made
+
+
+@contextlib.contextmanager
+def prepared(question: Question) -> Iterator[None]:
+    """Whatever imports PyTorch for a question: what it has no need of waits, and what is looked at is noted for the
+    captures on the disk."""
+    disk = capture_cache.in_use
+    with without_compiler_folder(), contextlib.nullcontext() if disk is None else disk.watched():
+        let_wait(question)
+        yield
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -499,8 +508,8 @@ def _card_answer(question: Question, fact: str) -> Hashable:
 
 def shape_of(question: Question) -> ModelShape:
     """The layers and sizes of the model of a question. Raises :class:`GraphmemError`."""
-    installed_version()
-    with turn():
+    with prepared(question), turn():
+        installed_version()
         loaded = load(question)
         if isinstance(loaded, OnnxModel) or loaded.program is not None:
             raise UsageError(f"{loaded.name}: models of PyTorch are laid out over cards; give hf:... or a factory")

@@ -289,6 +289,21 @@ def test_rows_of_a_sweep_are_those_of_captures(captured: list[int | None]) -> No
         assert row.estimate.breakdown == one.breakdown
 
 
+def shortcut(batch: int = 2) -> tuple[nn.Module, torch.Tensor]:
+    """It goes another way at the smallest batch."""
+    layers = [nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)]
+    return nn.Sequential(*(layers if batch > 2 else layers[:1])), torch.zeros(batch, 32)
+
+
+def test_the_smallest_size_may_go_another_way(captured: list[int | None]) -> None:
+    rows = graphmem.sweep(shortcut, vary={"batch": [2, 3, 4, 5, 8, 20]}, device="T4")
+    assert captured == [2, 3, 20, 4]
+    for row in rows:
+        assert row.estimate is not None
+        alone = graphmem.analyze(shortcut, device="T4", **row.settings)
+        assert (row.estimate.peak, row.estimate.breakdown) == (alone.peak, alone.breakdown)
+
+
 def test_another_card_needs_one_capture(captured: list[int | None]) -> None:
     """cuBLAS's workspaces, split reductions and plans are those of each card."""
     batches, cards = [2, 3, 8, 20, 32], ["H100", "L4", "T4"]
