@@ -1,5 +1,5 @@
 /*
-Built by page/build.js of sources 594365a03ee601f6939894b04aa97a8949c0db5e7d20325ecc7d8624461a9642, with these libraries:
+Built by page/build.js of sources 67b8d127233a6f435913b0efdbfddbab4f9414e3155dd75c8946eacba9a94d76, with these libraries:
 
 uplot 1.6.32, https://github.com/leeoniya/uPlot#readme
 
