@@ -115,8 +115,9 @@ def fit(
     captures = RunCache()  # an ONNX file is read once
 
     def searched(at_most: int, limit: str) -> Largest:
-        with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures, keeps=True) as sized:
-            bound, told = at_most // multiple_of, say or request.progress
+        bound, told = at_most // multiple_of, say or request.progress
+        asked = f"up to {bound} times {multiple_of}"
+        with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures, keeps=asked) as sized:
             search = _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit)
             return search.with_grid(search.run(), grid)
 
