@@ -7,25 +7,32 @@ capture more than were needed to make it agrees with it, event by event and byte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from graphmem.answering.deep import has_many_layers, run_of_layers, with_layers
 from graphmem.answering.question import Question
-from graphmem.answering.runs import Progress, RunCache, asked_cudnn
+from graphmem.answering.runs import Progress, RunCache, asked_cudnn, labelled, load, record, silent
+from graphmem.answering.waiting import let_wait
 from graphmem.base import garbage
+from graphmem.capture.threads import turn
 from graphmem.devices import as_cuda
+from graphmem.errors import GraphmemError
 from graphmem.run import Run
+from graphmem.sources import OnnxModel, TorchModel
 from graphmem.trace import Trace
 from graphmem.training import Training
 
 if TYPE_CHECKING:
+    from graphmem.base.textbook import Sharded
     from graphmem.capture.kernels.parts.script import Card
+    from graphmem.capture.record.calls import CallLog
     from graphmem.capture.templates.template import Sample, Template
     from graphmem.cudnn.library import Cudnn
 
 #: Fields of a run that may differ from size to size.
-_OF_A_SIZE = {"trace", "output_bytes", "cudnn"}
+_OF_A_SIZE = {"trace", "output_bytes", "cudnn", "sharded"}
 #: The sizes that a template can be a function of.
 SIZES = ("batch", "seq_len")
 #: A proven template serves sizes up to the largest captured one, and so much more: further on a step may take another
@@ -58,7 +65,7 @@ class SizedRuns:
         self._traces: dict[int, Trace] = {}  # of expected sizes, by template
         self._opened = contextlib.ExitStack()
         self._cudnn: Cudnn | None = None  # asked at all sizes
-        self._output_bytes: dict[int, int] = {}  # at the sizes that the template was learned at
+        self._learned_at: dict[int, Run] = {}  # the runs that the template was learned of, by size
         self._learned = ""
         self.is_proven = False
         self.refused = ""
@@ -78,7 +85,7 @@ class SizedRuns:
     @property
     def captured(self) -> list[int]:
         """The sizes that were captured for the template, in order."""
-        return sorted(self._output_bytes)
+        return sorted(self._learned_at)
 
     def capture(self, size: int, say: Progress) -> Run:
         """The run of a capture, from which the template learns; it is in the cache for estimates of this size. Raises
@@ -99,7 +106,7 @@ class SizedRuns:
         self._runs[size], self._samples[size] = run, Sample(size, run.trace, log)
         if len(self._samples) == 1 and self._like is not None and self._is_as_on_other_card(size, question):
             return run
-        self._output_bytes = {one: made.output_bytes for one, made in self._runs.items()}
+        self._learned_at = dict(self._runs)
         self._learned = f"at {self.name} {', '.join(f'{one:,}' for one in self.captured)}"
         self._learn(question)
         return run
@@ -139,7 +146,7 @@ class SizedRuns:
             self._template = like._template.on_other_card(self._samples[size], self._card(question))
         except (NoTemplate, ValueError):
             return False
-        self._output_bytes, self.is_proven = like._output_bytes, True
+        self._learned_at, self.is_proven = like._learned_at, True
         self._learned = f"{like._learned} on another card, which gave the one at {size:,} on this one"
         return True
 
@@ -157,12 +164,12 @@ class SizedRuns:
         question = self._question(size)
         try:
             trace = self._trace_at(size, question)
-            output_bytes = self._output_bytes_at(size)
+            of_size = _values_at(size, self._learned_at)
         except (NoTemplate, ValueError):
             return None
         last = self._runs[max(self._runs)]
         notes = (*last.notes, f"by template of the captures {self._learned}")
-        run = replace(last, trace=trace, cudnn=self._cudnn, output_bytes=output_bytes, notes=notes)
+        run = replace(last, trace=trace, cudnn=self._cudnn, notes=notes, **of_size)
         self._cache.keep(question, run)
         self._written = run
         return run
@@ -196,17 +203,115 @@ class SizedRuns:
         setting = question.setting
         return Card(as_cuda(setting.device), setting.torch_version, cudnn=self._cudnn)
 
-    def _output_bytes_at(self, size: int) -> int:
-        from graphmem.capture.templates.curves import curve_through
 
-        return curve_through(list(self._output_bytes), list(self._output_bytes.values())).at(size)
+class DeepSizedRuns(SizedRuns):
+    """The same of a deep model (:mod:`graphmem.answering.deep`), whose run is written from those with a few layers at
+    every size: these are captured, and have the templates of sizes. A capture of all layers takes as long as ten."""
+
+    def __init__(
+        self, name: str, question: Callable[[int], Question], cache: RunCache, loaded: OnnxModel | TorchModel
+    ) -> None:
+        super().__init__(name, question, cache)
+        self._loaded = loaded
+        self._few: dict[int, SizedRuns] = {}  # by their number of layers
+        self._captured: set[int] = set()
+
+    @property
+    def captured(self) -> list[int]:
+        return sorted(self._captured)
+
+    def capture(self, size: int, say: Progress) -> Run:
+        question = self._question(size)
+
+        def captured(few: Question) -> Run:
+            return self._with(few.layers or 0).capture(size, labelled(say, f"with {few.layers} of its layers"))
+
+        with turn():
+            run = None if self.refused else run_of_layers(question, self._loaded, captured)
+        if run is None:
+            self.refused, self.is_proven = self.refused or "its layers make no template", False
+            return self._cache.run(question, say)
+        self._captured.add(size)
+        self.refused = next((few.refused for few in self._few.values() if few.refused), "")
+        self.is_proven = all(few.is_proven for few in self._few.values())
+        return self._kept(question, run)
+
+    def by_template(self, size: int) -> Run | None:
+        if self.refused or not self._reaches(size):
+            return None
+        question = self._question(size)
+
+        def written(few: Question) -> Run:
+            run = self._with(few.layers or 0).by_template(size)
+            if run is None:
+                raise GraphmemError("no template serves this size")
+            return run
+
+        run = run_of_layers(question, self._loaded, written)
+        return None if run is None else self._kept(question, run)
+
+    def _with(self, layers: int) -> SizedRuns:
+        """The runs with so many layers."""
+        if layers not in self._few:
+            question = self._question
+            few = SizedRuns(self.name, lambda size: with_layers(question(size), layers), _Captures())
+            self._few[layers] = self._opened.enter_context(few)
+        return self._few[layers]
+
+    def _kept(self, question: Question, run: Run) -> Run:
+        self._cache.forget()
+        self._cache.keep(question, run)
+        return run
+
+
+class _Captures(RunCache):
+    """Captures that are part of another run: none is sought, or kept, on the disk."""
+
+    def run(self, question: Question, say: Progress = silent, calls: CallLog | None = None) -> Run:
+        return record(question, load(question), say, calls)
+
+
+def sized_runs(name: str, question: Callable[[int], Question], cache: RunCache) -> SizedRuns:
+    """The runs of a question at a few sizes; see :class:`SizedRuns`."""
+    if name in SIZES:
+        with contextlib.suppress(GraphmemError), turn():  # the search will say why
+            first = question(_BLOCK)
+            let_wait(first)
+            loaded = load(first)
+            if has_many_layers(first, loaded):
+                return DeepSizedRuns(name, question, cache, loaded)
+    return SizedRuns(name, question, cache)
+
+
+def _values_at(size: int, runs: Mapping[int, Run]) -> dict[str, Any]:
+    """The fields of a run, but for its trace, that follow from its size, by those of ``runs``. Raises ValueError."""
+    from graphmem.capture.templates.curves import curve_through
+
+    def at(values: Iterable[int]) -> int:
+        return curve_through(list(runs), list(values)).at(size)
+
+    found: dict[str, Any] = {"output_bytes": at(run.output_bytes for run in runs.values())}
+    sharded = [run.sharded for run in runs.values() if run.sharded is not None]
+    models = [one.transformer for one in sharded if one.transformer is not None]
+    if models:
+        model = replace(models[-1], batch=at(one.batch for one in models), seq_len=at(one.seq_len for one in models))
+        found["sharded"] = replace(sharded[-1], transformer=model)
+    return found
 
 
 def _are_alike(one: Run, other: Run) -> bool:
     """Whether all is the same that is known of two runs, but for what a size changes."""
-    return all(
-        getattr(one, known.name) == getattr(other, known.name) for known in fields(Run) if known.name not in _OF_A_SIZE
-    )
+    names = (known.name for known in fields(Run) if known.name not in _OF_A_SIZE)
+    if any(getattr(one, name) != getattr(other, name) for name in names):
+        return False
+    return _without_sizes(one.sharded) == _without_sizes(other.sharded)
+
+
+def _without_sizes(sharded: Sharded | None) -> Sharded | None:
+    """How a model is shared out, whatever a step takes."""
+    if sharded is None or sharded.transformer is None:
+        return sharded
+    return replace(sharded, transformer=replace(sharded.transformer, batch=0, seq_len=0))
 
 
 def _is_captured(question: Question) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.answering import stages
 from graphmem.answering.runs import RunCache, counted, labelled, silent
-from graphmem.answering.sized import SIZES, SizedRuns
+from graphmem.answering.sized import SIZES, SizedRuns, sized_runs
 from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
@@ -108,7 +108,7 @@ def fit(
     captures = RunCache()  # an ONNX file is read once
 
     def searched(at_most: int, limit: str) -> Largest:
-        with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures) as sized:
+        with sized_runs(size, lambda value: request.changed(**{size: value}).question, captures) as sized:
             bound, told = at_most // multiple_of, say or request.progress
             return _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit).run()
 
