@@ -218,10 +218,10 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     if private is not None:
         for number, pool in enumerate(trace.pools, 1):
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
-    kinds = _device_kinds(trace, in_pools=private is not None)
+    kinds, at_once = _kinds(trace, in_pools=private is not None)
     played = None
     if isinstance(allocator, ForwardingAllocator):
-        played = allocator.fast_forward(_at_once(kinds), trace.subjects, columns.bytes, columns.streams)
+        played = allocator.fast_forward(at_once, trace.subjects, columns.bytes, columns.streams)
     if played is not None and len(played.allocated) == len(trace):
         return _played_whole(trace, allocator, played)
 
@@ -331,6 +331,16 @@ def events_on_device(
         yield kind, subject, stream
 
 
+def _kinds(trace: Trace, *, in_pools: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The kind of every event on the device, and the same as :meth:`ForwardingAllocator.fast_forward` takes them."""
+    kept: dict[bool, Any] = trace.kept.setdefault("kinds", {})
+    if in_pools not in kept:
+        kinds = _device_kinds(trace, in_pools=in_pools)
+        kept[in_pools] = kinds, _at_once(kinds)
+    found: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = kept[in_pools]
+    return found
+
+
 def _device_kinds(trace: Trace, *, in_pools: bool) -> npt.NDArray[np.int64]:
     """The kind of every event, ``_ALLOC_IN_POOL`` where the storage goes to a private pool, or ``_ELSEWHERE`` where it
     is not on the device."""
@@ -346,7 +356,7 @@ def _device_kinds(trace: Trace, *, in_pools: bool) -> npt.NDArray[np.int64]:
 
 
 def _at_once(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The kinds as :meth:`ForwardingAllocator.fast_forward` takes them."""
+    """The words of ``fast_forward`` for the kinds."""
     found = np.full(len(kinds), STOP, dtype=np.int64)
     for kind, word in _AT_ONCE.items():
         found[kinds == kind] = word

@@ -1,5 +1,6 @@
 // What makes a page of graphmem one to look around in. It asks nobody for anything: all data is in the page.
 import { curves, recolour } from "./chart.js";
+import { choices } from "./choices.js";
 import { Flame, WAYS, tree } from "./flame.js";
 import { read } from "./run.js";
 import { segments } from "./segments.js";
@@ -152,6 +153,7 @@ for (const part of document.querySelectorAll(".wide")) {
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; // to scroll it by keys
 }
 document.querySelectorAll(".curves").forEach(curves);
+document.querySelectorAll(".choices").forEach(choices);
 const host = document.getElementById("moments");
 if (host) moments(host);
 

@@ -18,10 +18,10 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from graphmem.answering.question import CaptureKey, Question
 from graphmem.base.dependencies import CannotTell, Watch, importable, state_of_folder, still_holds
@@ -78,6 +78,25 @@ def default_folder() -> Path | None:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "graphmem"
 
 
+@dataclass(frozen=True)
+class SizeAnswer:
+    """What :class:`graphmem.answering.sized.SizedRuns` answered at a size, and what it knew then.
+
+    ``run``: None where a template does not serve the size. ``learned``: the captures of the template, in words; ``""``
+    without one; it serves sizes ``above`` one. ``output_bytes``: at the sizes that were captured for it.
+    """
+
+    run: Run | None
+    is_proven: bool
+    refused: str
+    learned: str
+    above: int
+    output_bytes: tuple[tuple[int, int], ...]
+
+
+Kept = TypeVar("Kept")
+
+
 class CaptureCache:
     """The captured runs in a folder, which several processes may share. Nothing here raises but for options that are
     wrong: what cannot be read or written is as if it were not there."""
@@ -93,9 +112,9 @@ class CaptureCache:
 
     # --- a question ---
 
-    def place(self, question: Question, key: CaptureKey) -> Path | None:
-        """The file of a question with this key. None where nothing is kept: for models that are objects, or programs,
-        and in a process that has changed since it began."""
+    def place(self, question: Question, key: CaptureKey, *also: object) -> Path | None:
+        """The file of a question with this key; ``also``: what more decides what is in it. None where nothing is kept:
+        for models that are objects, or programs, and in a process that has changed since it began."""
         models = question.model if isinstance(question.model, (list, tuple)) else [question.model]
         if question.example_inputs is not None or not all(isinstance(one, (str, os.PathLike)) for one in models):
             return None
@@ -103,7 +122,7 @@ class CaptureCache:
             if _of_this_python() != self._python:
                 return None
             names = [os.fspath(one) for one in models]
-            known = plain((_SCHEMA, names, key, os.getcwd(), self._python, _of_zoo(names)))
+            known = plain((_SCHEMA, names, key, os.getcwd(), self._python, _of_zoo(names), *also))
         except (NotPlain, OSError):
             return None
         text = json.dumps(known, separators=(",", ":"))
@@ -111,14 +130,23 @@ class CaptureCache:
 
     def recalled(self, path: Path) -> Run | None:
         """The run at a place; None where there is none that holds."""
+        return self._recalled(path, lambda document: _run(document["run"], document["captured_at"]))
+
+    def recalled_sizes(self, path: Path) -> dict[str, SizeAnswer] | None:
+        """What was kept by :meth:`keep_sizes`; None where there is nothing that holds."""
+        return self._recalled(
+            path, lambda document: {name: _answer(one, document["captured_at"]) for name, one in document["sizes"]}
+        )
+
+    def _recalled(self, path: Path, read: Callable[[Any], Kept]) -> Kept | None:
         document = _read(path)
         if document is None:
             return None
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, GraphmemError, OSError):
             if still_holds(document["dependencies"]):
-                run = _run(document["run"])
+                found = read(document)
                 self._count(path)
-                return replace(run, captured_at=float(document["captured_at"]))
+                return found
         return None
 
     @contextlib.contextmanager
@@ -129,13 +157,23 @@ class CaptureCache:
 
     def keep(self, path: Path, model: object, run: Run) -> None:
         """Keep a run that was captured under :meth:`watched`, where all that it depends on can be told."""
-        if run.planned is not None or run.ending is not None or run.graph is not None or run.with_room is not None:
-            return
+        if _can_be_kept(run):
+            self._keep(path, model, (run,), lambda: {"run": _document(run)})
+
+    def keep_sizes(self, path: Path, model: object, answers: Mapping[str, SizeAnswer]) -> None:
+        """Keep what a question was answered at several sizes, each by a name, under :meth:`watched`, where all that it
+        depends on can be told."""
+        runs = [answer.run for answer in answers.values() if answer.run is not None]
+        if all(map(_can_be_kept, runs)):
+            self._keep(path, model, runs, lambda: {"sizes": [(name, _as_json(one)) for name, one in answers.items()]})
+
+    def _keep(self, path: Path, model: object, runs: Iterable[Run], made: Callable[[], dict[str, Any]]) -> None:
         with contextlib.suppress(CannotTell, NotPlain, OSError):
-            if run.cudnn is not None:
-                self._watch.add(*_files_of(run.cudnn.details()))
+            for run in runs:
+                if run.cudnn is not None:
+                    self._watch.add(*_files_of(run.cudnn.details()))
             document = {"schema": _SCHEMA, "model": str(model), "captured_at": time.time(),
-                        "dependencies": self._watch.written(), "run": _document(run)}  # fmt: skip
+                        "dependencies": self._watch.written(), **made()}  # fmt: skip
             self._write(path, document)
 
     # --- the folder ---
@@ -228,6 +266,21 @@ def _of_zoo(models: Iterable[str]) -> str:
     return state_of_folder(os.path.dirname(str(zoo_module("manifest").__file__)))
 
 
+def _can_be_kept(run: Run) -> bool:
+    return run.planned is None and run.ending is None and run.graph is None and run.with_room is None
+
+
+def _as_json(answer: SizeAnswer) -> dict[str, Any]:
+    """An answer as plain values. Raises :class:`NotPlain`."""
+    return {"run": answer.run and _document(answer.run), "rest": plain(replace(answer, run=None))}
+
+
+def _answer(document: dict[str, Any], captured_at: float) -> SizeAnswer:
+    run = document["run"] and _run(document["run"], captured_at)
+    known: SizeAnswer = restored(document["rest"], (SizeAnswer,))
+    return replace(known, run=run)
+
+
 def _document(run: Run) -> dict[str, Any]:
     """A run as plain values. Raises :class:`NotPlain`."""
     other = run.other_loop and _document(run.other_loop)
@@ -236,11 +289,12 @@ def _document(run: Run) -> dict[str, Any]:
     return {"trace": to_json(run.trace), "rest": plain(known), "other_loop": other}
 
 
-def _run(document: dict[str, Any]) -> Run:
+def _run(document: dict[str, Any], captured_at: float | None = None) -> Run:
     """The run of a document. Raises what reading a damaged one comes to."""
     other = document["other_loop"] and _run(document["other_loop"])
     known: Run = restored(document["rest"], _KINDS)
-    return replace(known, trace=from_json(document["trace"]), other_loop=other)
+    when = known.captured_at if captured_at is None else float(captured_at)
+    return replace(known, trace=from_json(document["trace"]), other_loop=other, captured_at=when)
 
 
 def _files_of(details: dict[str, Any]) -> list[str]:

@@ -93,6 +93,13 @@ class Question:
             raise UsageError("batches of several sizes come from the host; leave out build_on device")
         step.epoch.iterations(self.batch, self.seq_len, self.iterations)
 
+    @property
+    def usual_step(self) -> Training | Inference | None:
+        """The step that a model of the zoo usually makes, with types and an optimizer of its own; None of others."""
+        if not isinstance(self.model, str) or not self.model.startswith(ZOO):
+            return None
+        return usual_step(self.model.removeprefix(ZOO), training=isinstance(self.step, Training))
+
     @cached_property
     def step(self) -> Training | Inference:
         """The step asked for; by default inference for ONNX files, a model of the zoo's usual step, and training for

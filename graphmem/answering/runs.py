@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,8 +115,7 @@ class RunCache:
             known = self._known(question, key, say, place if calls is None else None)
             if known is not None and self._models.made is None:  # as it was not run here
                 return known
-            let_wait(question)
-            with contextlib.nullcontext() if disk is None else disk.watched():
+            with prepared(question):
                 loaded = self._models.made
                 if known is None or loaded is None:
                     model_key = key.loading if question.is_onnx else key
@@ -194,6 +193,16 @@ class _Slot(Generic[Made]):
             raise self._error.with_traceback(None)
         assert self.made is not None
         return self.made
+
+
+@contextlib.contextmanager
+def prepared(question: Question) -> Iterator[None]:
+    """Whatever imports PyTorch for a question: what it has no need of waits, and what is looked at is noted for the
+    captures on the disk."""
+    disk = capture_cache.in_use
+    with without_compiler_folder(), contextlib.nullcontext() if disk is None else disk.watched():
+        let_wait(question)
+        yield
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -403,17 +412,27 @@ def _run_once(
         "limit": limit_of(question),
         "sandbox": sandboxed,
     }
-    remarks = (*loaded.notes, *filter(None, [mode.remark]))
+    usual, unusual = _beside_usual(question)
+    remarks = (*loaded.notes, *filter(None, [mode.remark, unusual]))
 
     def completed(run: Run, step: Training | Inference) -> Run:
         other, loop = run.other_loop, ""
         if isinstance(step, Training):
             loop = step.loop if not run.is_own_step and loaded.framework != "Keras" else ""
             other = other and completed(other, replace(step, loop=other_loop(step.loop)))
-        words = _in_words(run, step, loaded)
+        words = f"{_in_words(run, step, loaded)}{usual}"
         return replace(run, step=words, loop=loop, notes=(*remarks, *run.notes), other_loop=other, **known)
 
     return completed(run, question.step)
+
+
+def _beside_usual(question: Question) -> tuple[str, str]:
+    """Words behind the step of a model of the zoo where it is the usual one, and a note where it is another: a model of
+    the same name from elsewhere makes another step."""
+    usual = question.usual_step
+    if usual is None or usual.describe() == question.step.describe():
+        return ("" if usual is None else " (the zoo's usual step)"), ""
+    return "", f"the step is what its options say, and not the zoo's usual one ({usual.describe()})"
 
 
 def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
@@ -422,7 +441,8 @@ def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
         return step.describe(_precisions(run, step))
     words = loaded.step_words or _OWN_STEP
     if run.ending is not None:
-        words = f"whole program, {run.ending.steps} optimizer steps"
+        more = f" ({run.ending.more})" if run.ending.more else ""
+        words = f"whole program, {run.ending.steps} optimizer steps{more}"
     if isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
     return words
@@ -488,8 +508,8 @@ def _card_answer(question: Question, fact: str) -> Hashable:
 
 def shape_of(question: Question) -> ModelShape:
     """The layers and sizes of the model of a question. Raises :class:`GraphmemError`."""
-    installed_version()
-    with turn():
+    with prepared(question), turn():
+        installed_version()
         loaded = load(question)
         if isinstance(loaded, OnnxModel) or loaded.program is not None:
             raise UsageError(f"{loaded.name}: models of PyTorch are laid out over cards; give hf:... or a factory")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ from graphmem.estimate import (
 from graphmem.replay import Replay
 from graphmem.runtimes.base import Runs
 from graphmem.trace import Category, EventKind, Operator, Place, Trace
+
+Found = TypeVar("Found")
 
 
 def summarize(
@@ -85,7 +88,7 @@ def summarize(
         moment=moment,
         last_growth=_moment(trace, grew),
         breakdown=_breakdown(trace, replay, position, card.context_bytes),
-        top=tuple(_largest(trace, position, top)),
+        top=_at(trace, position, _largest, top),
         fit=replace(_fit(trace, runs, card, refusals), probability=share, margin=margin),
         doubts=doubts or Doubts(),
         levels=levels,
@@ -96,7 +99,7 @@ def summarize(
         diagnostics=diagnostics,
         details={} if details is None else details,
         pools=tuple(_pools(trace, replay, position)),
-        held=tuple(_held(trace, position)),
+        held=_at(trace, position, _held),
         card=_use(runs.limited or replay, card, context, loads or Loads()) if context else None,
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
@@ -115,10 +118,24 @@ def _moment(trace: Trace, position: int) -> Moment:
     return Moment(position, str(trace.phases[operator.phase]), operator.name, operator.module, operator.source)
 
 
-def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) -> Breakdown:
+def _at(trace: Trace, position: int, find: Callable[..., Found], *asked: object) -> Found:
+    """What ``find`` finds at an event of the trace. The peaks of many settings lie at few events: it is kept."""
+    known: dict[object, Found] = trace.kept.setdefault("moments", {})
+    key = find, position, *asked
+    if key not in known:
+        known[key] = find(trace, position, *asked)
+    return known[key]
+
+
+def _by_category(trace: Trace, position: int) -> Mapping[Category, int]:
+    """Bytes of the storages on the device that live after an event."""
     columns, live = trace.columns, _live_on_device(trace, position)
     categories, sizes = columns.categories[live], columns.bytes[live]
-    by_category = {category: int(sizes[categories == category].sum()) for category in Category}
+    return {category: int(sizes[categories == category].sum()) for category in Category}
+
+
+def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) -> Breakdown:
+    by_category = _at(trace, position, _by_category)
     requested = sum(by_category.values())
     allocated = int(replay.allocated_bytes[position]) if position >= 0 else 0
     reserved = replay.peak_reserved_bytes
@@ -143,14 +160,14 @@ _BY_LINE = (Category.HELD, Category.UNKNOWN)
 _RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 
-def _held(trace: Trace, position: int) -> list[HeldBytes]:
+def _held(trace: Trace, position: int) -> tuple[HeldBytes, ...]:
     """The bytes that the program holds, or whose purpose a recording does not have, by the line that made them."""
     by_line = Counter[str]()
     live = _live_on_device(trace, position)
     for index in live[np.isin(trace.columns.categories[live], _BY_LINE)].tolist():
         operator = _maker(trace, index)
         by_line[operator.source or operator.name] += trace.storages[index].bytes
-    return [HeldBytes(size, line) for line, size in by_line.most_common() if size]
+    return tuple(HeldBytes(size, line) for line, size in by_line.most_common() if size)
 
 
 def _maker(trace: Trace, storage: int) -> Operator:
@@ -196,7 +213,7 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
     return peaks
 
 
-def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
+def _largest(trace: Trace, position: int, top: int) -> tuple[LiveStorage, ...]:
     """The ``top`` largest storages on the device that live at an event of the trace, with who made them."""
     live = _live_on_device(trace, position)
     largest = live[np.lexsort((live, -trace.columns.bytes[live]))[:top]]
@@ -215,7 +232,7 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
                 phase,
             )
         )
-    return found
+    return tuple(found)
 
 
 def _use(replay: Replay, card: Device, context: Sequence[Figure], loads: Loads) -> CardUse:

@@ -17,6 +17,8 @@ from graphmem.units import parse_size
 
 #: The largest size that is tried unless a limit is given.
 AT_MOST = 1 << 20
+#: Sizes of which a page shows what the memory is made of.
+_GRID = 24
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def fit_command(model: str, request: Request, search: Search, form: Format, outp
     with working() as progress:
         from graphmem.planning.fit import fit
 
-        found = fit(model, say=progress, **vars(search), **vars(request))
+        grid = _GRID if form.name == "html" else 0
+        found = fit(model, say=progress, grid=grid, **vars(search), **vars(request))
     publish(found, form, output)
     if not (found.value if request.margin is None else found.safe_value):
         click.get_current_context().exit(DOES_NOT_FIT)

@@ -96,6 +96,19 @@ class _ByName(Mapping[str, click.Command]):
         return len(COMMANDS.names())
 
 
+def _about(command: click.Command, flag: str) -> str:
+    """What an option is for, and all its values where a shell completes them."""
+    context = click.Context(command, info_name=command.name)
+    parameter = next(one for one in command.params if flag in one.opts)
+    formatter = context.make_formatter()
+    formatter.write_dl([found] if (found := parameter.get_help_record(context)) else [])
+    values = [one.value for one in parameter.shell_complete(context, "") if one.value]
+    if values:
+        formatter.write_paragraph()
+        formatter.write_text(f"All of them: {', '.join(values)}.")
+    return formatter.getvalue()
+
+
 class Commands(click.Group):
     """A group whose commands never show a traceback."""
 
@@ -116,6 +129,7 @@ class Commands(click.Group):
         there = elsewhere.words_for(name)
         if having:
             click.echo(f"{flag} is an option of {', '.join(having)}: graphmem {having[0]} --help")
+            click.echo(_about(self.commands[having[0]], flag), nl=False)
         elif there:
             click.echo(f"there is no {flag}; here: {there}")
         else:

@@ -12,11 +12,17 @@ from graphmem.base.documents import fits, read_json
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Estimate, Fit
 from graphmem.reports import Answer
-from graphmem.reports.document import Column, Document, Facts, Table, section
+from graphmem.reports.document import Column, Document, Facts, Table, Text, section
 from graphmem.reports.estimate import WORDS
+from graphmem.units import format_bytes
 
 _ABOUT = ("model", "step", "runtime", "allocator", "gpu")
-_COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "bytes"), Column("change", "change"))
+_COLUMNS = (
+    Column(name="part"),
+    Column("before", "bytes"),
+    Column("after", "bytes"),
+    Column("change", "change", bars=True),
+)
 
 
 @dataclass(frozen=True)
@@ -78,11 +84,29 @@ def _document(compared: Mapping[str, Any]) -> Document:
         if row["before"] or row["after"]
     ]
     sections = (
+        section("", Text([_growth(compared)], _tone(fits["after"]))),
         section("", Facts(about)),
         section("Peak memory", Table(_COLUMNS, peaks)),
         section("What it is made of at the peak", Table(_COLUMNS, parts)),
     )
     return Document("comparison", "Two reports side by side", sections, lambda: dict(compared))
+
+
+def _growth(compared: Mapping[str, Any]) -> str:
+    """In a sentence, by how much device memory changes, and what of it changes most."""
+    before, after, change = compared["peak"]["device"].values()
+    if not change:
+        return f"Device memory stays at {format_bytes(after)}."
+    share = f" ({100 * change / before:+.1f} %)" if before else ""
+    name, row = max(compared["breakdown"].items(), key=lambda item: abs(item[1]["change"]))
+    most = f", most of it {WORDS.get(name, name).partition(' (')[0]}" if row["change"] * change > 0 else ""
+    how = "grows" if change > 0 else "shrinks"
+    return f"Device memory {how} by {format_bytes(abs(change))}{share}, to {format_bytes(after)}{most}."
+
+
+def _tone(fits: str | None) -> str:
+    """The colour of the verdict on the second report; none without a card."""
+    return "" if fits is None else "no" if fits.startswith(("no", "likely not")) else "yes"
 
 
 def _changed(before: str, after: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from graphmem.answering.sized import BY_TEMPLATE
 from graphmem.diagnostics import Code
 from graphmem.estimate import LEVELS, Estimate, Fit, no_card_named
 from graphmem.reports.document import (
+    Choices,
     Column,
     Curve,
     Curves,
@@ -15,11 +18,13 @@ from graphmem.reports.document import (
     Facts,
     Items,
     Section,
+    Shares,
     Table,
     Text,
     Value,
     section,
 )
+from graphmem.reports.estimate import edge, parts
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,6 +54,45 @@ def _sentences(*lines: str) -> list[Section]:
     return [section("", Text(lines))] if lines else []
 
 
+#: Cases of a page that can be chosen, of which each takes some kilobytes there.
+_MOST_CASES = 64
+
+
+def _cases(names: Sequence[str], found: Mapping[tuple[str, ...], Estimate]) -> list[Choices]:
+    """What the memory is made of in each of several estimates, by the settings of each; all bars have one scale."""
+    axes = [(name, _in_order(values[at] for values in found)) for at, name in enumerate(names)]
+    if not 1 < len(found) <= _MOST_CASES or all(len(values) < 2 for _, values in axes):
+        return []
+    room = max(one.device for one in found.values())
+    cases = {values: (_said(one), _made_of(one, room)) for values, one in found.items()}
+    return [Choices(axes, cases, next(iter(found)))]
+
+
+def _in_order(values: Iterable[str]) -> list[str]:
+    """Each value once: numbers by size, others as they came."""
+    found = list(dict.fromkeys(values))
+    return sorted(found, key=float) if all(map(_is_number, found)) else found
+
+
+def _said(estimate: Estimate) -> Text:
+    """Whether it fits and whether a template wrote it; the levels of the peak."""
+    fit, how = estimate.fit, "by template" if is_by_template(estimate) else "analysed"
+    needs = f"{format_bytes(estimate.device)} of device memory ({how})."
+    head = needs if fit is None else f"{_on_card(fit)}: {needs}"
+    levels = ", ".join(f"{level} {format_bytes(getattr(estimate, level))}" for level in LEVELS[:-1])
+    return Text([head[0].upper() + head[1:], f"{levels}."], "" if fit is None else "yes" if fit.fits else "no")
+
+
+def is_by_template(estimate: Estimate) -> bool:
+    """Whether a template wrote the run, as its assumptions say."""
+    return any(one.startswith(BY_TEMPLATE) for one in estimate.assumptions)
+
+
+def _made_of(estimate: Estimate, room: int) -> Shares:
+    total = ("together", sum(estimate.breakdown.values()))
+    return Shares(parts(estimate), total, edge(estimate), room=room)
+
+
 # --- the largest size -------------------------------------------------------------------------------------------------
 
 
@@ -73,8 +117,12 @@ def of_fit(found: Largest) -> Document:
         section("", Facts(about)),
         section("", Text(tuple(_answer(found, name)), "yes" if found.value else "no")),
         section("", Table(columns, rows)),
-        section("", *_peaks(found, fit), Text([f"analysed: {', '.join(f'{value:,}' for value, _ in found.tried)}"])),
+        section("", *_peaks(found, fit), Text([f"analysed: {'; '.join(f'{value:,}' for value, _ in found.tried)}"])),
     ]
+    sizes: dict[tuple[str, ...], Estimate] = {(f"{value:,}",): one for value, one in sorted(found.sizes.items())}
+    if cases := _cases([name], sizes):
+        first = next((at for at in sizes if at == (f"{found.value:,}",)), next(iter(sizes)))
+        sections.append(section(f"What it is made of, by {name}", *(replace(one, first=first) for one in cases)))
     if shown.assumptions:
         sections.append(section("Assumed", Items(shown.assumptions)))
     return Document("fit", f"The largest {name} of {shown.model}", sections, found.to_dict)
@@ -151,17 +199,56 @@ def of_sweep(rows: Rows) -> Document:
             shown.append((*settings, *levels, "error" if figures["error"] else figures["on_card"]))
         if figures["error"] and len(errors) < _MOST_ROWS:
             errors.append(f"{' '.join(words.values())}: {figures['error']}")
-    settled = [Column(name, "figure") for name in (*names, *(["price"] if rows.prices else []))]
+    counted = {name for name in names if all(_is_number(row.words[name]) for row in rows)}
+    settled = [Column(name, "figure" if name in counted else "") for name in names]
+    settled += [Column("price", "figure")] if rows.prices else []
     of_levels = [Column(level, "bytes", bars=level == "device") for level in LEVELS]
     notes = [*_cheapest(rows), *_assumed_card(next((row.estimate for row in rows if row.estimate), None))]
     if len(rows) > len(shown):
         notes.append(f"{len(rows) - len(shown):,} more rows: --format csv or json has them all")
     table = Table([*settled, *of_levels[1:], Column(wraps=False, name="fits")], shown)
     columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
+    found = {tuple(row.words.values()): row.estimate for row in rows if row.estimate is not None}
+    sections = [section("", table), *_sentences(*errors, *notes)]
+    sections += [section("Over one setting", one) for one in _lines(names, found)]
+    sections += [section("What it is made of", one) for one in _cases(names, found)]
     title = f"Combinations of {', '.join(names)}"
-    return Document(
-        "sweep", title, [section("", table), *_sentences(*errors, *notes)], rows.to_dict, Table(columns, whole)
-    )
+    return Document("sweep", title, sections, rows.to_dict, Table(columns, whole))
+
+
+#: Curves that can be told apart, and values of a setting that make one.
+_MOST_LINES, _LEAST_POINTS = 8, 3
+
+
+def _lines(names: Sequence[str], found: Mapping[tuple[str, ...], Estimate]) -> Iterator[Curves]:
+    """The device memory over each setting that is a number and has several values, a curve for every combination of the
+    others; with the end of the card where all are on one."""
+    rooms = {edge(one) for one in found.values()}
+    card = next(iter(rooms)) if len(rooms) == 1 else None
+    for at, name in enumerate(names):
+        sizes = sorted({float(values[at]) for values in found if _is_number(values[at])})
+        others = dict.fromkeys(_without(values, at) for values in found)
+        whole = len(sizes) * len(others) == len(found)
+        if len(sizes) < _LEAST_POINTS or len(others) > _MOST_LINES or not whole:
+            continue
+        by_size = sorted(found.items(), key=lambda item: float(item[0][at]))
+        curves = [
+            Curve(
+                " ".join(other) or "device memory",
+                [one.device for values, one in by_size if _without(values, at) == other],
+            )
+            for other in others
+        ]
+        limit = None if card is None else (card[1], f"where {card[0]} ends")
+        yield Curves(curves, "", "", "bytes", limit=limit, over=(sizes, name))
+
+
+def _without(values: tuple[str, ...], at: int) -> tuple[str, ...]:
+    return (*values[:at], *values[at + 1 :])
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
 
 
 def _cheapest(rows: Rows) -> Iterator[str]:

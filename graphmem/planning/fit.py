@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphmem.answering import stages
+from graphmem.answering.question import Question, check_counts
 from graphmem.answering.runs import RunCache, counted, labelled, silent
-from graphmem.answering.sized import SIZES, SizedRuns, sized_runs
+from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
 from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
@@ -33,7 +35,8 @@ class Largest(Answer):
 
     ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
     where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in
-    ``stopped_by``.
+    ``stopped_by``. ``sizes``: the estimates, without their events, of all that were tried, and where a ``grid`` was
+    asked for of sizes between and around them, by template.
     """
 
     size: str
@@ -45,6 +48,7 @@ class Largest(Answer):
     tried: tuple[tuple[int, int], ...]
     safe_value: int = 0
     safe: Estimate | None = None
+    sizes: Mapping[int, Estimate] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -81,6 +85,7 @@ def fit(
     multiple_of: int = 1,
     at_most: int = AT_MOST,
     spare_bytes: int | None = None,
+    grid: int = 0,
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Largest:
@@ -89,12 +94,14 @@ def fit(
     The answer is analysed in full; sizes on the way, and the next one, are written by a template once a capture has
     proven it (:mod:`graphmem.answering.sized`). More of the size is taken to need more memory. ``multiple_of`` and
     ``at_most`` bound what is tried. ``spare_bytes`` asks for as much of the card left over, without the allocator
-    giving cached segments back; None takes whatever runs. ``options`` are those of :func:`graphmem.analyze`. Raises
-    :class:`GraphmemError`.
+    giving cached segments back; None takes whatever runs. ``grid``: so many sizes are looked at by template behind the
+    search, where one is proven, for a page to choose among (:attr:`Largest.sizes`). ``options`` are those of
+    :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
     """
     for name, value in (("multiple_of", multiple_of), ("at_most", at_most)):
         if type(value) is not int or value < 1:
             raise UsageError(f"{name} is a whole number of at least 1, not {value!r}")
+    check_counts(0, grid=grid)
     if at_most < multiple_of:
         raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
     request = Request(model, example_inputs, options)
@@ -108,9 +115,13 @@ def fit(
     captures = RunCache()  # an ONNX file is read once
 
     def searched(at_most: int, limit: str) -> Largest:
-        with sized_runs(size, lambda value: request.changed(**{size: value}).question, captures) as sized:
+        def question(value: int) -> Question:
+            return request.changed(**{size: value}).question
+
+        with SizedRunsOfLayers(size, question, captures, keeps=True) as sized:
             bound, told = at_most // multiple_of, say or request.progress
-            return _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit).run()
+            search = _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit)
+            return search.with_grid(search.run(), grid)
 
     try:
         return searched(at_most, f"at most {at_most // multiple_of * multiple_of} was asked for")
@@ -153,6 +164,7 @@ class _Search:
         self._smallest_failed: GraphmemError | None = None
         self._tried: list[tuple[int, int]] = []
         self._safe: dict[int, Estimate | None] = {}  # count tried -> the estimate where it fits for sure
+        self._sizes: dict[int, Estimate] = {}  # of values, without events
 
     def run(self) -> Largest:
         """Try sizes until neighbours bracket the answer."""
@@ -174,12 +186,28 @@ class _Search:
             tried=tuple(sorted(self._tried)),
             safe_value=safe * self._step,
             safe=self._safe.get(safe),
+            sizes=dict(self._sizes),
         )
+
+    def with_grid(self, found: Largest, count: int) -> Largest:
+        """The same with so many sizes from none up to the next one above the largest, as far as a template serves."""
+        unit = self._step * self._unit
+        last = max(found.value, found.above_value) // unit
+        if not count or not self._sized.is_proven or not last:
+            return found
+        values = sorted({unit * -(-last * number // count) for number in range(1, count + 1)} - found.sizes.keys())
+        self._sized.expect(values)
+        inner = _ByTemplate(self._request, self._captures, self._sized, 1, self._bound, None, silent)
+        for value in values:
+            self._say(f"{self._size} {value:,} by template")
+            with contextlib.suppress(_NotServed, GraphmemError):
+                inner._analysed(value)
+        return replace(found, sizes={**inner._sizes, **found.sizes})
 
     def _begin_again(self) -> None:
         """Search by captures alone."""
         self._low, self._high, self._below, self._above = 0, self._bound + 1, None, None
-        self._tried, self._safe = [], {}
+        self._tried, self._safe, self._sizes = [], {}, {}
         self._bracket()
 
     def _bracket(self) -> None:
@@ -260,6 +288,7 @@ class _Search:
         estimate = self._request.changed(**{self._size: value}).run(self._captures, say)
         _check_step(estimate, self._size, value)
         self._tried.append((value, estimate.device))
+        self._sizes[value] = estimate.without_events()
         self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None
         return estimate
 
@@ -355,6 +384,7 @@ class _ByTemplate(_Search):
             self._request.changed(**{self._size: value}).question, self._captures, figures_only=True
         )
         self._tried.append((value, estimate.device))
+        self._sizes[value] = estimate.without_events()
         return estimate
 
 

@@ -248,8 +248,8 @@ def _answer_family(
 ) -> Iterator[_Numbered]:
     """A capture for each group, or a template for most of them, and a replay for each combination, which has a number.
 
-    The smallest size, the next and the largest are captured: their template is proven where it gives all three. On
-    another card one of them is enough, where the template gives it.
+    The smallest size, the next and the largest are captured: their template is proven where it gives all three, else a
+    few more, of which it need not give the smallest. On another card one is enough, where the template gives it.
     """
     cards, size = family
     cache = captures or RunCache()
@@ -280,12 +280,12 @@ def _answer_sizes(
         for group in [*first, *(group for group in groups if group not in first)]:
             value = chosen[group[0]][size]
             with contextlib.suppress(GraphmemError):  # the answers of the group will say why
-                if group in first and not sized.is_proven:
-                    sized.capture(value, report(group[0]))
-                elif sized.is_proven:
+                if sized.is_proven:
                     sized.by_template(value)
+                elif first and group in served and sized.may_learn:
+                    sized.capture(value, report(group[0]))
             yield from _answer_group(request, chosen, group, report, cache)
-        return sized if sized.is_proven and like is None else like
+        return sized if sized.is_own else like
 
 
 def _answer_group(

@@ -181,6 +181,17 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Blocks for each of several settings, of which a page shows one at a time, as they are chosen there; other formats
+    leave them out. ``axes``: the settings' names, each with its values in order; ``cases``: the blocks by one value of
+    each; ``first``: the case that is shown first."""
+
+    axes: Sequence[tuple[str, Sequence[str]]]
+    cases: Mapping[tuple[str, ...], Sequence[Block]]
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Code:
     """A file to be copied: its name and its text."""
 
@@ -196,7 +207,7 @@ class Picture:
     svg: Callable[[], str]
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Moments | Code | Picture
+Block: TypeAlias = "Text | Items | Facts | Table | Shares | Curves | Moments | Choices | Code | Picture"
 
 
 @dataclass(frozen=True)

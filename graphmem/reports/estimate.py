@@ -207,7 +207,7 @@ def _held_then(estimate: Estimate) -> str:
     if card is None or card.process_bytes >= estimate.device:
         return ""
     held = format_bytes(card.process_bytes)
-    return f", holding {held}. What follows, but for what nvidia-smi shows, is of a run on a larger card"
+    return f", holding {held}. What follows is of a run on a larger card"
 
 
 def _least(least: Mapping[str, Any], needed_bytes: int) -> str:

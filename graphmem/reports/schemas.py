@@ -89,7 +89,10 @@ PARTS: Mapping[str, Shape] = {
         "one_region_bytes?": "size", "sufficient_memory_limit_bytes?": "size",
         "reserved_with_memory_growth_bytes?": "size", "regions_with_memory_growth?": ["text"], "*": "any",
     },
-    "program": {"how": "text", "code": "whole", "error": "text", "words": "text", "steps?": "size", "jobs?": ["text"]},
+    "program": {
+        "how": "text", "code": "whole", "error": "text", "words": "text", "steps?": "size", "jobs?": ["text"],
+        "more?": "text",
+    },
     "item": {"where": "text", "item": "any", "allocated_bytes": "size", "reserved_bytes": "size"},
     "epoch": {
         "where": "text", "read": "size", "whole": "flag", "shapes": "size", "smallest": "size", "median": "size",
@@ -97,7 +100,7 @@ PARTS: Mapping[str, Shape] = {
     },
     "sandbox": {
         "mechanism": "text", "folder": "text", "allowed": ["text"], "unavailable": {"*": "text"},
-        "refused": {"*": "size"}, "started": {"*": "size"},
+        "refused": [{"what": "text", "to": "text", "times": "size"}], "started": {"*": "size"},
         "files": {
             "count": "size", "bytes": "size", "written": ["#file"], "overwritten": ["#file"], "deleted": ["#file"],
             "deleted_count": "size", "deleted_bytes": "size", "renamed": ["#file"],

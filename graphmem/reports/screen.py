@@ -1,4 +1,4 @@
-"""The first screen of an estimate: 24 lines of 80 columns that answer what people ask first.
+"""The first screen of an estimate: 80 columns and, with the next prompt, 24 lines that answer what people ask first.
 
 The verdict and how sure it is, what the memory is made of against the card's edge, when the peak happens, what to
 change first, and where the rest is: the whole report of :mod:`graphmem.reports.estimate`.
@@ -18,8 +18,8 @@ from graphmem.units import format_bytes
 if TYPE_CHECKING:
     from graphmem.estimate import Estimate
 
-#: Lines of a terminal as it opens.
-HEIGHT = 24
+#: Lines of a terminal as it opens, of which the next prompt has one.
+HEIGHT = 23
 #: Columns of the longest sentence about a place, two lines; and places that decide which are named.
 _LONGEST, _PLACES = 156, 2
 #: Columns of the name of a part.

@@ -160,7 +160,8 @@ class Training:
 
     optimizer: str = option(
         "adamw",
-        f"One of: {', '.join(OPTIMIZERS)}; or module:Class of your own.",
+        "sgd, adam, adamw, adafactor, lion, muon, adamw8bit, ... ('graphmem help optimizer' has all), or module:Class "
+        "of your own.",
         lambda _, value: check_optimizer(value),
         metavar="NAME",
     )

@@ -114,7 +114,7 @@ def check_optimizer(name: object) -> str:
     near = difflib.get_close_matches(key, OPTIMIZERS, n=8, cutoff=0)
     close = sorted(near, key=lambda one: one[:3] != key[:3])[:3]
     raise UsageError(
-        f"unknown optimizer {name!r}; the nearest are {', '.join(close)}, 'graphmem analyze --help' lists all, and one "
+        f"unknown optimizer {name!r}; the nearest are {', '.join(close)}, 'graphmem help optimizer' lists all, and one "
         "of your own is module:Class"
     )
 

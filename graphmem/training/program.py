@@ -130,7 +130,8 @@ class Ending:
     could not be ended), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the text that it was given
     instead), ``raised`` (``error``: its place and message), ``memory`` (raised because the card refused it some),
     ``unfollowed`` (graphmem failed there, and not the program: it has no answer to what was asked, or the statement
-    passes on the host). ``jobs``: the settings of all jobs, of which one ran.
+    passes on the host). ``jobs``: the settings of all jobs, of which one ran; ``more``: why there were more steps than
+    were asked for.
     """
 
     how: str
@@ -138,6 +139,7 @@ class Ending:
     code: int = 0
     error: str = ""
     jobs: tuple[str, ...] = ()
+    more: str = ""
 
     @property
     def failed(self) -> bool:

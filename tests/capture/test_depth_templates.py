@@ -17,7 +17,7 @@ from graphmem.answering import deep, runs
 from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache, silent
-from graphmem.answering.sized import sized_runs
+from graphmem.answering.sized import SizedRunsOfLayers
 from graphmem.capture.templates.depth import DepthTemplate
 from graphmem.capture.templates.layout import NoTemplate
 from graphmem.errors import CaptureError
@@ -153,7 +153,7 @@ def test_a_deep_model_at_many_sizes(tmp_path: Path) -> None:
         return Question(written(tmp_path, LLAMA), batch=batch, seq_len=16, training=Training(dtype="bf16"), device="T4")
 
     cache = RunCache()
-    with sized_runs("batch", question, cache) as sized:
+    with SizedRunsOfLayers("batch", question, cache) as sized:
         for size in (2, 3, 5):
             assert not sized.is_proven
             sized.capture(size, silent)
@@ -172,7 +172,7 @@ def test_a_deep_model_at_many_sizes_whose_layers_make_no_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Question(written(tmp_path, LLAMA), batch=2, seq_len=16)
-    with sized_runs("batch", lambda batch: replace(asked, batch=batch), RunCache()) as sized:
+    with SizedRunsOfLayers("batch", lambda batch: replace(asked, batch=batch), RunCache()) as sized:
         monkeypatch.setattr(deep, "_by_template", lambda *_: None)
         assert same(sized.capture(2, silent).trace, whole(asked).trace)
         assert sized.refused

@@ -86,6 +86,11 @@ def test_known_values_say_how_much_is_selected(name: str) -> None:
     assert predict(CASES[name], None) == predict(CASES[name])
 
 
+@pytest.mark.parametrize("name", ["complex_mm_of_conjugates", "complex_bmm_of_conjugates"])
+def test_conjugates_by_rows_are_copied_for_cublas(name: str) -> None:
+    assert predict(CASES[name]) == RECORDINGS[name]["changes"]
+
+
 def test_every_recorded_case_is_in_the_ratchet() -> None:
     assert sorted(ratchet.read(RATCHET)) == sorted(case.name for case in RECORDED)
 

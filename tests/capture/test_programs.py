@@ -603,6 +603,8 @@ def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path
     loop = f"kept = []\nfor i in range({steps}):\n    train_step()\n    if i % 2 == 1: kept.append(x(1 << 14))\n"
     few, all_ = run(tmp_path, loop), run(tmp_path, loop, iterations=steps)
     assert few.details["program"]["steps"] < steps == all_.details["program"]["steps"]
+    assert "optimizer steps (more than 3: its steps differ)" in few.step
+    assert all_.step == f"whole program, {steps} optimizer steps"
     assert 0 <= few.allocated - all_.allocated <= (1 << 14) * 64 * 4  # they end with a whole turn
     assert few.reserved >= all_.reserved > 14 * (1 << 14) * 64 * 4
 
@@ -1064,6 +1066,46 @@ torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
     phases = [(phase.iteration, phase.name) for phase in run(tmp_path, source, iterations=2).phases]
     steps = [(k, name) for k in (1, 2) for name in ("forward", "backward", "optimizer", "evaluate")]
     assert phases == [(0, "build"), (0, "evaluate"), *steps, (2, "generate"), (2, "load")]
+
+
+def test_what_a_loop_computes_ahead_is_no_part_of_it(tmp_path: Path) -> None:
+    """Rows that a loop takes by its number are taken on the card once a step, though they tell which steps differ."""
+    source = """
+rows, order = x(1000), torch.randperm(1000, device="cuda")
+for i in range(0, 1000, 8):
+    model(rows[order[i : i + 8]]).sum().backward()
+    optimizer.step()
+"""
+    trace = run(tmp_path, source).trace
+    assert trace is not None
+    names = [trace.operators[event.operator].name for event in trace.events() if event.kind == EventKind.ALLOC]
+    step = ["aten.index.Tensor", "aten.sum.default"]
+    taken = [name for name in names if name in step]
+    assert len(taken) > 2
+    assert taken == step * (len(taken) // 2)
+
+
+def test_a_loop_comes_to_rows_that_are_fewer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A range of numbers by which rows are taken ends with fewer of them; a data set is not read to its end for it."""
+    source = """
+class Rows(list):
+    def __getitem__(self, at):
+        seen.append("read")
+        return super().__getitem__(at)
+everything = x(1000)
+for begin in range(0, 1000, 64):
+    batch = everything[begin : begin + 64]
+    model(batch).sum().backward()
+    optimizer.step()
+print(len(batch))
+rows = Rows(x(1)[0] for _ in range(90000))
+for at in range(90000):
+    model(rows[at]).sum().backward()
+    optimizer.step()
+print(len(seen) < 2000)
+"""
+    run(tmp_path, source)
+    assert said(capsys) == "40\nTrue"
 
 
 def held(estimate: Estimate) -> list[tuple[str, int]]:

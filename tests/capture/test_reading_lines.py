@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from graphmem.capture.values.callers import Where
-from graphmem.capture.values.reading_lines import becomes_whole, only_logs, only_warns
+from graphmem.capture.values.reading_lines import becomes_whole, compares_idly, only_logs, only_warns
 
 #: Bodies of a function; the read is at the line that ends with "# read".
 _ONLY_LOGGED = {
@@ -23,6 +23,10 @@ _ONLY_LOGGED = {
     "text_of_a_function": "spell = lambda ids: ''.join(words[i % 9] for i in ids)\nprint(spell(x.tolist()))  # read",
     "a_share_by_numpy": "hits.append(top.numpy())  # read\nprint(np.mean([np.isin(h, seen).mean() for h in hits]))",
     "an_array_in_a_file": "np.savez(path, neighbours=found.cpu().numpy())  # read",
+    "a_checkpoint": "kept = {'steps': steps.item() if fast else 0}  # read\ntorch.save(kept, path)",
+    "a_score_under_any_key": (
+        "scores[name] = hits.sum().item()  # read\nfor key, n in scores.items():\n    print(key, n)"
+    ),
     "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
 _DECIDING = {
@@ -37,6 +41,9 @@ _DECIDING = {
     "a_row_that_is_kept": "kept = rows[x.argmax().item()]  # read\nreturn kept",
     "a_size_for_each": "x = [torch.zeros(n) for n in lengths.tolist()]  # read\nreturn x",
     "a_bound_from_a_list": "n = lengths.tolist()  # read\nreturn x[: n[0]]",
+    "a_choice": "n = 3 if lengths.max().item() else 4  # read\nreturn torch.zeros(n)",
+    "a_size_under_any_key": "sizes[name] = lengths.max().item()  # read\nfor n in sizes.values():\n    torch.zeros(n)",
+    "kept_by_an_object": "n = lengths.max().item()  # read\nstore.save(n)",
     "floor_division": "n = hits.sum().item()  # read\nreturn n // 2",
 }
 
@@ -62,6 +69,21 @@ _WARNING = {
     "more than a text": ("if 3 in ids:  # read\n    log.warning('pads')\n    ids = pad(ids)", False),
     "another branch": ("if 3 in ids:  # read\n    log.warning('pads')\nelse:\n    ids = pad(ids)", False),
 }
+_COMPARED = {
+    "the best, and its weights in a file": (
+        "acc = x.item()\nif acc > best:  # read\n    best, at = acc, 0\n    torch.save(model.state_dict(), path)\n"
+        "elif verbose:\n    print(acc)\nprint(best)",
+        True,
+    ),
+    "the lesser of two": ("print(math.exp(min(20, total)))  # read", True),
+    "an answer for a file": ("is_best = acc > best  # read\nif is_best and rank == 0:\n    copyfile(a, b)", True),
+    "weights that are kept": ("if acc > best:  # read\n    best, kept = acc, copy.deepcopy(weights)", False),
+    "an output that is kept": ("if acc > best:  # read\n    best = acc\n    kept = out", False),
+    "patience": ("if acc > best:  # read\n    bad = 0\nelse:\n    bad += 1\nif bad > 3:\n    return", False),
+    "a size": ("n = min(total, 20)  # read\nreturn torch.zeros(int(n))", False),
+    "a loop": ("while loss > 3:  # read\n    print(loss)", False),
+    "more than a file": ("if acc > best:  # read\n    model.eval()", False),
+}
 _LOST = {
     "behind a function": ("r = x.item()  # read\nside = math.sqrt(1 - r)\nn = int(32 * side)", True),
     "in the open": ("r = x.item()  # read\nn = int(32 * r)", False),
@@ -86,6 +108,11 @@ def test_a_number_is_followed_to_where_it_goes(body: str, expected: bool, tmp_pa
 @pytest.mark.parametrize(("body", "expected"), _WARNING.values(), ids=_WARNING)
 def test_a_question_for_a_warning_decides_nothing(body: str, expected: bool, tmp_path: Path) -> None:
     assert only_warns(*_written(body, tmp_path)) is expected
+
+
+@pytest.mark.parametrize(("body", "expected"), _COMPARED.values(), ids=_COMPARED)
+def test_what_is_compared_may_decide_only_what_is_written_down(body: str, expected: bool, tmp_path: Path) -> None:
+    assert compares_idly((Where(*_written(body, tmp_path), "step"),)) is expected
 
 
 @pytest.mark.parametrize(("body", "expected"), _LOST.values(), ids=_LOST)

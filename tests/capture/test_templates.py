@@ -26,6 +26,7 @@ from graphmem.capture.templates.layout import NoTemplate  # noqa: E402
 from graphmem.capture.templates.template import Sample, Template  # noqa: E402
 from graphmem.devices import custom_device  # noqa: E402
 from graphmem.estimate import Estimate  # noqa: E402
+from graphmem.planning.documents import is_by_template  # noqa: E402
 from graphmem.trace import same  # noqa: E402
 from graphmem.training import FullyShard, Training  # noqa: E402
 from graphmem.units import GIB  # noqa: E402
@@ -253,6 +254,22 @@ def test_the_largest_batch_is_found_with_few_captures(
     assert (found.estimate.peak, found.above.peak) == (alone.estimate.peak, alone.above.peak)
 
 
+def test_a_page_of_the_largest_size_has_others_to_choose_by_template(captured: list[int | None]) -> None:
+    """Each says whether a template wrote it, and is what a capture gives."""
+    found = graphmem.fit(convolutions, device=custom_device(GIB), grid=8)
+    assert len(captured) == 4
+    written = {value: one for value, one in found.sizes.items() if is_by_template(one)}
+    assert set(found.sizes) - set(written) == set(captured)
+    assert len(written) >= 6
+    value = sorted(written)[3]
+    alone = graphmem.analyze(convolutions, device=custom_device(GIB), batch=value)
+    assert (written[value].peak, written[value].breakdown) == (alone.peak, alone.breakdown)
+    page = found.report("html")
+    assert f'<div data-at="[&quot;{found.value:,}&quot;]">' in page
+    assert page.count("(by template)") == len(written)
+    assert "sizes" not in found.to_dict()
+
+
 def test_an_answer_on_another_way_is_found_by_captures(captured: list[int | None]) -> None:
     """The template of small batches knows one way of the model."""
     found = graphmem.fit(deeper, device=custom_device(GIB))
@@ -273,6 +290,21 @@ def test_rows_of_a_sweep_are_those_of_captures(captured: list[int | None]) -> No
         one = graphmem.analyze(convolutions, device="T4", **row.settings)
         assert row.estimate.peak == one.peak
         assert row.estimate.breakdown == one.breakdown
+
+
+def shortcut(batch: int = 2) -> tuple[nn.Module, torch.Tensor]:
+    """It goes another way at the smallest batch."""
+    layers = [nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)]
+    return nn.Sequential(*(layers if batch > 2 else layers[:1])), torch.zeros(batch, 32)
+
+
+def test_the_smallest_size_may_go_another_way(captured: list[int | None]) -> None:
+    rows = graphmem.sweep(shortcut, vary={"batch": [2, 3, 4, 5, 8, 20]}, device="T4")
+    assert captured == [2, 3, 20, 4]
+    for row in rows:
+        assert row.estimate is not None
+        alone = graphmem.analyze(shortcut, device="T4", **row.settings)
+        assert (row.estimate.peak, row.estimate.breakdown) == (alone.peak, alone.breakdown)
 
 
 def test_another_card_needs_one_capture(captured: list[int | None]) -> None:

@@ -37,6 +37,8 @@ def said(*words: str) -> tuple[int, str]:
         (("help", "--lora"), 0, "there is no --lora; here: a function"),
         (("help", "precision"), 0, "there is no --precision; here: --amp bf16"),
         (("help", "tp"), 0, "--tp is an option of analyze, fit"),
+        (("help", "optimizer"), 0, "All of them: sgd, adam, adamw"),
+        (("help", "gpu-memory"), 0, "Memory of the card instead of its own"),
         (("help", "gpus"), 0, "Usage: graphmem gpus"),
         (("help",), 0, "Usage: graphmem [OPTIONS] COMMAND"),
         (("help", "nothing"), 2, "no command and no option 'nothing'"),

@@ -216,7 +216,11 @@ def test_two_reports_are_compared(model: str, tmp_path: Path) -> None:
         change = second["peak"][f"{level}_bytes"] - first["peak"][f"{level}_bytes"]
         assert document["peak"][level]["change"] == change
     assert sum(row["change"] for row in document["breakdown"].values()) == document["peak"]["device"]["change"]
-    assert "Peak memory" in run("compare", before, after).stdout
+    shown = run("compare", before, after).stdout
+    assert shown.startswith("Device memory grows by ")
+    assert "Peak memory" in shown
+    assert run("compare", after, before).stdout.startswith("Device memory shrinks by ")
+    assert run("compare", before, before).stdout.startswith("Device memory stays at ")
     assert run("compare", before, after, "--max-growth", "1B").exit_code == 3
     assert run("compare", after, before, "--max-growth", "1B").exit_code == 0
     assert run("compare", before, after, "--max-growth", "1%").exit_code == 3

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from graphmem.answering import capture_cache
-from graphmem.answering.capture_cache import CaptureCache
+from graphmem.answering import capture_cache, runs
+from graphmem.answering.capture_cache import CaptureCache, SizeAnswer
 from graphmem.answering.question import Question, capture_key
 from graphmem.base.dependencies import CannotTell, still_holds
 from graphmem.base.figures import Communicator
@@ -23,10 +25,13 @@ from graphmem.base.plain import NotPlain, plain, restored
 from graphmem.base.textbook import Sharded, Transformer
 from graphmem.cli.main import cli
 from graphmem.cudnn.library import CudnnAnswers
+from graphmem.devices import custom_device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
+from graphmem.planning.fit import fit
 from graphmem.run import Run
 from graphmem.trace import Category, TraceBuilder, same
+from graphmem.units import GIB, MIB
 
 # --- dependencies -----------------------------------------------------------------------------------------------------
 
@@ -161,6 +166,10 @@ class _Watched:
 
     def add(self, *files: str) -> None:
         self.seen += files
+
+    @contextlib.contextmanager
+    def on(self, allowed: Any = ()) -> Iterator[None]:
+        yield
 
     def written(self) -> dict[str, Any]:
         if self.state == "unknown":
@@ -330,6 +339,80 @@ def test_a_folder_that_cannot_be_written_is_none(tmp_path: Path, watched: _Watch
     assert cache.contents().entries == 0
 
 
+# --- what a search of sizes was answered ------------------------------------------------------------------------------
+
+
+def test_the_answers_of_a_search_come_back_until_something_has_changed(tmp_path: Path, watched: _Watched) -> None:
+    cache = _cache(tmp_path, watched)
+    learned = SizeAnswer(_run(), True, "", "at batch 2, 3, 9", 1, ((2, 8), (3, 12), (9, 36)))
+    none = SizeAnswer(None, False, "a step of its own", "", 1, ())
+    cache.keep_sizes(_place(cache), "hf:gpt2", {"capture 9": learned, "template 8": none})
+    found = cache.recalled_sizes(_place(cache))
+    assert found is not None
+    assert list(found) == ["capture 9", "template 8"]
+    assert found["template 8"] == none
+    run = found["capture 9"].run
+    assert run is not None
+    assert same(run.trace, _run().trace)
+    assert run.captured_at is not None
+    assert replace(found["capture 9"], run=None) == replace(learned, run=None)
+    assert cache.recalled(_place(cache)) is None  # it is no run
+    watched.state = "2"
+    assert cache.recalled_sizes(_place(cache)) is None
+
+
+def test_one_that_cannot_be_kept_keeps_the_others_off_the_disk(tmp_path: Path, watched: _Watched) -> None:
+    cache = _cache(tmp_path, watched)
+    answers = {
+        name: SizeAnswer(replace(_run(), ending=ending), True, "", "", 1, ())  # type: ignore[arg-type]
+        for name, ending in (("a", None), ("b", object()))
+    }
+    cache.keep_sizes(_place(cache), "hf:gpt2", answers)
+    assert cache.recalled_sizes(_place(cache)) is None
+
+
+def test_the_second_search_captures_nothing_and_a_further_one_what_it_needs(
+    tmp_path: Path, watched: _Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn, rand\n"
+        "def build(batch=2):\n    return nn.Linear(1 << 12, 1 << 12), rand(batch, 1 << 12)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    cache = _cache(tmp_path / "kept", watched)
+    monkeypatch.setattr(capture_cache, "in_use", cache)
+    captured: list[int | None] = []
+    record = runs.record
+
+    def noted(question: Question, *others: Any) -> Run:
+        captured.append(question.batch)
+        return record(question, *others)
+
+    monkeypatch.setattr(runs, "record", noted)
+
+    def found(**options: Any) -> tuple[Any, list[int | None]]:
+        captured.clear()
+        answer = fit("net.py:build", device=device, **options).to_dict()
+        for estimate in (answer["estimate"], answer["above"]["estimate"], answer["safe"]["estimate"]):
+            (estimate or {"details": {}})["details"].pop("captured", None)
+        return answer, list(captured)
+
+    device = custom_device(GIB, like="T4")
+    first, captures = found()
+    assert captures[:2] == [2, 3]
+    second, captures = found()
+    assert captures == []
+    assert second == first
+    spared, captures = found(spare_bytes=100 * MIB)
+    assert captures[:2] == [2, 3]
+    monkeypatch.setattr(capture_cache, "in_use", None)
+    assert spared == found(spare_bytes=100 * MIB)[0]
+    monkeypatch.setattr(capture_cache, "in_use", cache)
+    watched.state = "2"
+    assert found()[1][:2] == [2, 3]
+
+
 def test_values_are_equal_after_the_way_through_json() -> None:
     value = {("a", 1): [1.5, float("inf"), None, True], "b": (Diagnostic(Code.NOTE, "x"), frozenset((2, 1)))}
     assert restored(json.loads(json.dumps(plain(value))), (Code, Diagnostic)) == value
@@ -396,9 +479,9 @@ def test_the_second_question_imports_no_torch(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv(capture_cache.FOLDER, str(folder / ".cache"))
     monkeypatch.setenv("PYTHONPATH", str(Path(capture_cache.__file__).parents[2]))
 
-    def answered(*words: str) -> tuple[dict[str, Any], bool]:
-        command = [sys.executable, "-c", _ANSWERS, "analyze", "net.py:build", *words, "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    def answered(*words: str, command: str = "analyze") -> tuple[dict[str, Any], bool]:
+        line = [sys.executable, "-c", _ANSWERS, command, "net.py:build", *words, "--format", "json"]
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
         return json.loads(done.stdout), done.stderr.splitlines()[-1] == "True"
 
     first, imported = answered("--gpu", "RTX-4090")
@@ -413,7 +496,13 @@ def test_the_second_question_imports_no_torch(folder: Path, monkeypatch: pytest.
     other, imported = answered("--gpu", "RTX-4090", "--alloc-conf", "expandable_segments:True", "--budget", "1GiB")
     assert not imported
     assert other["allocator"] != first["allocator"]
+    sized = [answered("--gpu-memory", "1GiB", command="fit") for _ in range(2)]
+    assert [imported for _, imported in sized] == [True, False]
+    largest = [found["largest"] for found, _ in sized]
     _edited("layers.py")()
     edited, imported = answered("--gpu", "RTX-4090")
     assert imported
     assert edited["peak"] != first["peak"]
+    fewer, imported = answered("--gpu-memory", "1GiB", command="fit")
+    assert imported
+    assert largest[0] == largest[1] != fewer["largest"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from graphmem.answering import summarize as summarizing
 from graphmem.answering.summarize import summarize
 from graphmem.devices import described_device
 from graphmem.replay import replay
 from graphmem.runtimes.base import Runs
 from graphmem.runtimes.pytorch import default_allocator
-from graphmem.trace import Category, TraceBuilder
+from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 
 
@@ -38,6 +41,28 @@ def test_the_peak_is_told_where_reserved_memory_is_fullest_not_where_it_grew_las
     assert sum(estimate.breakdown.values()) == estimate.device
     assert estimate.last_growth is not None
     assert estimate.last_growth.operator == "step"
+
+
+def test_what_lives_at_the_peak_is_looked_up_once_for_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = TraceBuilder("hand-made")
+    forward = builder.operator("activations", phase=builder.phase(1, "forward"))
+    builder.alloc(3 * MIB, forward, Category.ACTIVATION)
+    trace, looked = builder.build(), list[int]()
+    found = summarizing._live_on_device
+
+    def noted(trace: Trace, position: int) -> Any:
+        looked.append(position)
+        return found(trace, position)
+
+    monkeypatch.setattr(summarizing, "_live_on_device", noted)
+    made = []
+    for conf in ("", "roundup_power2_divisions:4", "max_split_size_mb:64"):
+        runs = Runs(replay(trace, default_allocator(conf, None, (2, 13))))
+        card = described_device("a card", (9, 0), GIB, 132, 2048)
+        made.append(summarize(trace, runs, card, model="", runtime="pytorch", allocator=conf, step=""))
+    assert looked == [0, 0, 0]  # its categories, its largest, those held by lines
+    assert {one.breakdown["ACTIVATION"] for one in made} == {3 * MIB}
+    assert {len(one.top) for one in made} == {1}
 
 
 def test_the_step_names_the_precision_that_the_weights_have() -> None:

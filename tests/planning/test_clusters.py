@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import graphmem
+from graphmem.units import GIB
 from graphmem.workers.crew import ENGINES, Crew
 from tests import places
 
@@ -83,7 +84,7 @@ def _square(task: tuple[int, str]) -> int:
         (Path(folder) / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if number == 7 and (Path(folder) / "fills").exists():
-        held = bytearray(1 << 30)
+        held = bytearray(int((Path(folder) / "fills").read_text()))
         held[::4096] = b"x" * len(held[::4096])
         time.sleep(_SECONDS)
     time.sleep(0.1)
@@ -123,9 +124,12 @@ def test_a_scheduler_of_dask_that_is_started_again(dask_of: Callable[..., _Dask]
 
 
 def test_a_worker_of_dask_that_is_out_of_memory(dask_of: Callable[..., _Dask], tmp_path: Path) -> None:
-    for name in ("died", "fills"):
-        (tmp_path / name).touch()
-    found = _all("dask", tmp_path, dask_of(memory="700MB").address)
+    (tmp_path / "died").touch()
+    (tmp_path / "fills").write_text(str(GIB))
+    _expect_all_but_seven(_all("dask", tmp_path, dask_of(memory="700MB").address))
+
+
+def _expect_all_but_seven(found: dict[int, Any]) -> None:
     assert str(found.pop(7)).startswith("its worker died 2 times, perhaps for lack of memory")
     assert found == {number: square for number, square in _EXPECTED.items() if number != 7}
 
@@ -133,6 +137,20 @@ def test_a_worker_of_dask_that_is_out_of_memory(dask_of: Callable[..., _Dask], t
 def test_a_worker_of_ray_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     assert _all("ray", tmp_path) == _EXPECTED
+
+
+def test_a_worker_of_ray_that_is_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends workers where more of the machine's memory is in use than it allows."""
+    pytest.importorskip("ray")
+    psutil = pytest.importorskip("psutil")
+    memory = psutil.virtual_memory()
+    if memory.available < 6 * GIB:
+        pytest.skip("takes 4 GiB of memory")
+    most = (memory.total - memory.available + 3 * GIB) / memory.total
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{most:.3f}")
+    (tmp_path / "died").touch()
+    (tmp_path / "fills").write_text(str(4 * GIB))
+    _expect_all_but_seven(_all("ray", tmp_path))
 
 
 def _raylets() -> list[int]:

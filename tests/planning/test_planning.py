@@ -20,6 +20,7 @@ from graphmem.estimate import Estimate, Fit
 from graphmem.planning.advise import Advice, Advised
 from graphmem.planning.fit import fit
 from graphmem.planning.sweep import Row, Rows
+from graphmem.reports.document import Choices, Curves, Table
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.support.estimates import training_estimate
@@ -223,6 +224,22 @@ def test_advice_that_cannot_be_followed_says_why(model: Any, example: Any) -> No
     checkpointing = next(one for one in advised.advice if one.options == "--checkpoint-activations")
     assert checkpointing.estimate is None
     assert "no repeated blocks" in checkpointing.reason
+
+
+def test_a_page_of_a_sweep_draws_what_is_a_number_and_has_all_cases_to_choose() -> None:
+    settings = [{"batch": batch, "amp": amp} for amp in ("bf16", None) for batch in (4, 1, 2)]
+    rows = Rows([Row(one, training_estimate()) for one in settings])
+    parts = [block for one in rows.document().sections for block in one.blocks]
+    (curves,) = (block for block in parts if isinstance(block, Curves))
+    assert curves.over == ([1.0, 2.0, 4.0], "batch")
+    assert [one.name for one in curves.curves] == ["bf16", "off"]
+    (choices,) = (block for block in parts if isinstance(block, Choices))
+    assert choices.axes == [("batch", ["1", "2", "4"]), ("amp", ["bf16", "off"])]
+    assert len(choices.cases) == 6
+    (table,) = (block for block in parts if isinstance(block, Table))
+    assert [column.unit for column in table.columns[:2]] == ["figure", ""]
+    some = Rows([Row(one, training_estimate()) for one in settings[:-1]])  # a curve would have a hole
+    assert not any(isinstance(block, Curves) for one in some.document().sections for block in one.blocks)
 
 
 def test_a_figure_above_the_card_that_fits_says_why() -> None:

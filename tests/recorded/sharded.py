@@ -44,16 +44,16 @@ class ShardedProgram:
 
         os.environ.update(_launched(self.case))
         without_others(self.case.backend)
-        _agree_on_shapes()
         _route_evenly()
         _hold_rows_everywhere()
         if "deepspeed" in self.needs:
             _find_kernels()
             _agree_on_batches()
-        return self.case.program()
+        with _agreeing_on_shapes():
+            return self.case.program()
 
     def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
-        with _environment(_launched(self.case)):
+        with _environment(_launched(self.case)), _agreeing_on_shapes():
             return captured(self.case.program, self.name, torch_version, library)
 
 
@@ -69,9 +69,10 @@ def _launched(case: Case) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _agree_on_shapes() -> None:
+@contextlib.contextmanager
+def _agreeing_on_shapes() -> Iterator[None]:
     """The stages of a pipeline vote whether all of them know their shapes, and receive the outcome; a group without
-    others sends none. It is 1 where all know them (``PipelineStage._warmup_backward_result``)."""
+    others sends none. It is 1 where all know them (``PipelineStage._warmup_backward_result``), as in these cases."""
     from torch.distributed.pipelining import PipelineStage
 
     result = getattr(PipelineStage, "_warmup_backward_result", None)
@@ -80,8 +81,14 @@ def _agree_on_shapes() -> None:
         received = received_result.tensor if isinstance(received_result, _Passed) else received_result
         return _Passed(result(self, received))  # type: ignore[misc]
 
-    if result is not None:
-        PipelineStage._warmup_backward_result = passed
+    if result is None:
+        yield
+        return
+    PipelineStage._warmup_backward_result = passed
+    try:
+        yield
+    finally:
+        PipelineStage._warmup_backward_result = result
 
 
 def _route_evenly() -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from graphmem.estimate import Estimate
 from graphmem.reports import format_named
-from graphmem.reports.document import Column, Curve, Curves, Document, Table, section
+from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Document, Table, Text, section
 from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
 from graphmem.units import MIB, format_bytes
+from tests.support import axe
 from tests.support.estimates import stepping_estimate
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -253,6 +254,42 @@ def test_tables_of_the_moment_are_sorted(page: _Browser) -> None:
     assert up == tuple(sorted(largest))
     assert down == up[::-1]
     assert again == largest
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page: _Browser, width: int, scheme: str) -> None:
+    run = page.driver.execute_cdp_cmd
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+    try:
+        run("Emulation.setDeviceMetricsOverride", size)
+        run("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+        assert axe.serious(page.driver) == []
+    finally:
+        run("Emulation.clearDeviceMetricsOverride", {})
+        run("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path) -> None:
+    from selenium.webdriver import Keys
+
+    pairs = [(size, kind) for size in ("1", "2", "1,024") for kind in ("bf16", "off")]
+    cases: dict[tuple[str, ...], list[Block]] = {(size, kind): [Text([f"{kind} at {size}"])] for size, kind in pairs}
+    del cases["1,024", "off"]
+    block = Choices([("batch", ["1", "2", "1,024"]), ("amp", ["bf16", "off"])], cases, ("2", "bf16"))
+    path = tmp_path / "answer.html"
+    path.write_text(format_named("html").render(Document("toy", "toy", [section("", block)], dict)), encoding="utf-8")
+    browser.open(path)
+    seen = lambda: list(browser.texts(".choices > :not([hidden], .tools)"))  # noqa: E731
+    slider = browser.one("input[type=range]")
+    assert (seen(), slider.get_attribute("aria-valuetext")) == (["bf16 at 2"], "2")
+    browser.press(slider, Keys.ARROW_RIGHT)
+    assert (seen(), slider.get_attribute("aria-valuetext")) == (["bf16 at 1,024"], "1,024")
+    browser.run("const a = arguments[0]; a.value = 'off'; a.dispatchEvent(new Event('change'))", browser.one("select"))
+    assert seen() == ["This combination was not analysed."]
+    browser.press(slider, Keys.HOME)
+    assert seen() == ["off at 1"]
 
 
 def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _document(*words: str) -> Any:
-    result = CliRunner().invoke(cli, [*words, "--format", "json"], prog_name="graphmem")
+    result = CliRunner().invoke(cli, [words[0], "--format", "json", *words[1:]], prog_name="graphmem")
     assert result.stdout.startswith("{"), result.stderr
     return json.loads(result.stdout)
 
@@ -104,6 +104,40 @@ def test_answers_are_as_described(name: str, project: Path, monkeypatch: pytest.
         assert document["schema"] == f"graphmem.{name}/1"
         assert differences(document) == [], words
         _validate(document, schema_of(name))
+
+
+_PROGRAM = """
+import contextlib, socket, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(9):
+    model(torch.zeros(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+with contextlib.suppress(OSError):
+    socket.create_connection(("203.0.113.1", 80))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "details"),
+    [
+        (("run", "--quiet", "--gpu", "T4", "train.py"), {"program", "sandbox"}),
+        (("analyze", "train.py:build", "--ddp", "--world-size", "4", "--gpu", "T4"), {"processes", "loop", "formulas"}),
+        (("analyze", "train.py:build", "--runtime", "tensorflow", "--gpu", "T4"), {"loop", "memory_limit_bytes"}),
+    ],
+)
+def test_details_are_as_described(
+    words: tuple[str, ...], details: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    built = "import torch\ndef build():\n    return torch.nn.Linear(64, 64), torch.zeros(4, 64)\n"
+    (tmp_path / "train.py").write_text(_PROGRAM if words[0] == "run" else built)
+    document = _document(*words)
+    assert details <= set(document["details"])
+    assert differences(document) == []
+    _validate(document, schema_of("estimate"))
 
 
 @given(estimates)

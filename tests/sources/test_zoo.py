@@ -85,8 +85,11 @@ def test_the_list_and_the_survey_are_commands() -> None:
 def test_a_zoo_model_keeps_its_usual_step_unless_another_is_asked_for() -> None:
     usual = CliRunner().invoke(cli, ["analyze", "zoo:mlp", "--format", "json"])
     other = CliRunner().invoke(cli, ["analyze", "zoo:mlp", "--format", "json", "--optimizer", "sgd"])
-    assert json.loads(usual.stdout)["step"].startswith("training, adam,")
-    assert json.loads(other.stdout)["step"].startswith("training, sgd,")
+    usual_step, other_step = (json.loads(one.stdout)["step"] for one in (usual, other))
+    assert usual_step == "training, adam, fp32 weights (the zoo's usual step)"
+    assert other_step == "training, sgd, fp32 weights"
+    said = "the step is what its options say, and not the zoo's usual one (training, adam, fp32 weights)"
+    assert said in json.loads(other.stdout)["assumptions"]
 
 
 @pytest.mark.slow

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz import samples
+from tests.support import gguf
 
 #: What configurations name that nobody may import or fetch.
 _CONFIGURATIONS: tuple[dict[str, Any], ...] = (
@@ -52,3 +54,18 @@ def configurations() -> Mapping[str, bytes]:
     """Configurations of models whose classes or kernels would come from elsewhere."""
     changed = (json.dumps(samples.HF_CONFIGS[0] | change).encode() for change in _CONFIGURATIONS)
     return {f"config{number}.json": content for number, content in enumerate(changed)}
+
+
+def bombs() -> Mapping[str, bytes]:
+    """Snapshots and GGUF files that are small and say that they are huge, deep, or something else."""
+    metadata, tensors = samples.gguf_parts()
+    sound = gguf.header(metadata, tensors)
+    return {
+        "deep.pickle": b"\x80\x04" + b"(" * 500_000 + b".",
+        "long.pickle": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.",
+        "many.gguf": sound[:8] + struct.pack("<QQ", 1 << 60, 1 << 60) + sound[24:],
+        "name.gguf": sound[:24] + struct.pack("<Q", (1 << 64) - 1) + sound[32:],
+        "sizes.gguf": gguf.header(metadata, [(name, kind, (1 << 62, 1 << 62)) for name, kind, _ in tensors]),
+        "layers.gguf": gguf.header(metadata | {"llama.block_count": (1 << 32) - 1}, tensors),
+        "pickle.gguf": pickle.dumps(Gotcha(Path("/nowhere"))),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from graphmem.capture.values.tensors import parts_of
@@ -12,18 +12,40 @@ from graphmem.capture.values.tensors import parts_of
 MOST_RUNS = 25
 #: Numbers of a long loop that are looked at, and how many of those follow that are alike.
 MOST_TESTED, _OTHERS = 100_000, 2
-#: Numbers for which sizes are computed ahead.
-MOST_COMPUTED = 10_000
+#: Numbers for which sizes are computed ahead, and those of tensors and rows of data, which take longer.
+MOST_COMPUTED, MOST_TAKEN = 10_000, 1_000
 
 _PLAIN = (int, float, str, bool, type(None))
 
 #: A value that the body of a loop computes from its item.
 Key = Callable[[Any], object]
-#: What the body of a loop computes from one of its numbers.
-Values = Callable[[int], tuple[object, ...]]
+_ValuesOf = Callable[[int], tuple[object, ...]]
+#: What the body of a loop computes from one of its numbers: all of it, or by the keys at these places.
+Values = Callable[[int, "Collection[int] | None"], tuple[object, ...]]
 
 
-def tested(seen: Iterable[tuple[object, ...]], rest: Sequence[int], values: Values) -> list[int]:
+class Sizes(tuple[int, ...]):
+    """The sizes of a tensor or an array that the body takes by a number: ``data[order[i : i + 64]]``."""
+
+
+def unlike(seen: Iterable[tuple[object, ...]], rest: range, values: Values) -> list[int]:
+    """Of the rest of a loop's numbers those at which its body does something else than at those before: a test comes
+    out otherwise, or what it takes is of another size, as a last batch is. ``seen``: the values of those before."""
+    rows = [*seen]
+    taken = [place for place, value in enumerate(rows[-1] if rows else ()) if isinstance(value, Sizes)]
+    others = [place for place in range(len(rows[-1]) if rows else 0) if place not in taken]
+    found = tested([_at(row, others) for row in rows], rest, lambda one: values(one, others))
+    if taken:
+        few = evenly(rest, MOST_TAKEN)
+        found += sized([_at(row, taken) for row in rows], few, lambda one: values(one, taken))
+    return sorted({*found})
+
+
+def _at(row: tuple[object, ...], places: Iterable[int]) -> tuple[object, ...]:
+    return tuple(row[place] for place in places if place < len(row))
+
+
+def tested(seen: Iterable[tuple[object, ...]], rest: Sequence[int], values: _ValuesOf) -> list[int]:
     """Of the rest of a loop's numbers those at which its body finds true what it did not of those before (``if step %
     500 == 0``), each with the one behind it; twice, as what it leaves the first time may still be there. What it found
     of the first number alone follows once more: nothing was there yet that the first step leaves. ``seen``: the values
@@ -39,7 +61,7 @@ def tested(seen: Iterable[tuple[object, ...]], rest: Sequence[int], values: Valu
     return [rest[place] for place in sorted(places)[: MOST_RUNS - 1]]
 
 
-def sized(seen: Iterable[tuple[object, ...]], rest: range, values: Values) -> list[int]:
+def sized(seen: Iterable[tuple[object, ...]], rest: Sequence[int], values: _ValuesOf) -> list[int]:
     """Of the rest of a loop's numbers one for every value that its body computes of none before, the largest among
     them, and the last two, which may be alike; none if it computes nothing new."""
     known, chosen = set(map(repr, seen)), dict[int, list[float]]()
@@ -62,12 +84,21 @@ def _truths(values: tuple[object, ...]) -> str:
 
 
 def value_of(key: Key, item: Any) -> object:
-    """What the body computes from an item; None for fractions, which are no sizes, and for what cannot be known."""
+    """What the body computes from an item, of tensors and arrays their sizes; None for fractions, which are no sizes,
+    and for what cannot be known."""
     try:
-        value = key(item)
+        value = _described(key(item))
     except Exception:
         return None
     return None if isinstance(value, float) or not is_plain(value) else value
+
+
+def _described(value: object) -> object:
+    if isinstance(value, (list, tuple)) and not isinstance(value, Sizes) and len(value) <= MOST_RUNS:
+        parts = [*map(_described, value)]
+        return Sizes(map(int, numbers_in(parts))) if any(isinstance(part, Sizes) for part in parts) else value
+    shape = None if isinstance(value, type) else getattr(value, "shape", None)
+    return Sizes(map(int, shape)) if isinstance(shape, tuple) else value
 
 
 def is_plain(value: object) -> bool:
@@ -98,7 +129,7 @@ def spread(items: list[Any], rows: list[list[float]]) -> list[Any]:
     return [items[at] for at in sorted(list(wanted)[:most])]
 
 
-def evenly(numbers: range, most: int) -> Sequence[int]:
+def evenly(numbers: Sequence[int], most: int) -> Sequence[int]:
     """At most so many of the numbers, the first and the last among them."""
     if len(numbers) <= most:
         return numbers
@@ -107,5 +138,7 @@ def evenly(numbers: range, most: int) -> Sequence[int]:
 
 def numbers_in(item: Any) -> list[float]:
     """The numbers that an item consists of."""
-    parts = item.values() if isinstance(item, dict) else parts_of(item) if isinstance(item, (list, tuple)) else [item]
-    return [part for part in parts if isinstance(part, (int, float))]
+    if isinstance(item, (int, float)):
+        return [item]
+    parts = item.values() if isinstance(item, dict) else parts_of(item) if isinstance(item, (list, tuple)) else ()
+    return [number for part in parts for number in numbers_in(part)]

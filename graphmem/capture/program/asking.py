@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.program.ahead import MOST_TESTED, Key
+from graphmem.capture.program.ahead import MOST_TESTED, Key, value_of
 from graphmem.capture.program.counters import Counter
 from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
@@ -159,8 +159,8 @@ class Loops:
         and the ``keys`` that it computes from them, which ``is_handed_on`` to functions of others; ``counters``: the
         numbers that it counts on itself."""
         numbers = _range(items)
-        own = [Counter(*one) for one in counters]
-        runs = Runs(items, name, numbers, keys, is_handed_on, _enumerated(items), own)
+        own = self._counters(counters)
+        runs = Runs(items, name, numbers, [*map(self._aside, keys)], is_handed_on, _enumerated(items), own)
         recorder = self._leaving.recorder
         can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
         if (is_even or is_numbered) and can_probe and numbers is not None and len(numbers) >= FEWEST:
@@ -173,7 +173,23 @@ class Loops:
         counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]] = (),
     ) -> Loop:  # fmt: skip
         """A ``while`` loop begins."""
-        return Loop(self._leaving, where, searches, calls, Runs(counters=[Counter(*one) for one in counters]))
+        return Loop(self._leaving, where, searches, calls, Runs(counters=self._counters(counters)))
+
+    def _counters(self, counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]]) -> list[Counter]:
+        return [
+            Counter([*map(self._aside, keys)], early, [*map(self._aside, ends)], around)
+            for keys, early, ends, around in counters
+        ]
+
+    def _aside(self, key: Key) -> Key:
+        """The same value, whose operators are no part of the program: it may be computed of tensors on the card
+        (``data[order[i : i + 64]]``)."""
+
+        def aside(item: Any) -> object:
+            with self._leaving.recorder.paused():
+                return value_of(key, item)
+
+        return aside
 
     def go_on(self) -> None:
         """Called where a statement was left: goes on behind it, if the program itself called a library there. Else

@@ -7,7 +7,7 @@ body tests something else (``if step % 500 == 0``) without the steps between.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from graphmem.capture.program import ahead
 from graphmem.capture.program.ahead import Key, value_of
@@ -47,7 +47,7 @@ class Counter:
     def go_to_tested(self, left: int | None) -> bool:
         """Whether numbers follow at which the body tests something that it has not found before; ``left``: how often
         the loop would count it on, None where nobody knows."""
-        return self._goes_on(ahead.tested(self._known(), self._rest(left), self._values) if self._is_new else None)
+        return self._goes_on(ahead.unlike(self._known(), self._rest(left), self._values) if self._is_new else None)
 
     def go_to_sized(self, left: int | None) -> bool:
         """Whether numbers follow of which the body computes other sizes."""
@@ -82,5 +82,6 @@ class Counter:
         end = next((at for at, one in enumerate(rest) if any(value_of(key, one) is True for key in self._ends)), None)
         return rest if end is None else rest[: end + 1]
 
-    def _values(self, number: int) -> tuple[object, ...]:
-        return tuple(value_of(key, number) for key in self._keys)
+    def _values(self, number: int, places: Collection[int] | None = None) -> tuple[object, ...]:
+        keys = self._keys if places is None else [self._keys[place] for place in places]
+        return tuple(value_of(key, number) for key in keys)

@@ -89,6 +89,7 @@ class Leaving:
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
         self.runs: list[ItemRun] = []
         self.epochs = Epochs()
+        self.went_on: dict[str, None] = {}  # why loops went on behind the steps that were asked for, in order
         self.remarks: dict[Diagnostic, int] = {}
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
         self.optimizers = 0  # how many there have been
@@ -125,6 +126,15 @@ class Leaving:
     def steps(self) -> int:
         """The steps of the optimizer that made the most."""
         return max(Counter(self.log).values(), default=0)
+
+    @property
+    def why_more(self) -> str:
+        """Why there were more steps than were asked for, as far as it is known; "" where there were not."""
+        if self.steps <= self.wanted:
+            return ""
+        varied = {"batches of other sizes follow": None} if self.epochs.varied else {}
+        again = {"it trains several times": None} if self._runs_begun else {}
+        return f"more than {self.wanted}: {', '.join(self.went_on | varied | again) or 'its loops ask for them'}"
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is made: what it trains on may be read from the start."""
@@ -440,8 +450,7 @@ class Loop:
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.is_trained(self._since):
-            goes_on = self._tries_another_size() or self._settles() or self._goes_to_other_sizes() or self._ends_soon()
-            return goes_on or self._end_training()
+            return self._goes_on() or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
             return self._end_alike()
         return True
@@ -450,6 +459,18 @@ class Loop:
     def is_elsewhere(self) -> bool:
         """Whether the loop goes on at numbers that are not the next."""
         return (self.is_at_others or self._goes_to_sizes) and not self.is_ending
+
+    def _goes_on(self) -> bool:
+        """Whether the loop goes on though its optimizers have made their steps; why is noted."""
+        ways = (
+            (self._tries_another_size, "a search tries other sizes"),
+            (self._settles, "its steps differ"),
+            (self._goes_to_other_sizes, "later steps compute other sizes"),
+            (self._ends_soon, "its steps differ"),
+        )
+        found = next((why for goes_on, why in ways if goes_on()), None)
+        self._leaving.went_on.update({} if found is None else {found: None})
+        return found is not None
 
     def _settles(self) -> bool:
         """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and
@@ -502,10 +523,12 @@ class Loop:
             if varies:
                 return True
         if self._goes_on_growing():
+            leaving.went_on["it keeps more memory from epoch to epoch"] = None
             leaving.begin_epoch()
             self._since = len(leaving.log)
             return True
         if self._goes_to_others():
+            leaving.went_on["later steps test something else"] = None
             return True
         self.is_ending = self.has_trained = True
         has_batches = self._has_batches()

@@ -49,7 +49,8 @@ def run_program(program: Program, leaving: Leaving) -> Ending:
         try:
             for code in parts:
                 exec(code, vars(module))
-            ending = Ending("shortened" if leaving.is_ending else "itself", leaving.steps)
+            how = "shortened" if leaving.is_ending else "itself"
+            ending = Ending(how, leaving.steps, more=leaving.why_more)
         except Left:
             ending = Ending("left", leaving.steps)
         except SystemExit as error:

@@ -12,7 +12,7 @@ import collections
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from graphmem.capture.program import ahead
@@ -84,7 +84,9 @@ class Runs:
         """Whether an item decides how its run goes, and is no batch."""
         if self._items is None:
             return False
-        return any(key is not None for key in self._key(self._item)) if self._is_counter else self._is_setting
+        if not self._is_counter:
+            return self._is_setting
+        return any(key is not None and not isinstance(key, ahead.Sizes) for key in self._key(self._item))
 
     @property
     def are_settings(self) -> bool:
@@ -102,8 +104,9 @@ class Runs:
         count = len(self._items)
         return count > 2 and isinstance(self._item, int) and all(map(operator.is_, self._items, range(count)))
 
-    def _key(self, item: Any) -> tuple[object, ...]:
-        return tuple(value_of(key, item) for key in self._keys)
+    def _key(self, item: Any, places: Collection[int] | None = None) -> tuple[object, ...]:
+        keys = self._keys if places is None else [self._keys[place] for place in places]
+        return tuple(value_of(key, item) for key in keys)
 
     @property
     def label(self) -> str:
@@ -157,7 +160,7 @@ class Runs:
         rest = numbers[at:]
         if steps_itself and self._keys:
             seen = map(self._key_of_number, numbers[:at][-ahead.MOST_TESTED :])
-            self._ahead = ahead.tested(seen, rest, self._key_of_number)
+            self._ahead = ahead.unlike(seen, rest, self._key_of_number)
         if self._is_handed_on and self._numbers is not None and rest and numbers[-1] not in (self._ahead or ()):
             told = dict.fromkeys((*(() if steps_itself else rest[:1]), numbers[-1]))
             self._ahead = [*(self._ahead or ()), *told]
@@ -182,9 +185,9 @@ class Runs:
             numbers, last = self._enumerated, self._number
         return (numbers if type(last) is int and numbers is not None and last in numbers else None), last
 
-    def _key_of_number(self, number: int) -> tuple[object, ...]:
+    def _key_of_number(self, number: int, places: Collection[int] | None = None) -> tuple[object, ...]:
         """What the body computes of a number that is an item, or by which one is enumerated."""
-        return self._key(number if self._enumerated is None else (number, _OTHER))
+        return self._key(number if self._enumerated is None else (number, _OTHER), places)
 
     def _known_rest(self) -> list[Any] | None:
         """The items that are left, where they can be listed without doing anything."""

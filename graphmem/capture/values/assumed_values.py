@@ -96,16 +96,18 @@ class AssumedValues:
 
     def whole_number(self) -> int:
         """A whole number that is read."""
-        place, file, line = callers.user_place()
+        place, _, _ = callers.user_place()
         given = self._given_at(place)
         if given is not None:
             return int(given)
         if self._reading == "" and callers.is_subscript():
             self.logged += 1
             return 0
-        frames = callers.user_frames()
-        is_log = self._reading not in ("index", "bool") and self._judge(
-            reading_lines.only_logs, file, line, False, False, frames
+        frames = callers.reading_frames()
+        is_log = (
+            self._reading not in ("index", "bool")
+            and bool(frames)
+            and self._judge(reading_lines.only_logs, frames[0].file, frames[0].line, False, False, frames)
         )
         self._note(place, Code.WHOLE_NUMBER, is_decisive=not is_log)
         return 1
@@ -220,6 +222,10 @@ class AssumedValues:
     def _name(self, place: str, code: Code, **arguments: Argument) -> None:
         self.named[Diagnostic(code, place=place, arguments=tuple(arguments.items()))] += 1
 
+    def compares_idly(self) -> bool:
+        """Whether what the line that runs compares decides only what is written down."""
+        return bool(self._judge(reading_lines.compares_idly, callers.user_frames()))
+
     def decides(self, place: str, code: Code, decision: Code) -> None:
         """A number that was read at ``place``, of which ``code`` is assumed, decides something: ``decision``, if it is
         not one that was drawn."""
@@ -306,7 +312,7 @@ def _comparing(name: str) -> Callable[[AssumedNumber, object], object]:
 
     def compare(self: AssumedNumber, other: object) -> object:
         is_check = other is self or (isinstance(other, float) and other in (float("inf"), float("-inf")))
-        if not is_check:  # whether it is finite
+        if not is_check and not self._book.compares_idly():  # whether it is finite
             self._decides(Code.NUMBER_DECIDES_BRANCH)
         return original(self, other)
 

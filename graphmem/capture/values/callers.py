@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from inspect import CO_OPTIMIZED
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -33,8 +33,9 @@ _CAPTURE = os.path.join(_PACKAGE, "capture")
 
 # --- the user's line --------------------------------------------------------------------------------------------------
 
+_TORCH = os.path.dirname(torch.__file__)
 _HIDDEN = (
-    os.path.dirname(torch.__file__) + os.sep,
+    _TORCH + os.sep,
     _PACKAGE + os.sep,
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
     "<frozen",
@@ -97,8 +98,24 @@ _MOST_CALLERS = 8
 
 def user_frames() -> tuple[Where, ...]:
     """The lines that run, from the innermost outwards: where a number is read, and who called that function."""
-    found = islice(_user_frames(sys._getframe(1)), _MOST_CALLERS)
-    return tuple(Where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame, _ in found)
+    return tuple(_where(frame) for frame, _ in islice(_user_frames(sys._getframe(1)), _MOST_CALLERS))
+
+
+#: Files between a method of a tensor and the line that calls it.
+_OF_METHODS = (_PACKAGE + os.sep, *(os.path.join(_TORCH, name) for name in ("_subclasses", "utils", "_tensor.py")))
+
+
+def reading_frames() -> tuple[Where, ...]:
+    """The same, where PyTorch's own functions may be the ones that read, for their callers: ``GradScaler.state_dict``
+    returns a count of steps."""
+    user = [frame for frame, _ in islice(_user_frames(sys._getframe(1)), _MOST_CALLERS)]
+    own = takewhile(lambda frame: frame not in user[:1], _frames(sys._getframe(1)))
+    reading = [frame for frame in own if not frame.f_code.co_filename.startswith((*_OF_METHODS, "<"))]
+    return tuple(map(_where, [*reading, *user]))
+
+
+def _where(frame: FrameType) -> Where:
+    return Where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def is_subscript() -> bool:

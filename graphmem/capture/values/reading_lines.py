@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from enum import Enum, auto
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
@@ -27,11 +27,19 @@ _LOGS = {
 }  # fmt: skip
 _PASSES = {
     "int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len", "zip", "concatenate", "stack",
-    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps",
+    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps", "cast",
 }  # fmt: skip
-#: Methods of arrays that give numbers of them, as many or fewer.
-_METHODS = {"mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round"}
+#: Methods of arrays and dictionaries that give numbers of them, as many or fewer.
+_METHODS = {
+    "mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round", "items",
+    "values", "get",
+}  # fmt: skip
 _GATHERS = {"append", "extend", "add"}
+_WRITES = {
+    ("torch", "save"), ("np", "save"), ("np", "savez"), ("numpy", "save"), ("json", "dump"), ("pickle", "dump"),
+    ("yaml", "dump"), ("joblib", "dump"),
+}  # fmt: skip
+_FILES = {"copyfile", "copy2", "makedirs", "save_pretrained", "save_file"}
 _WARNS = _LOGS | {"warn", "warning_once", "warn_once"}
 _OF_TEXT = {"getattr", "str", "repr", "format", "join"}
 #: What makes a whole number of a floating-point one, what selects by an array, and functions of a module of functions
@@ -39,6 +47,7 @@ _OF_TEXT = {"getattr", "str", "repr", "format", "join"}
 _WHOLE = {"int", "range", "floor", "ceil", "trunc"}
 _SELECTS = {"nonzero", "flatnonzero", "argwhere", "unique", "searchsorted", "compress", "extract"}
 _MATHEMATICS = {"math", "np", "numpy"}
+_CHOOSES = {"min", "max", "sorted"}
 _READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__"}
 
 
@@ -100,6 +109,21 @@ def _is_of_warning(program: _Program, statement: ast.stmt, outer: ast.If) -> boo
     )
 
 
+def compares_idly(frames: tuple[Where, ...]) -> bool:
+    """Whether what is compared at the first of these lines, which run, decides nothing but what is written down: ``if
+    accuracy > best: best = accuracy``, ``print(min(loss, 20))``."""
+    program = _parsed(frames[0].file) if frames else None
+    if program is None:
+        return False
+    found = [
+        node
+        for node in program.nodes_at(frames[0].line)
+        if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and _name(node) in _CHOOSES)
+    ]
+    uses = _Uses(program, _Value.FLOAT, frames)
+    return bool(found) and all(uses.are_harmless(node) for node in found)
+
+
 def becomes_whole(frames: tuple[Where, ...]) -> bool:
     """Whether a floating-point number that is read at the first of these lines, which run, becomes a whole one behind a
     function that makes another object of it, of which nobody can tell then where it comes from:
@@ -136,14 +160,15 @@ class _Program:
     def reads_at(self, line: int, *names: str) -> list[ast.AST]:
         """The outermost calls at a line that read numbers; a question without one is its own expression. ``names``:
         only such calls."""
-        calls = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call)
-            and node.lineno <= line <= (node.end_lineno or line)
-            and _name(node) in (names or _READS)
-        ]
+        wanted = names or _READS
+        calls = [node for node in self.nodes_at(line) if isinstance(node, ast.Call) and _name(node) in wanted]
         return [node for node in calls if not any(self._is_inside(node, other) for other in calls)]
+
+    def nodes_at(self, line: int) -> Iterator[ast.expr]:
+        """The expressions of which a part stands at the line."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.expr) and node.lineno <= line <= (node.end_lineno or line):
+                yield node
 
     def _is_inside(self, node: ast.AST, other: ast.AST) -> bool:
         up = self.parents.get(node)
@@ -285,6 +310,12 @@ class _Uses:
             up, (ast.keyword, ast.Compare, ast.GeneratorExp, ast.ListComp, ast.Dict, ast.List, ast.Tuple, ast.Starred)
         ):
             return self.are_harmless(up)
+        if isinstance(up, ast.If) and not self._is_object:
+            return node is up.test and self._is_idle(up)
+        if isinstance(up, ast.BoolOp) and not any(isinstance(one, ast.Call) for one in ast.walk(up)):
+            return self.are_harmless(up)
+        if isinstance(up, ast.IfExp):  # one of the two that a condition chooses from
+            return node is not up.test and self.are_harmless(up)
         if isinstance(up, ast.Attribute) and up.attr in _METHODS:
             call = self._program.parents.get(up)
             return isinstance(call, ast.Call) and self.are_harmless(call)
@@ -315,6 +346,32 @@ class _Uses:
             return self._is_harmless_result(up)
         return self._value is not _Value.WHOLE and not isinstance(up, _DECIDING)
 
+    def _is_idle(self, condition: ast.If) -> bool:
+        """Whether a condition decides only what is written down, and which numbers are kept to compare with."""
+        return all(self._is_idle_statement(one, condition.test) for one in (*condition.body, *condition.orelse))
+
+    def _is_idle_statement(self, statement: ast.stmt, test: ast.expr) -> bool:
+        if isinstance(statement, ast.If):
+            return self._is_idle(statement)
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            return _name(statement.value) in _WARNS | _FILES or _writes(statement.value)
+        if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+            return isinstance(statement, ast.Pass)
+        compared = {one.id for one in ast.walk(test) if isinstance(one, ast.Name)}
+        parts = [one for one in ast.walk(statement.value) if isinstance(one, ast.expr)]
+        is_plain = all(
+            isinstance(one, (ast.Constant, ast.Tuple, ast.BinOp)) or (isinstance(one, ast.Name) and one.id in compared)
+            for one in parts
+        )
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        within = set(ast.walk(test))
+        names = [one for target in targets for one in ast.walk(target) if isinstance(one, ast.expr)]
+        return is_plain and all(
+            isinstance(one, ast.Tuple)
+            or (isinstance(one, ast.Name) and self._is_harmless_name(one.id, statement, within))
+            for one in names
+        )
+
     def _of(self, value: _Value) -> _Uses:
         return self if value is self._value else _Uses(self._program, value, self._frames, self._followed)
 
@@ -332,7 +389,7 @@ class _Uses:
             return name == "int" and self._of(_Value.WHOLE).are_harmless(call)
         if not is_whole and (_is_mathematics(call) or name in ("float", "round")):
             return (self._of(_Value.LOST) if self._is_object else self).are_harmless(call)
-        if name in _LOGS:
+        if name in _LOGS or _writes(call):
             return True
         if name in _PASSES or (is_whole and _is_mathematics(call)):
             return self.are_harmless(call)
@@ -370,17 +427,25 @@ class _Uses:
         if isinstance(target, ast.Name):
             return self._is_harmless_name(target.id, statement)
         if isinstance(target, ast.Subscript):
-            return self._is_object or (isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str))
+            return self._is_object or self._is_harmless_item(target)
         return self._value is not _Value.WHOLE
 
-    def _is_harmless_name(self, name: str, node: ast.AST) -> bool:
-        """Whether every use of a variable of the function around ``node`` is."""
+    def _is_harmless_item(self, target: ast.Subscript) -> bool:
+        """Whether a value decides nothing that is kept in a dictionary: under a name, as logs are, or under any key of
+        a variable whose every use is harmless."""
+        if isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str):
+            return True
+        return isinstance(target.value, ast.Name) and self._is_harmless_name(target.value.id, target)
+
+    def _is_harmless_name(self, name: str, node: ast.AST, within: Container[ast.AST] = ()) -> bool:
+        """Whether every use of a variable of the function around ``node`` is, but for those ``within`` others."""
         scope = self._program.scope(node)
         if not self._is_new(f"{name} of {getattr(scope, 'lineno', 0)}"):
             return True
         if any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(scope)):
             return self._value is not _Value.WHOLE
-        return all(self.are_harmless(one) for one in self._program.loads(name, node) if not self._is_gathering(one))
+        loads = (one for one in self._program.loads(name, node) if one not in within)
+        return all(self.are_harmless(one) for one in loads if not self._is_gathering(one))
 
     def _is_new(self, name: str) -> bool:
         key = self._value, self._program.file, name
@@ -389,8 +454,10 @@ class _Uses:
         return is_new
 
     def _is_gathering(self, node: ast.AST) -> bool:
-        """Whether it is the list in ``list.append(value)``."""
+        """Whether it is the list in ``list.append(value)``, or the dictionary in ``dictionary[key] = value``."""
         up = self._program.parents.get(node)
+        if isinstance(up, ast.Subscript):
+            return node is up.value and isinstance(up.ctx, ast.Store)
         return isinstance(up, ast.Attribute) and up.attr in _GATHERS
 
 
@@ -410,6 +477,13 @@ def _known_as(name: ast.expr, file: str) -> object:
         return None
     loaded = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
     return next((names[name.id] for names in loaded if names.get("__file__") == file and name.id in names), None)
+
+
+def _writes(call: ast.Call) -> bool:
+    """Whether it is ``torch.save``, ``json.dump`` or the like, which write a file."""
+    function = call.func
+    module = function.value if isinstance(function, ast.Attribute) else None
+    return isinstance(module, ast.Name) and (module.id, _name(call)) in _WRITES
 
 
 def _is_mathematics(call: ast.Call) -> bool:

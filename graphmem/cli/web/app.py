@@ -121,6 +121,8 @@ def _answer(job: Job) -> Response:
     if job.state == "done":
         words = clean(shlex.join(["graphmem", *job.words])).encode("ascii", "backslashreplace").decode()
         return Response(job.answer, headers={**links, "X-Command": words}, media_type="application/json")
+    if job.is_lost:
+        return _refused(503, job.error, {"Retry-After": "10"})
     if job.finished.is_set():
         return _refused(409 if job.state == "cancelled" else 422, job.error)
     base = f"/v1/jobs/{job.number}"

@@ -35,6 +35,8 @@ SUFFIXES = (".onnx", ".json", ".pickle", ".pkl", ".gguf")
 _DATA = re.compile(rb'<script type="application/json" id="graphmem-[a-z-]+">\n?(.*?)\n?</script>', re.DOTALL)
 #: Exit codes of a command that gave an answer: done, and does not fit.
 _ANSWERED = (0, 3)
+#: How often an analysis is started again that somebody killed, as a system that is short of memory does.
+_AGAIN = 4
 #: Seconds between two looks at a job, for those who wait.
 _BEAT = 0.2
 
@@ -54,13 +56,15 @@ class Limits:
 
 @dataclass
 class Job:
-    """A question being answered. ``state``: waiting, running, done, failed or cancelled; ``page``: the report, and
-    ``answer`` the JSON document in it, which is that of the command."""
+    """A question being answered. ``state``: waiting, running, done, failed or cancelled; ``is_lost``: whether it failed
+    through no fault of the question; ``page``: the report, and ``answer`` the JSON document in it, which is that of
+    the command."""
 
     number: str
     words: Sequence[str]
     state: str = "waiting"
     error: str = ""
+    is_lost: bool = False
     page: bytes = b""
     answer: bytes = b""
     began: float = field(default_factory=time.monotonic)
@@ -176,10 +180,15 @@ class Jobs:
             async with self._slots:
                 job.state = "running"
                 code, said = await self._answer(job)
-                if code not in _ANSWERED and not said:
+                for _ in range(_AGAIN):
+                    if code in _ANSWERED or said:
+                        break
                     code, said = await self._answer(job)  # it died without a word
             job.state = "done" if code in _ANSWERED and job.answer else "failed"
-            job.error = "" if job.state == "done" else said or f"the analysis ended with exit code {code}"
+            job.is_lost = job.state == "failed" and not said
+            job.error = (
+                "" if job.state == "done" else said or f"the analysis was ended by the system ({code}); ask again"
+            )
         except asyncio.CancelledError:
             job.state, job.error = "cancelled", "cancelled"
         finally:

@@ -114,7 +114,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
 def _fitting(plan: Plan) -> Table:
     """A row a layout; figures that are zero in all of them have no column."""
     columns = (
-        Column(name="number", unit="count"), Column("layout"), Column("a card", "bytes"), Column("spare", "bytes"),
+        Column(name="number", unit="count"), Column("layout"), Column("a card", "bytes", bars=True),
+        Column("spare", "bytes"),
         Column("sent near", "decimal"), Column("far", "decimal"), Column("host", "decimal"),
         Column("sending, s", "seconds"), Column("again, s", "seconds"), Column("waiting, s", "seconds"),
         Column(name="remark"),

@@ -22,6 +22,7 @@ import numpy as np
 from graphmem.reports import Format
 from graphmem.reports.document import (
     Block,
+    Choices,
     Code,
     Column,
     Curves,
@@ -114,6 +115,8 @@ def _block(block: Block) -> str:
         return _table(block)
     if isinstance(block, Moments):
         return _moments(block)
+    if isinstance(block, Choices):
+        return _choices(block)
     if isinstance(block, Picture):
         return f'<div class="picture">{block.svg()}</div>'
     if isinstance(block, Code):
@@ -233,6 +236,17 @@ def _used(block: Shares) -> str:
     name, room = block.edge
     used = f"{name}: {100 * block.total[1] / max(1, room):.1f} % of {format_bytes(room)}; the line is its edge."
     return f"<p>{_words(used)}</p>"
+
+
+def _choices(block: Choices) -> str:
+    """All cases, of which the first one is seen; the script puts a slider or a list of choices above them."""
+    cases = (
+        f'<div data-at="{_attribute(values)}"{"" if values == block.first else " hidden"}>'
+        + "\n".join(_block(one) for one in blocks)
+        + "</div>\n"
+        for values, blocks in block.cases.items()
+    )
+    return f'<div class="choices" data-axes="{_attribute(block.axes)}">\n{"".join(cases)}</div>'
 
 
 # --- what the script draws --------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _GAP, _INDENT = "  ", "  "
 #: The least that a column of words is folded to.
 _LEAST = 2
 #: Parts of a whole that have a bar: no more than can be told apart, and no fewer where a screen is full.
-_MOST_BARS, _LEAST_BARS = 9, 3
+_MOST_BARS, _ENOUGH_BARS, _LEAST_BARS = 9, 6, 3
 #: How many times the whole the room is where bars of the parts would be too small to tell apart.
 _FAR = 3
 #: Colours of verdicts, of titles, and of bars, in turn; readers who see no red or green tell them apart by lightness.
@@ -61,15 +61,17 @@ class _Text(Format):
         self._ink = ink
 
     def render(self, document: Document, width: int | None = None) -> str:
-        """The sections with an empty line between them; of a document with a height, with fewer parts of wholes, and at
-        last without empty lines, until they are no more lines than that."""
+        """The sections with an empty line between them; a document with a height has fewer parts of wholes, then no
+        empty lines, and at last the fewest parts, until there are no more lines than that."""
         room = max(document.width if width is None else width, MINIMUM_WIDTH)
-        for bars in range(_MOST_BARS, _LEAST_BARS - 1, -1):
-            sections = ["\n".join(_section(one, room, bars, self._ink)) for one in document.sections]
-            found = "\n\n".join(filter(None, sections)) + "\n"
-            if document.height is None or found.count("\n") <= document.height:
-                return found
-        return "\n".join(filter(None, sections)) + "\n"
+        found = ""
+        for least, between in ((_ENOUGH_BARS, "\n\n"), (_LEAST_BARS, "\n")):
+            for bars in range(_MOST_BARS, least - 1, -1):
+                sections = ["\n".join(_section(one, room, bars, self._ink)) for one in document.sections]
+                found = between.join(filter(None, sections)) + "\n"
+                if document.height is None or found.count("\n") <= document.height:
+                    return found
+        return found
 
 
 #: For files and pipes, and for a terminal that shows colours.

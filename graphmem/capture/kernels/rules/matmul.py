@@ -1,9 +1,10 @@
 """Matrix products: copies of operands that cuBLAS cannot read as they lie in memory.
 
 cuBLAS takes a matrix whose rows or whose columns are contiguous, with any distance between them. Anything else (a slice
-with steps, an expanded gradient) is copied first. Source: ``prepare_matrix_for_cublas``,
-``prepare_batch_matrix_for_cublas``, ``addmm_out_cuda_impl`` and ``bmm_out_cuda_impl`` in ATen/native/cuda/Blas.cpp;
-order observed on the CUDA build of 2.13.
+with steps, an expanded gradient) is copied first. It conjugates what it transposes, so a conjugate whose rows are
+contiguous is copied too. Source: ``prepare_matrix_for_cublas``, ``prepare_batch_matrix_for_cublas``,
+``resolve_conj_if_indicated``, ``addmm_out_cuda_impl`` and ``bmm_out_cuda_impl`` in ATen/native/cuda/Blas.cpp; order
+observed on the CUDA build of 2.13.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ def _readable(tensor: torch.Tensor) -> bool:
     return bool(by_columns or by_rows)
 
 
+def _is_copied(matrix: torch.Tensor) -> bool:
+    if matrix.is_conj() and (matrix.is_contiguous() or matrix.stride(-1) == 1):
+        return True
+    return not (_readable(matrix) or matrix.is_contiguous())
+
+
 def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
     """The result is row-major and cuBLAS column-major, so the operands are prepared in reverse order."""
-    copied = [matrix for matrix in reversed(matrices) if not (_readable(matrix) or matrix.is_contiguous())]
+    copied = [matrix for matrix in reversed(matrices) if _is_copied(matrix)]
     if not copied or any(matrix.numel() == 0 for matrix in matrices):
         return None
     script = Script().output(0)

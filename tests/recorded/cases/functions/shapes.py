@@ -49,6 +49,18 @@ add("view_as_real", lambda x: torch.view_as_real(x * 2), t(64, 1000, dtype=C64))
 add("view_as_complex", lambda x: torch.view_as_complex(x) * 2, t(64, 1000, 2))
 add("complex_abs", torch.abs, t(64, 1000, dtype=C64))
 add("complex_mm", torch.mm, t(128, 128, dtype=C64), t(128, 128, dtype=C64))
+add(
+    "complex_mm_of_conjugates",
+    lambda x, y: torch.mm(x.conj(), y.conj().T),
+    t(96, 128, dtype=C64),
+    t(64, 128, dtype=C64),
+)
+add(
+    "complex_bmm_of_conjugates",
+    lambda x, y: torch.bmm(x.conj()[:, :, :96], y.conj()) + torch.bmm(x.conj()[:, :, :96], y.conj().mT),
+    t(4, 96, 128, dtype=C64),
+    t(4, 96, 96, dtype=C64),
+)  # fmt: skip
 add("polar", torch.polar, X, X)
 add(
     "rope",
