@@ -281,11 +281,16 @@ def _answer(document: dict[str, Any], captured_at: float) -> SizeAnswer:
     return replace(known, run=run)
 
 
+def answered_until_now(run: Run) -> Run:
+    """The run with what cuDNN has answered, whatever it is asked later."""
+    cudnn = run.cudnn and CudnnAnswers(run.cudnn.notes(), run.cudnn.refused(), run.cudnn.details())
+    return replace(run, cudnn=cudnn)
+
+
 def _document(run: Run) -> dict[str, Any]:
     """A run as plain values. Raises :class:`NotPlain`."""
     other = run.other_loop and _document(run.other_loop)
-    cudnn = run.cudnn and CudnnAnswers(run.cudnn.notes(), run.cudnn.refused(), run.cudnn.details())
-    known = replace(run, trace=None, other_loop=None, cudnn=cudnn)  # type: ignore[arg-type]
+    known = replace(answered_until_now(run), trace=None, other_loop=None)  # type: ignore[arg-type]
     return {"trace": to_json(run.trace), "rest": plain(known), "other_loop": other}
 
 

@@ -71,7 +71,7 @@ class SizedRuns:
 
     ``is_proven``: whether a template is. ``refused``: why there is none; "" as long as there may be one. ``like``: the
     runs of the same question on another card, whose template serves where it gives a capture on this one. ``keeps``:
-    whether answers are kept on the disk, if captures are: those of all sizes, so there should be few.
+    the name under which answers are kept on the disk, if captures are: those of all sizes, so there should be few.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SizedRuns:
         cache: RunCache,
         like: SizedRuns | None = None,
         *,
-        keeps: bool = False,
+        keeps: str = "",
     ) -> None:
         self.name, self._question, self._cache, self._like = name, question, cache, like
         self.block = _BLOCK if name == "seq_len" else 1
@@ -100,7 +100,7 @@ class SizedRuns:
         self.refused = ""
         self._history: tuple[int, ...] = ()  # sizes that were captured, or recalled, in this order
         self._made = set[int]()  # those of them that this process has captured
-        self._kept = _Kept(name) if keeps else None
+        self._kept = _Kept(f"{name}, {keeps}") if keeps else None
 
     def __enter__(self) -> SizedRuns:
         self._opened.enter_context(garbage.looking_after(garbage.MANY))
@@ -108,7 +108,7 @@ class SizedRuns:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._opened.close()
-        if self._kept is not None and kind is None:
+        if self._kept is not None and (kind is None or issubclass(kind, Exception)):
             self._kept.write()
 
     def serves(self, size: int) -> bool:
@@ -184,6 +184,7 @@ class SizedRuns:
 
     def _note(self, way: str, size: int, run: Run | None) -> None:
         if self._kept is not None:
+            run = run and capture_cache.answered_until_now(run)
             known = self.is_proven, self.refused, self._learned, self._above, tuple(self._output_bytes.items())
             self._kept.note(self._point(way, size), SizeAnswer(run, *known))
 

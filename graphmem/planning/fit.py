@@ -118,8 +118,9 @@ def fit(
         def question(value: int) -> Question:
             return request.changed(**{size: value}).question
 
-        with SizedRunsOfLayers(size, question, captures, keeps=True) as sized:
-            bound, told = at_most // multiple_of, say or request.progress
+        bound, told = at_most // multiple_of, say or request.progress
+        asked = f"up to {bound} times {multiple_of}"
+        with SizedRunsOfLayers(size, question, captures, keeps=asked) as sized:
             search = _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit)
             return search.with_grid(search.run(), grid)
 

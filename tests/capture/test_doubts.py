@@ -150,6 +150,16 @@ def test_a_copy_of_what_is_not_contiguous_is_a_doubt() -> None:
     assert [one.code for one in sliced.diagnostics if one.kind == "unknown"] == [Code.LAYOUT_NOT_CHECKED]
 
 
+def test_gradients_of_channels_last_weights_are_unscaled_without_a_doubt() -> None:
+    def unscale() -> None:
+        gradients = [torch.zeros(16, 8, 3, 3, device="cuda").to(memory_format=torch.channels_last) for _ in range(2)]
+        found, inverse = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        torch._foreach_abs_(gradients)
+
+    assert _names(_analysed(unscale, torch_version="2.13")) == []
+
+
 _CYCLES = """
 import gc
 import torch

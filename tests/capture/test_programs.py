@@ -315,7 +315,7 @@ def ahead(loader):
         yield waiting
         waiting = batch
     yield waiting
-sizes = [4] * 8 + [64] + [4] * 4 + [8, 4, 4, 2]
+sizes = [4] * 8 + [64] + [4] * 4 + [8] + [4] * 8 + [2]
 for number, batch in enumerate(%s(DataLoader([torch.zeros(size, 64) for size in sizes], batch_size=None))):
     model(batch.cuda()).sum().backward()
     seen.append(len(batch))
@@ -333,6 +333,31 @@ def test_the_largest_batches_keep_their_place_among_those_of_a_step(
     """64 is the first of its two and meets no gradients; 8 is the second; with 2 there is no step."""
     run(tmp_path, IN_STEPS % reader)
     assert said(capsys).split() == ["4"] * before + ["64", "4", "4", "8"]
+
+
+WITHIN_A_STEP = """
+number = 0
+loader = DataLoader([torch.zeros(4, 64)] * %s, batch_size=None)
+for batch in loader:
+    model(batch.cuda()).sum().backward()
+    number += 1
+    if number %% 3 == 0 or %s:
+        optimizer.step()
+        optimizer.zero_grad()
+print(number, model.weight.grad is None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("batches", "also", "expected"),
+    [(11, "False", "11 False"), (11, "number == len(loader)", "11 True"), (12, "False", "9 True")],
+)
+def test_a_short_epoch_that_ends_within_a_step_is_followed(
+    batches: int, also: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether there are gradients behind it is the program's to say."""
+    run(tmp_path, WITHIN_A_STEP % (batches, also))
+    assert said(capsys) == expected
 
 
 OF_IMAGES = """

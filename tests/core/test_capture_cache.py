@@ -19,6 +19,8 @@ from click.testing import CliRunner
 from graphmem.answering import capture_cache, runs
 from graphmem.answering.capture_cache import CaptureCache, SizeAnswer
 from graphmem.answering.question import Question, capture_key
+from graphmem.answering.runs import RunCache, silent
+from graphmem.answering.sized import SizedRuns
 from graphmem.base.dependencies import CannotTell, still_holds
 from graphmem.base.figures import Communicator
 from graphmem.base.plain import NotPlain, plain, restored
@@ -411,6 +413,50 @@ def test_the_second_search_captures_nothing_and_a_further_one_what_it_needs(
     monkeypatch.setattr(capture_cache, "in_use", cache)
     watched.state = "2"
     assert found()[1][:2] == [2, 3]
+
+
+def test_a_search_that_ends_early_keeps_what_it_was_answered_then(
+    tmp_path: Path, watched: _Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions may end, where a search begins once more; and cuDNN's counters go on."""
+    pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn, rand\ndef build(batch=2):\n    return nn.Linear(4, 4), rand(batch, 4)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(capture_cache, "in_use", _cache(tmp_path / "kept", watched))
+
+    def search(keeps: str) -> SizedRuns:
+        return SizedRuns("batch", lambda size: Question("net.py:build", batch=size), RunCache(), keeps=keeps)
+
+    sized = search("up to 9")
+    first = sized.capture(2, silent)
+    sized.__exit__(UsageError)
+    monkeypatch.setattr(runs, "record", None)
+    with search("up to 9") as again:
+        assert same(again.capture(2, silent).trace, first.trace)
+    counting = {"plans_asked": 1}
+    live = replace(_run(), cudnn=_Asked(counting))  # type: ignore[arg-type]
+    kept = capture_cache.answered_until_now(live)
+    counting["plans_asked"] = 2
+    assert kept.cudnn is not None
+    assert kept.cudnn.details() == {"plans_asked": 1}
+
+
+class _Asked:
+    """Stands for a cuDNN that is still asked."""
+
+    def __init__(self, counting: dict[str, int]) -> None:
+        self._counting = counting
+
+    def notes(self) -> list[str]:
+        return []
+
+    def refused(self) -> list[Diagnostic]:
+        return []
+
+    def details(self) -> dict[str, Any]:
+        return dict(self._counting)
 
 
 def test_values_are_equal_after_the_way_through_json() -> None:

@@ -186,11 +186,12 @@ class Rest:
             if not self._seen[-1]:
                 break
             self._final = batch
-            if len(self.spares) < self._spared:
+            is_spare = len(self.spares) < self._spared
+            if is_spare:
                 self.spares.append(batch)
             self._epochs.numbers -= _sizes(self._seen[-1])["numbers"]
-            held.add(batch, is_larger, self._seen[-1] not in known)
-        self._held.extend(held.batches())
+            held.add(batch, is_larger, self._seen[-1] not in known, is_spare)
+        self._held.extend(held.batches(whole))
         self._report(whole)
 
     def _report(self, whole: bool) -> None:
@@ -214,9 +215,11 @@ class Rest:
 class _Held:
     """Some batches in their order, behind ``taken`` ones: those that the step lacks which was begun (a loader may be
     read ahead); then of the steps of ``per_step`` batches the last with one that was larger than all before it, and the
-    last ones with other shapes; about :data:`MOST_HELD` batches."""
+    last ones with other shapes; about :data:`MOST_HELD` batches. Of a short epoch that ends within a step, all."""
 
     def __init__(self, per_step: int, taken: int) -> None:
+        self._left_over = taken % per_step  # batches behind the last whole step
+        self._all, self._in_step = list[Any](), per_step
         self._per_step = per_step if per_step <= _MOST_IN_STEP else 1
         self._most = max(MOST_HELD // self._per_step, _FEWEST_STEPS)
         self._lacking = -taken % self._per_step
@@ -225,7 +228,10 @@ class _Held:
         self._coming: list[Any] = []  # the batches of a step that is not whole
         self._is_larger = self._is_new = self._differs = False
 
-    def add(self, batch: object, is_larger: bool, is_new: bool) -> None:
+    def add(self, batch: object, is_larger: bool, is_new: bool, is_spare: bool) -> None:
+        self._left_over = (self._left_over + 1) % self._in_step
+        if len(self._all) <= MOST_HELD and not is_spare:
+            self._all.append(batch)
         if len(self._begun) < self._lacking:
             self._begun.append(batch)
             self._differs |= is_larger or is_new
@@ -236,9 +242,12 @@ class _Held:
         if len(self._coming) == self._per_step:
             self._end_step()
 
-    def batches(self) -> list[Any]:
-        """What the epoch leaves of a step is given only where it is larger: programs make that step by the number of
-        the batch, and the gradients of one that is not made would stay. Without other batches nothing follows."""
+    def batches(self, are_all: bool) -> list[Any]:
+        """What the epoch leaves of a step is given only where it is larger, or where no batch before it is skipped:
+        programs make that step by the number of the batch, and the gradients of one that is not made would stay.
+        Without other batches nothing follows. ``are_all``: whether the epoch was read to its end."""
+        if are_all and self._left_over and len(self._all) <= MOST_HELD:
+            return self._all
         if self._is_larger:
             self._end_step()
         following = [batch for batches, _ in self._steps for batch in batches]

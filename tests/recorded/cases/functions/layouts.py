@@ -71,3 +71,18 @@ for _name, _pool in {"max_pool3d": F.max_pool3d, "avg_pool3d": F.avg_pool3d}.ite
     add(f"{_name}_of_turned", lambda x, f=_pool: f(x.mT, 2).flatten(1), _VOLUME)
     add(f"{_name}_of_slices", lambda x, f=_pool: f(x[:, ::2], 2), _VOLUME)
     add(f"{_name}_of_turned_gradient", lambda x, f=_pool: f(x, 2).mT.contiguous(), _VOLUME)
+
+
+def _unscaled(*gradients: torch.Tensor) -> torch.Tensor:
+    """As a gradient scaler does it, where weights and their gradients are channels_last."""
+    found, inverse = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
+    torch._amp_foreach_non_finite_check_and_unscale_([one.detach() for one in gradients], found, inverse)
+    return found
+
+
+add("amp_unscaled_channels_last", _unscaled, *(t(16 * n, 16, 3, 3, layout="channels_last") for n in (1, 2, 3)))
+add(
+    "foreach_abs_in_place",
+    lambda *many: torch._foreach_abs_([one.detach() for one in many]),
+    *(t(16 * n, 16, 3, 3, layout="channels_last") for n in (1, 2, 3)),
+)
