@@ -147,7 +147,7 @@ class Code(Enum):
         any_size=True,
     )
     STEPS_DIFFER = _more(
-        "{place} was left after {steps} optimizer steps, and the last two took other memory than each other; later "
+        "{place} was left after {steps} optimizer steps, and its last ones took other memory than each other; later "
         "ones may take more (--iterations N follows N)",
         DIFFERING,
     )

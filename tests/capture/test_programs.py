@@ -1093,6 +1093,53 @@ torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
     assert phases == [(0, "build"), (0, "evaluate"), *steps, (2, "generate"), (2, "load")]
 
 
+@pytest.mark.parametrize(
+    ("drawn", "told"),
+    [
+        ("random.choice([16, 32, 64])", ["train.py:18"]),
+        ("16 + 0 * random.random()", []),
+        ("numpy.random.choice([16, 64])", ["train.py:18"]),
+    ],
+)
+def test_steps_of_sizes_that_a_loop_draws(tmp_path: Path, drawn: str, told: list[str]) -> None:
+    """Each size is held for three steps, which are alike: others are seen behind them, and more may follow."""
+    source = f"""
+import random, numpy
+random.seed(0), numpy.random.seed(0)
+for at in range(60):
+    if at % 3 == 0:
+        size = int({drawn})
+    model(x(size)).sum().backward()
+    optimizer.step()
+"""
+    assert [place for code, place in _doubts_of_loops(run(tmp_path, source)) if code == "STEPS_DIFFER"] == told
+
+
+@pytest.mark.parametrize(
+    ("rows", "last", "is_short"), [("[64] * 9 + [7]", 7, False), ("itertools.repeat(64)", 64, True)]
+)
+def test_batches_that_are_made_on_the_card_are_followed_to_their_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: str, last: int, is_short: bool
+) -> None:
+    """Nobody can read them ahead. A generator without an end is left, which the answer says."""
+    source = f"""
+import itertools
+def batches():
+    for size in {rows}:
+        yield x(size)
+for epoch in range(2):
+    for batch in batches():
+        model(batch).sum().backward()
+        optimizer.step()
+        if len(batch) > 64: break
+print(len(batch))
+"""
+    estimate = run(tmp_path, source)
+    assert said(capsys) == str(last)
+    assert any(one.code is Code.SHORTENED for one in estimate.diagnostics) == is_short
+    assert not _doubts_of_loops(estimate)
+
+
 def test_what_a_loop_computes_ahead_is_no_part_of_it(tmp_path: Path) -> None:
     """Rows that a loop takes by its number are taken on the card once a step, though they tell which steps differ."""
     source = """

@@ -24,9 +24,7 @@ _ONLY_LOGGED = {
     "a_share_by_numpy": "hits.append(top.numpy())  # read\nprint(np.mean([np.isin(h, seen).mean() for h in hits]))",
     "an_array_in_a_file": "np.savez(path, neighbours=found.cpu().numpy())  # read",
     "a_checkpoint": "kept = {'steps': steps.item() if fast else 0}  # read\ntorch.save(kept, path)",
-    "a_score_under_any_key": (
-        "scores[name] = hits.sum().item()  # read\nfor key, n in scores.items():\n    print(key, n)"
-    ),
+    "a_score_under_any_key": "scores[name] = hits.sum().item()  # read\nfor n in scores.values():\n    print(n)",
     "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
 _DECIDING = {

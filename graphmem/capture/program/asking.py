@@ -253,6 +253,7 @@ class _Items:
             if _holds_parts(item):
                 loop.never_ends()
         self._rest.note(item)
+        loop.begin_body()
         return item
 
 

@@ -88,6 +88,7 @@ class Rest:
         self._final: Any = None
         self._is_read = False
         self._spared = 0
+        self.is_on_device = False  # whether the last batch was: who reads the next ones makes them there
         self._patience = MOST_HELD
         self._step, self._in_step, self._per_step = epochs.steps, 0, 1  # batches since the last step, and before it
 
@@ -164,7 +165,8 @@ class Rest:
 
     def _measure(self, batch: object) -> bool:
         """Note the shapes of a batch; whether it is larger than all before it in something."""
-        shapes = () if on_device(batch) else tuple(_shapes_in(batch))
+        self.is_on_device = on_device(batch)
+        shapes = () if self.is_on_device else tuple(_shapes_in(batch))
         self._seen.append(shapes)
         sizes = _sizes(shapes)
         is_larger = any(size > self._most.get(name, 0) for name, size in sizes.items())

@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.program import iterations
+from graphmem.capture.program import host_draws, iterations
 from graphmem.capture.program.ahead import MOST_RUNS
 from graphmem.capture.program.counters import Counter as Counted
 from graphmem.capture.program.epochs import Epochs, Rest
@@ -59,6 +59,12 @@ MOST_TRIALS = 25
 #: is gone in the fourth at the latest; steps that still differ then are of many sizes, and followed to the loop's end
 #: if those are no more events than these (some seconds).
 MOST_SETTLING, MOST_DIFFERING_EVENTS = 5, 30_000
+#: Steps that are followed of a loop whose body draws random numbers, which may be sizes, if they are few events too.
+MOST_DRAWN = 24
+#: Steps of a loop over batches that are made on the card as it asks for them, which nobody can read ahead.
+MOST_UNREAD = 200
+#: Of them such as differ from the one before: a smaller last batch, and one more.
+MOST_UNLIKE = 2
 
 
 class Left(BaseException):
@@ -89,6 +95,8 @@ class Leaving:
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
         self.runs: list[ItemRun] = []
         self.epochs = Epochs()
+        self.leaves_unread = False  # whether batches were left that nobody could read ahead
+        self.drawn: dict[str, int] = {}  # loops whose steps differed as they drew numbers -> how many there were
         self.went_on: dict[str, None] = {}  # why loops went on behind the steps that were asked for, in order
         self.remarks: dict[Diagnostic, int] = {}
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
@@ -116,7 +124,7 @@ class Leaving:
         """What the reader must know of steps, runs and batches that were not followed."""
         found = self.remarks | self.epochs.remarks
         jumped = any(one.code is Code.NUMBERS_COMPUTED for one in self.remarks)
-        if self.is_ending and (self._runs_begun or self.epochs.varied or jumped):
+        if self.is_ending and (self._runs_begun or self.epochs.varied or jumped or self.leaves_unread):
             found[Code.SHORTENED.about()] = 1
         return found
 
@@ -378,6 +386,8 @@ class Loop:
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
+        self._unlike = 0  # steps over batches of the card that differed from those before
+        self._has_drawn = False  # whether the body of an iteration drew random numbers
         self._begin_iteration()
         leaving.begin(self)
 
@@ -392,7 +402,12 @@ class Loop:
 
     def _begin_iteration(self) -> None:
         self._top = self._now()
+        self.begin_body()
         self._step, self._optimizers = len(self._leaving.log), self._leaving.optimizers
+
+    def begin_body(self) -> None:
+        """The item of an iteration is there: what is drawn from here on, its body draws."""
+        self._drawn = host_draws.count()
 
     def _now(self) -> tuple[int, int, int]:
         recorder = self._leaving.recorder
@@ -418,6 +433,7 @@ class Loop:
         """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
         it ends by itself, None where nobody knows."""
         self._ends_itself, self._left = left == 0, left
+        self._has_drawn |= self._drawn != host_draws.count()
         if self.is_of_parts:
             return True
         if self.is_over or not self._wants_more():
@@ -436,6 +452,8 @@ class Loop:
         if not (self.is_over or self.is_ending) and self.steps_itself and len(self._marks) >= ALIKE_ITERATIONS:
             leaving.last_steps = list(self._marks)  # it ends by itself: the next item was not there
             leaving.last_whole = max(1, (self._items - 1) // self._iterations)
+        if not (self.is_over or self.is_ending) and self.steps_itself and self.rest and self.rest.is_on_device:
+            leaving._known.update(leaving.log[self.began :])  # all its batches were there
         if not self.is_over and self.has_trained:  # behind the larger batches, of which one may be read ahead
             leaving.note_end()
         self.is_over = True
@@ -467,6 +485,8 @@ class Loop:
             (self._settles, "its steps differ"),
             (self._goes_to_other_sizes, "later steps compute other sizes"),
             (self._ends_soon, "its steps differ"),
+            (self._draws_on, "its steps draw random numbers"),
+            (self._reads_on, "its batches are made on the card"),
         )
         found = next((why for goes_on, why in ways if goes_on()), None)
         self._leaving.went_on.update({} if found is None else {found: None})
@@ -487,6 +507,41 @@ class Loop:
         if events > MOST_DIFFERING_EVENTS or not leaving.differ(loop._since):
             return False
         return not iterations.in_turn(leaving.recorder.builder, loop._marks)
+
+    def _draws_on(self) -> bool:
+        """Whether a loop whose body draws numbers (``size = random.choice(sizes)``) goes on, to see what it does."""
+        loop = self._of_program()
+        return loop is not None and loop._has_drawn and loop._may_differ() and loop._is_short(MOST_DRAWN)
+
+    def _reads_on(self) -> bool:
+        """Whether a loop over batches that are made on the card goes on to its end, as the last may be smaller; where
+        that is too far, the answer says that steps were left out."""
+        loop = self._of_program()
+        if loop is None or not any(rest.is_on_device for rest in loop._rests()) or not loop._may_differ():
+            return False
+        loop._unlike += self._leaving.differ(loop._since)
+        if loop._unlike > MOST_UNLIKE:  # which is in doubt
+            return False
+        goes_on = loop._is_short(MOST_UNREAD)
+        self._leaving.leaves_unread |= not goes_on
+        return goes_on
+
+    def _is_short(self, most: int) -> bool:
+        """Whether the loop has made fewer than ``most`` steps beyond those that are wanted, of few events."""
+        more = self._items - self._leaving.wanted
+        events = self._marks[-1] - self._marks[-2] if len(self._marks) > 1 else 0
+        return more < most and more * events <= MOST_DIFFERING_EVENTS
+
+    def _doubt_drawn(self) -> None:
+        """Steps behind the first two that had other peaks than each other, in a loop that draws numbers: those that are
+        left out, of this loop or of one around it, may have others again."""
+        loop, leaving = self._of_program(), self._leaving
+        if loop is not None and loop._has_drawn and len({*loop._peaks[2:]}) > 1:
+            leaving.drawn[self.where] = len(loop._peaks)
+        if not self._ends_itself:
+            for where, steps in leaving.drawn.items():
+                leaving.recorder.assumed[Code.STEPS_DIFFER.about(place=where, steps=steps)] += 1
+            leaving.drawn.clear()
 
     def _of_program(self) -> Loop | None:
         """This loop, or the one that asks a loader for its batches, if it is the program's own."""
@@ -567,6 +622,7 @@ class Loop:
             if lacking is not None and self.runs is not None:  # those that are written have all that each keeps
                 most_kept = 0 if lacking else sys.maxsize
             self._leaving.doubt_others(self._since, self.where, are_known, most_kept)
+        self._doubt_drawn()
 
     def _goes_to_others(self) -> bool:
         """Whether numbers follow at which the loop does what it has not done yet."""
