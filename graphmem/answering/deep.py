@@ -33,13 +33,22 @@ def run_of_layers(question: Question, loaded: OnnxModel | TorchModel, capture: C
 
     None where there is none: the layers differ, or are few, or a template refuses the step, or it fails.
     """
-    layers = _layers(question, loaded)
-    if layers < _WORTH_IT:
+    if not has_many_layers(question, loaded):
         return None
     try:
-        return _by_template(question, layers, capture)
+        return _by_template(question, _layers(question, loaded), capture)
     except GraphmemError:
         return None  # the step of all layers will say why
+
+
+def has_many_layers(question: Question, loaded: OnnxModel | TorchModel) -> bool:
+    """Whether the model of a training step is deep enough, and may have fewer layers."""
+    return _layers(question, loaded) >= _WORTH_IT
+
+
+def with_layers(question: Question, few: int) -> Question:
+    """The question of the model with a few of its layers."""
+    return replace(question, layers=few, iterations=_ITERATIONS)
 
 
 def _by_template(question: Question, layers: int, capture: Callable[[Question], Run]) -> Run | None:
@@ -48,7 +57,7 @@ def _by_template(question: Question, layers: int, capture: Callable[[Question], 
 
     captured: dict[int, Run] = {}
     for few in range(FEWEST, MOST + 1):
-        captured[few] = capture(replace(question, layers=few, iterations=_ITERATIONS))
+        captured[few] = capture(with_layers(question, few))
         if few < FEWEST + 2:
             continue
         try:

@@ -10,28 +10,44 @@ the same search has its answers there. Where it asks for more, its captures are 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphmem.answering import capture_cache
 from graphmem.answering.capture_cache import SizeAnswer
+from graphmem.answering.deep import has_many_layers, run_of_layers, with_layers
 from graphmem.answering.question import Question, capture_key
-from graphmem.answering.runs import Progress, RunCache, asked_cudnn, limit_of, prepared, silent
+from graphmem.answering.runs import (
+    Progress,
+    RunCache,
+    asked_cudnn,
+    labelled,
+    limit_of,
+    load,
+    prepared,
+    record,
+    silent,
+)
 from graphmem.base import garbage
+from graphmem.capture.threads import turn
 from graphmem.devices import as_cuda
+from graphmem.errors import GraphmemError
 from graphmem.run import Run
+from graphmem.sources import OnnxModel, TorchModel
 from graphmem.trace import Trace
 from graphmem.training import Training
 
 if TYPE_CHECKING:
+    from graphmem.base.textbook import Sharded
     from graphmem.capture.kernels.parts.script import Card
+    from graphmem.capture.record.calls import CallLog
     from graphmem.capture.templates.template import Sample, Template
     from graphmem.cudnn.library import Cudnn
 
 #: Fields of a run that may differ from size to size.
-_OF_A_SIZE = {"trace", "output_bytes", "cudnn"}
+_OF_A_SIZE = {"trace", "output_bytes", "cudnn", "sharded"}
 #: What the notes of a run that a template wrote begin with.
 BY_TEMPLATE = "by template of the captures"
 #: The sizes that a template can be a function of.
@@ -263,11 +279,12 @@ class SizedRuns:
         try:
             trace = self._trace_at(size, question)
             output_bytes = self._output_bytes_at(size)
+            sharded = _sharded_at(size, self._runs if self._like is None or self.is_own else self._like._runs)
         except (NoTemplate, ValueError):
             return None
         last = self._runs[max(self._runs)]
         notes = (*last.notes, f"{BY_TEMPLATE} {self._learned}")
-        return replace(last, trace=trace, cudnn=self._cudnn, output_bytes=output_bytes, notes=notes)
+        return replace(last, trace=trace, cudnn=self._cudnn, output_bytes=output_bytes, sharded=sharded, notes=notes)
 
     def _reaches(self, size: int) -> bool:
         return self.serves(size) and not (self.is_proven and size > _FURTHEST * self.captured[-1])
@@ -343,11 +360,94 @@ class _Kept:
             capture_cache.in_use.keep_sizes(self._place, self._model, self._used)
 
 
+class SizedRunsOfLayers(SizedRuns):
+    """The same; of a deep model (:mod:`graphmem.answering.deep`) the runs with a few layers are captured, and have the
+    templates of sizes, and its run is written from theirs. A capture of all layers takes as long as ten."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._loaded: OnnxModel | TorchModel | None = None
+        self._few: dict[int, SizedRuns] = {}  # by their number of layers
+
+    def _captured(self, size: int, question: Question, say: Progress) -> Run:
+        def captured(few: Question) -> Run:
+            return self._with(few.layers or 0).capture(size, labelled(say, f"with {few.layers} of its layers"))
+
+        if self._loaded is None:
+            with turn(), prepared(question):
+                self._loaded = load(question)
+        if not has_many_layers(question, self._loaded):
+            return super()._captured(size, question, say)
+        self._made.add(size)
+        run = run_of_layers(question, self._loaded, captured)
+        if run is None:
+            self.refused, self.is_proven = "its layers make no template", False
+            return self._cache.run(question, say)
+        self._output_bytes[size] = run.output_bytes
+        self._learned = f"at {self.name} {', '.join(f'{one:,}' for one in self.captured)}"
+        self.refused = next((few.refused for few in self._few.values() if few.refused), "")
+        self.is_proven = all(few.is_proven for few in self._few.values())
+        self._cache.forget()
+        self._cache.keep(question, run)
+        return run
+
+    def _by_template(self, size: int, question: Question) -> Run | None:
+        def written(few: Question) -> Run:
+            run = self._with(few.layers or 0).by_template(size)
+            if run is None:
+                raise GraphmemError("no template serves this size")
+            return run
+
+        if not self._few or self._loaded is None:
+            return super()._by_template(size, question)
+        return run_of_layers(question, self._loaded, written)
+
+    def _with(self, layers: int) -> SizedRuns:
+        """The runs with so many layers."""
+        if layers not in self._few:
+            question = self._question
+            few = SizedRuns(self.name, lambda size: with_layers(question(size), layers), _Captures())
+            self._few[layers] = self._opened.enter_context(few)
+        return self._few[layers]
+
+
+class _Captures(RunCache):
+    """Captures that are part of another run: none is sought, or kept, on the disk."""
+
+    def run(self, question: Question, say: Progress = silent, calls: CallLog | None = None) -> Run:
+        with turn(), prepared(question):
+            return record(question, load(question), say, calls)
+
+
+def _sharded_at(size: int, runs: Mapping[int, Run]) -> Sharded | None:
+    """How the model is shared out at a size, by runs at others. Raises ValueError."""
+    from graphmem.capture.templates.curves import curve_through
+
+    sharded = [run.sharded for run in runs.values() if run.sharded is not None]
+    models = [one.transformer for one in sharded if one.transformer is not None]
+    if not models:
+        return sharded[-1] if sharded else None
+
+    def at(values: Iterable[int]) -> int:
+        return curve_through(list(runs), list(values)).at(size)
+
+    model = replace(models[-1], batch=at(one.batch for one in models), seq_len=at(one.seq_len for one in models))
+    return replace(sharded[-1], transformer=model)
+
+
 def _are_alike(one: Run, other: Run) -> bool:
     """Whether all is the same that is known of two runs, but for what a size changes."""
-    return all(
-        getattr(one, known.name) == getattr(other, known.name) for known in fields(Run) if known.name not in _OF_A_SIZE
-    )
+    names = (known.name for known in fields(Run) if known.name not in _OF_A_SIZE)
+    if any(getattr(one, name) != getattr(other, name) for name in names):
+        return False
+    return _without_sizes(one.sharded) == _without_sizes(other.sharded)
+
+
+def _without_sizes(sharded: Sharded | None) -> Sharded | None:
+    """How a model is shared out, whatever a step takes."""
+    if sharded is None or sharded.transformer is None:
+        return sharded
+    return replace(sharded, transformer=replace(sharded.transformer, batch=0, seq_len=0))
 
 
 def _is_captured(question: Question) -> bool:

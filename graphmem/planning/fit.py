@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphmem.answering import stages
-from graphmem.answering.question import check_counts
+from graphmem.answering.question import Question, check_counts
 from graphmem.answering.runs import RunCache, counted, labelled, silent
-from graphmem.answering.sized import SIZES, SizedRuns
+from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
 from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
@@ -115,9 +115,12 @@ def fit(
     captures = RunCache()  # an ONNX file is read once
 
     def searched(at_most: int, limit: str) -> Largest:
+        def question(value: int) -> Question:
+            return request.changed(**{size: value}).question
+
         bound, told = at_most // multiple_of, say or request.progress
         asked = f"up to {bound} times {multiple_of}"
-        with SizedRuns(size, lambda value: request.changed(**{size: value}).question, captures, keeps=asked) as sized:
+        with SizedRunsOfLayers(size, question, captures, keeps=asked) as sized:
             search = _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit)
             return search.with_grid(search.run(), grid)
 

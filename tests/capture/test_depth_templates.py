@@ -16,7 +16,8 @@ from graphmem import Training, analyze, sweep
 from graphmem.answering import deep, runs
 from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
-from graphmem.answering.runs import RunCache
+from graphmem.answering.runs import RunCache, silent
+from graphmem.answering.sized import SizedRunsOfLayers
 from graphmem.capture.templates.depth import DepthTemplate
 from graphmem.capture.templates.layout import NoTemplate
 from graphmem.errors import CaptureError
@@ -145,6 +146,37 @@ def test_the_other_loop_is_written_where_its_output_may_matter(tmp_path: Path) -
     assert run.other_loop is None
     estimate = analyze(asked.model, batch=1, seq_len=2, training=asked.training, device="T4")
     assert "other" not in estimate.details["loop"]
+
+
+def test_a_deep_model_at_many_sizes(tmp_path: Path) -> None:
+    def question(batch: int) -> Question:
+        return Question(written(tmp_path, LLAMA), batch=batch, seq_len=16, training=Training(dtype="bf16"), device="T4")
+
+    cache = RunCache()
+    with SizedRunsOfLayers("batch", question, cache) as sized:
+        for size in (2, 3, 5):
+            assert not sized.is_proven
+            sized.capture(size, silent)
+        assert (sized.is_proven, sized.captured) == (True, [2, 3, 5])
+        run = sized.by_template(4)
+        assert run is not None
+        assert cache.run(question(4)) is run
+        assert same(run.trace, whole(question(4)).trace)
+        layers, sizes = run.notes[-1], run.notes[-2]
+        assert layers == "by template of the captures with 4, 5, 6 of its 40 layers"
+        assert sizes == "by template of the captures at batch 2, 3, 5"
+        assert sized.by_template(9) is None
+
+
+def test_a_deep_model_at_many_sizes_whose_layers_make_no_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Question(written(tmp_path, LLAMA), batch=2, seq_len=16)
+    with SizedRunsOfLayers("batch", lambda batch: replace(asked, batch=batch), RunCache()) as sized:
+        monkeypatch.setattr(deep, "_by_template", lambda *_: None)
+        assert same(sized.capture(2, silent).trace, whole(asked).trace)
+        assert sized.refused
+        assert sized.by_template(3) is None
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from graphmem.devices import custom_device  # noqa: E402
 from graphmem.estimate import Estimate  # noqa: E402
 from graphmem.planning.documents import is_by_template  # noqa: E402
 from graphmem.trace import same  # noqa: E402
+from graphmem.training import FullyShard, Training  # noqa: E402
 from graphmem.units import GIB  # noqa: E402
 from tests.support.examples import first_quick  # noqa: E402
 
@@ -335,3 +338,21 @@ def test_a_run_by_template_is_marked_and_proven_first() -> None:
         assert run.notes[-1] == "by template of the captures at batch 2, 3, 12"
         assert sized.by_template(1) is None
         assert sized.by_template(20) is None
+
+
+def test_a_sharded_step_at_many_sizes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 64, "n_positions": 32}))  # fmt: skip
+
+    def question(batch: int) -> Question:
+        step = Training(fsdp=FullyShard(2))
+        return Question(f"hf:{tmp_path}", batch=batch, seq_len=16, training=step, iterations=2)
+
+    with SizedRuns("batch", question, RunCache()) as sized:
+        for size in (2, 3, 5):
+            sized.capture(size, silent)
+        run, real = sized.by_template(4), RunCache().run(question(4))
+        assert run is not None
+        assert same(run.trace, real.trace)
+        assert (run.sharded, run.output_bytes) == (real.sharded, real.output_bytes)
+        assert run.sharded.transformer.batch == 4  # type: ignore[union-attr]
