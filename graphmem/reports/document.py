@@ -207,7 +207,7 @@ class Picture:
     svg: Callable[[], str]
 
 
-Block: TypeAlias = "Text | Items | Facts | Table | Shares | Curves | Moments | Choices | Code | Picture"
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Moments | Choices | Code | Picture
 
 
 @dataclass(frozen=True)

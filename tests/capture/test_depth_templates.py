@@ -148,6 +148,7 @@ def test_the_other_loop_is_written_where_its_output_may_matter(tmp_path: Path) -
     assert "other" not in estimate.details["loop"]
 
 
+@pytest.mark.slow
 def test_a_deep_model_at_many_sizes(tmp_path: Path) -> None:
     def question(batch: int) -> Question:
         return Question(written(tmp_path, LLAMA), batch=batch, seq_len=16, training=Training(dtype="bf16"), device="T4")

@@ -373,6 +373,7 @@ def test_one_that_cannot_be_kept_keeps_the_others_off_the_disk(tmp_path: Path, w
     assert cache.recalled_sizes(_place(cache)) is None
 
 
+@pytest.mark.slow
 def test_the_second_search_captures_nothing_and_a_further_one_what_it_needs(
     tmp_path: Path, watched: _Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
