@@ -183,6 +183,28 @@ def test_a_backward_pass_counts_its_nodes_from_where_the_program_began() -> None
     assert numbers() == (made, of_gradient)
 
 
+def test_what_checkpoints_compute_anew_is_counted_by_the_backward_pass() -> None:
+    """A plain pass that makes nodes makes them on the card's thread, whose later nodes have higher numbers then, and not
+    on the caller's, which is as far ahead here as it made them itself."""
+
+    def first_number(parts: int) -> int:
+        found: list[int] = []
+
+        def step() -> None:
+            x = device_tensor(4, requires_grad=True)
+            begin = torch.autograd._get_sequence_nr()
+            for _ in range(parts):
+                checkpoint(lambda x: x.sin().exp(), x, use_reentrant=False).sum().backward()
+            gradient = torch.autograd.grad(torch.tanh(x).sum(), x, create_graph=True)[0]
+            found.append(gradient.grad_fn._sequence_nr() - begin)
+
+        record(step)
+        return found[0]
+
+    anew = 2  # sin, exp
+    assert [first_number(parts) - first_number(0) for parts in (1, 3)] == [2 * anew, 3 * 2 * anew]
+
+
 def _is_forward_add(born: Born) -> bool:
     return bool(born.source)  # backward operators outside modules have no line of their own
 

@@ -44,14 +44,30 @@ _COUNTED_AT_MOST = 3_000_000
 
 
 class Numbers:
-    """The sequence numbers of the caller's thread, without nodes that the program would not have made on a card."""
+    """How far the device's thread is behind the caller's, by nodes that the program would not have made on the latter
+    on a card."""
 
     def __init__(self) -> None:
         self.ahead = 0
+        self._is_in_pass = False
 
     def begin(self) -> None:
         """The program's next node is its first."""
         self.ahead = next_sequence_number()
+
+    @contextlib.contextmanager
+    def of_a_pass(self) -> Iterator[None]:
+        """Inside, a backward pass runs on the caller's thread: the nodes that it makes (checkpoints compute their part
+        of the forward pass anew) would be the device's, which has counted them then, and the caller's thread not."""
+        if self._is_in_pass:
+            yield
+            return
+        self._is_in_pass, begin = True, next_sequence_number()
+        try:
+            yield
+        finally:
+            self._is_in_pass = False
+            self.ahead += 2 * (next_sequence_number() - begin)
 
     def count(self, original: Callable[[object], object], _: object, tensor: torch.Tensor) -> object:
         """``MetaConverter._backward_error``, a node around a host tensor of the program that becomes fake."""
@@ -190,8 +206,11 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
         def run() -> object:
             return original(tensors, gradients, retain, create_graph, *args, **kwargs)
 
-        if not create_graph or (threads and threads[0].is_current()):
+        if threads and threads[0].is_current():
             return run()
+        if not create_graph:
+            with numbers.of_a_pass():
+                return run()
         if not threads:
             threads.append(_DeviceThread(numbers))
         return transformed(run) if is_transformed() else threads[0].run(run)
