@@ -184,8 +184,8 @@ def test_a_backward_pass_counts_its_nodes_from_where_the_program_began() -> None
 
 
 def test_what_checkpoints_compute_anew_is_counted_by_the_backward_pass() -> None:
-    """A plain pass that makes nodes makes them on the card's thread, whose later nodes have higher numbers then, and not
-    on the caller's, which is as far ahead here as it made them itself."""
+    """A plain pass that makes nodes makes them on the card's thread, whose later nodes have higher numbers then. Not on
+    the caller's, which is as far ahead here as it made them itself."""
 
     def first_number(parts: int) -> int:
         found: list[int] = []

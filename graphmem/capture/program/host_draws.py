@@ -11,7 +11,12 @@ def count() -> tuple[Any, ...]:
     """Where the generators of ``random`` and of numpy stand: another value after numbers were drawn from them."""
     words, normal = random.getstate()[1:]
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return words[-1], words[0], normal
+    return words[-1], words[0], normal, None if numpy is None else _of_numpy(numpy)
+
+
+def _of_numpy(numpy: Any) -> tuple[Any, ...]:
+    """The same of numpy's, which may be of another kind than the usual one."""
     state = numpy.random.get_state(legacy=False)
-    return words[-1], words[0], normal, state["state"]["pos"], state["state"]["key"][0], state["gauss"]
+    own = dict(state["state"])
+    words = own.pop("key", (0,))
+    return int(words[0]), *map(str, own.values()), state.get("gauss"), state.get("has_uint32")

@@ -1,0 +1,39 @@
+"""Whether a program has drawn random numbers on the host."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy  # noqa: E402
+
+from graphmem.capture.program import host_draws  # noqa: E402
+
+_DRAWS: dict[str, Callable[[], object]] = {
+    "random": random.random,
+    "normal": lambda: random.gauss(0, 1),
+    "numpy": numpy.random.rand,
+    "numpy_normal": numpy.random.normal,
+    "numpy_order": lambda: numpy.random.permutation(5),
+}
+
+
+@pytest.mark.parametrize("draw", _DRAWS.values(), ids=_DRAWS)
+def test_a_draw_shows(draw: Callable[[], object]) -> None:
+    before = host_draws.count()
+    assert host_draws.count() == before
+    draw()
+    assert host_draws.count() != before
+
+
+def test_a_draw_of_another_kind_of_generator_shows() -> None:
+    usual = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    try:
+        test_a_draw_shows(numpy.random.rand)
+    finally:
+        numpy.random.set_bit_generator(usual)
