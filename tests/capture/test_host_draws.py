@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,10 @@ def test_a_draw_shows(draw: Callable[[], object]) -> None:
 
 
 def test_a_draw_of_another_kind_of_generator_shows() -> None:
-    usual = numpy.random.get_bit_generator()
-    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    generators: Any = numpy.random
+    usual = generators.get_bit_generator()
+    generators.set_bit_generator(generators.PCG64(1))
     try:
-        test_a_draw_shows(numpy.random.rand)
+        test_a_draw_shows(generators.rand)
     finally:
-        numpy.random.set_bit_generator(usual)
+        generators.set_bit_generator(usual)
