@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.analyze import analyze
+from graphmem.capture.program import host_draws
 from graphmem.capture.program.iterations import MOST_REPEATED
 from graphmem.capture.program.loops import BEGIN, CALLS, GO_ON, GOES_ON, LEFT, OVER, compiled
 from graphmem.devices import custom_device
@@ -1123,6 +1124,19 @@ for at in range(60):
     optimizer.step()
 """
     assert [place for code, place in _doubts_of_loops(run(tmp_path, source)) if code == "STEPS_DIFFER"] == told
+
+
+def test_loops_without_steps_are_not_asked_what_they_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million host items would take a minute."""
+    asked = [0]
+
+    def count() -> tuple[int, ...]:
+        asked[0] += 1
+        return ()
+
+    monkeypatch.setattr(host_draws, "count", count)
+    run(tmp_path, "total = 0\nfor i in range(10000): total += i\nfor _ in range(3): train_step()")
+    assert asked[0] < 50
 
 
 @pytest.mark.parametrize(

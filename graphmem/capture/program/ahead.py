@@ -17,7 +17,7 @@ MOST_COMPUTED, MOST_TAKEN = 10_000, 1_000
 
 _PLAIN = (int, float, str, bool, type(None))
 
-#: A value that the body of a loop computes from its item.
+#: A value that the body of a loop computes from its item, as :func:`value_of` has it.
 Key = Callable[[Any], object]
 _ValuesOf = Callable[[int], tuple[object, ...]]
 #: What the body of a loop computes from one of its numbers: all of it, or by the keys at these places.
@@ -83,11 +83,16 @@ def _truths(values: tuple[object, ...]) -> str:
 # --- what a body computes ---------------------------------------------------------------------------------------------
 
 
-def value_of(key: Key, item: Any) -> object:
+def computed(keys: Sequence[Key], item: Any, places: Iterable[int] | None = None) -> tuple[object, ...]:
+    """What the body computes from an item: all of it, or by the keys at these places."""
+    return tuple(key(item) for key in (keys if places is None else (keys[place] for place in places)))
+
+
+def value_of(compute: Callable[[Any], object], item: Any) -> object:
     """What the body computes from an item, of tensors and arrays their sizes; None for fractions, which are no sizes,
     and for what cannot be known."""
     try:
-        value = _described(key(item))
+        value = _described(compute(item))
     except Exception:
         return None
     return None if isinstance(value, float) or not is_plain(value) else value

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import length_hint
 from typing import Any
 
@@ -135,6 +135,11 @@ class _LoaderLoop:
 # --- loops ------------------------------------------------------------------------------------------------------------
 
 
+_Compute = Callable[[Any], object]
+#: Functions of a number, how many of them are early, the tests at which its loop ends, and loops around that.
+_Counts = tuple[Sequence[_Compute], int, Sequence[_Compute], int]
+
+
 class Loops:
     """The functions that the rewritten loops of a program call (:mod:`graphmem.capture.program.loops`)."""
 
@@ -150,9 +155,9 @@ class Loops:
         is_numbered: bool = False,
         calls: tuple[str, ...] = (),
         name: str = "",
-        keys: Sequence[Key] = (),
+        keys: Sequence[_Compute] = (),
         is_handed_on: bool = False,
-        counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]] = (),
+        counters: Sequence[_Counts] = (),
     ) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
         ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls; ``name`` of its items,
@@ -170,26 +175,26 @@ class Loops:
 
     def begin(
         self, where: str, searches: bool = False, calls: tuple[str, ...] = (),
-        counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]] = (),
+        counters: Sequence[_Counts] = (),
     ) -> Loop:  # fmt: skip
         """A ``while`` loop begins."""
         return Loop(self._leaving, where, searches, calls, Runs(counters=self._counters(counters)))
 
-    def _counters(self, counters: Sequence[tuple[Sequence[Key], int, Sequence[Key], int]]) -> list[Counter]:
+    def _counters(self, counters: Sequence[_Counts]) -> list[Counter]:
         return [
             Counter([*map(self._aside, keys)], early, [*map(self._aside, ends)], around)
             for keys, early, ends, around in counters
         ]
 
-    def _aside(self, key: Key) -> Key:
-        """The same value, whose operators are no part of the program: it may be computed of tensors on the card
-        (``data[order[i : i + 64]]``)."""
+    def _aside(self, compute: _Compute) -> Key:
+        """What a function of the program's text computes. Its operators are no part of the program: it may take tensors
+        on the card (``data[order[i : i + 64]]``), which are gone where it ends."""
 
-        def aside(item: Any) -> object:
+        def key(item: Any) -> object:
             with self._leaving.recorder.paused():
-                return value_of(key, item)
+                return value_of(compute, item)
 
-        return aside
+        return key
 
     def go_on(self) -> None:
         """Called where a statement was left: goes on behind it, if the program itself called a library there. Else

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from graphmem.capture.program import ahead
-from graphmem.capture.program.ahead import Key, value_of
+from graphmem.capture.program.ahead import Key, computed
 
 #: Iterations that may pass until a number is counted on, as where gradients of so many batches are added up.
 _MOST_WAITING = 64
@@ -38,7 +38,7 @@ class Counter:
         if self._ahead and self._ahead[0] > value:
             following = self._ahead.pop(0)
         if self._first is None:
-            self._first = tuple(value_of(key, value) for key in self._keys[: self._early])
+            self._first = computed(self._keys[: self._early], value)
         self._seen.append(following)
         self._step, self._waited = step, 0
         self.times += 1
@@ -79,9 +79,8 @@ class Counter:
         """The numbers that follow, to that at which a loop ends."""
         first, step = self._seen[-1] + self._step, self._step
         rest = range(first, first + step * (ahead.MOST_TESTED if left is None else left), step)[: ahead.MOST_TESTED]
-        end = next((at for at, one in enumerate(rest) if any(value_of(key, one) is True for key in self._ends)), None)
+        end = next((at for at, one in enumerate(rest) if any(key(one) is True for key in self._ends)), None)
         return rest if end is None else rest[: end + 1]
 
     def _values(self, number: int, places: Collection[int] | None = None) -> tuple[object, ...]:
-        keys = self._keys if places is None else [self._keys[place] for place in places]
-        return tuple(value_of(key, number) for key in keys)
+        return computed(self._keys, number, places)

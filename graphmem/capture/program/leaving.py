@@ -389,6 +389,7 @@ class Loop:
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
         self._unlike = 0  # steps over batches of the card that differed from those before
         self._has_drawn = False  # whether the body of an iteration drew random numbers
+        self._drawn: object = None  # where the generators stood when it began; None where nobody asks
         self._begin_iteration()
         leaving.begin(self)
 
@@ -403,12 +404,12 @@ class Loop:
 
     def _begin_iteration(self) -> None:
         self._top = self._now()
-        self.begin_body()
         self._step, self._optimizers = len(self._leaving.log), self._leaving.optimizers
 
     def begin_body(self) -> None:
-        """The item of an iteration is there: what is drawn from here on, its body draws."""
-        self._drawn = host_draws.count()
+        """The item of an iteration is there: what is drawn from here on, its body draws. Of loops without steps, which
+        may have a million items, nobody asks."""
+        self._drawn = host_draws.count() if self.steps_itself or self._items < 2 else None
 
     def _now(self) -> tuple[int, int, int]:
         recorder = self._leaving.recorder
@@ -434,7 +435,8 @@ class Loop:
         """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
         it ends by itself, None where nobody knows."""
         self._ends_itself, self._left = left == 0, left
-        self._has_drawn |= self._drawn != host_draws.count()
+        if self.steps_itself and self._drawn is not None:
+            self._has_drawn |= self._drawn != host_draws.count()
         if self.is_of_parts:
             return True
         if self.is_over or not self._wants_more():
@@ -443,6 +445,7 @@ class Loop:
         self.asked = len(self._leaving.log)
         self._left, self._items = left and left - 1, self._items + 1
         self._begin_iteration()
+        self.begin_body()
         return True
 
     def end(self) -> None:
@@ -490,7 +493,8 @@ class Loop:
             (self._reads_on, "its batches are made on the card"),
         )
         found = next((why for goes_on, why in ways if goes_on()), None)
-        self._leaving.went_on.update({} if found is None else {found: None})
+        if found is not None:
+            self._leaving.went_on[found] = None
         return found is not None
 
     def _settles(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from typing import Any
 
 from graphmem.capture.program import ahead
-from graphmem.capture.program.ahead import MOST_RUNS, Key, is_plain, value_of
+from graphmem.capture.program.ahead import MOST_RUNS, Key, computed, is_plain
 from graphmem.capture.program.counters import Counter
 from graphmem.capture.values.tensors import parts_of
 
@@ -86,7 +86,7 @@ class Runs:
             return False
         if not self._is_counter:
             return self._is_setting
-        return any(key is not None and not isinstance(key, ahead.Sizes) for key in self._key(self._item))
+        return any(key is not None and not isinstance(key, ahead.Sizes) for key in computed(self._keys, self._item))
 
     @property
     def are_settings(self) -> bool:
@@ -103,10 +103,6 @@ class Runs:
             return isinstance(self._item, int) and not isinstance(self._items, _COMBINATIONS)
         count = len(self._items)
         return count > 2 and isinstance(self._item, int) and all(map(operator.is_, self._items, range(count)))
-
-    def _key(self, item: Any, places: Collection[int] | None = None) -> tuple[object, ...]:
-        keys = self._keys if places is None else [self._keys[place] for place in places]
-        return tuple(value_of(key, item) for key in keys)
 
     @property
     def label(self) -> str:
@@ -187,7 +183,7 @@ class Runs:
 
     def _key_of_number(self, number: int, places: Collection[int] | None = None) -> tuple[object, ...]:
         """What the body computes of a number that is an item, or by which one is enumerated."""
-        return self._key(number if self._enumerated is None else (number, _OTHER), places)
+        return computed(self._keys, number if self._enumerated is None else (number, _OTHER), places)
 
     def _known_rest(self) -> list[Any] | None:
         """The items that are left, where they can be listed without doing anything."""
@@ -219,7 +215,7 @@ class Runs:
     def _of_other_keys(self, rest: list[Any]) -> list[Any]:
         """The first item of every key, the others of rare ones, and the item after one whose key no other has: what is
         done there once may show in the next."""
-        keys = [self._key(item) for item in (self._item, *rest)]
+        keys = [computed(self._keys, item) for item in (self._item, *rest)]
         counts, seen, chosen = collections.Counter(map(repr, keys)), {repr(keys[0])}, list[int]()
         for place, key in enumerate(map(repr, keys[1:])):
             is_after_single = place - 1 in chosen and counts[repr(keys[place])] == 1
