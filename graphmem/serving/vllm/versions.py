@@ -1,8 +1,8 @@
 """The register of differences between versions of vLLM.
 
 Read: the released wheels of 0.6.6, 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.11.0 and 0.11.2, 0.13 to 0.28 but for 0.15 and 0.23,
-and 0.30 to 0.33. Where a change lies between two of them it is taken to come with the later one. 0.32 is held by recordings; the
-others by their source, and by figures of public logs.
+and 0.30 to 0.33. Where a change lies between two of them it is taken to come with the later one. 0.32 is held by
+recordings; the others by their source, and by figures of public logs.
 """
 
 from __future__ import annotations
