@@ -111,7 +111,7 @@ def _with_parts_there(count: int) -> _Make:
 
 def _host_then_copy(
     original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False,
-    pin_memory: bool = False, **kwargs: object,
+    pin_memory: bool = False, **kwargs: Any,
 ) -> torch.Tensor:  # fmt: skip
     if pin_memory:  # C++ reads the data into pinned memory, which a build without a card has none of
         made = _host_then_copy(original, data, *args, device=device, **kwargs).pin_memory()
