@@ -439,7 +439,7 @@ def test_what_a_program_puts_over_a_replaced_name_stays_when_all_is_lifted() -> 
         first.table(Owner, {name: staticmethod(lambda: "first") for name in ("name", "other")})
         second.set(Owner, "name", staticmethod(lambda: "second"))
         ours = Owner.name
-        Owner.name = staticmethod(lambda: f"the program's, over {ours()}")  # type: ignore[method-assign,assignment]
+        Owner.name = staticmethod(lambda: f"the program's, over {ours()}")  # type: ignore[method-assign]
         for _ in range(2):
             with Patches.lifted():
                 assert (Owner.name(), Owner.other()) == ("the program's, over second", "before")
