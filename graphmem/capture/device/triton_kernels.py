@@ -95,7 +95,7 @@ class _Driver:
         major, minor = torch.cuda.get_device_capability()
         return compiler.GPUTarget("cuda", major * 10 + minor, 32)
 
-    def get_device_interface(self) -> ModuleType:
+    def get_device_interface(self) -> Any:
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
