@@ -373,6 +373,7 @@ LAYERS: tuple[Layer, ...] = (
         ("_imp.create_dynamic", "ctypes._dlopen"),
         "patch_driver_library",
         lost="extensions that need the driver's library are not loaded",
+        doors=THERE,
     ),
     Layer(
         "training tools",
