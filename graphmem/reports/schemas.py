@@ -54,6 +54,10 @@ PARTS: Mapping[str, Shape] = {
         "process_bytes": "size", "others_bytes": "size", "driver_bytes": "size|null", "whole_bytes": "size",
         "context": ["#figure"], "loads": "#loads",
     },
+    "term": {
+        "name": "text", "printed": "number", "predicted": "number", "difference": "number", "is_size": "flag",
+        "note": "text",
+    },
     "figure": {"name": "text", "bytes": "size", "least_bytes": "size", "most_bytes": "size", "source": "text"},
     "loads": {
         "cudnn": "flag", "eager": "flag", "cuda": (["whole"], "null"), "nccl_version": (["whole"], "null"),
@@ -234,6 +238,12 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "changes": [{"option": "text", "tokens": "whole", "gained_tokens": "whole"}],
         "found": ({"*": "whole"}, "null"), "notes": ["text"], "assumptions": ["text"],
         "over_time": "#load|null",
+    },
+    "serving_log": {
+        "log": "text", "engine": "text", "printed_version": "text|null", "followed_version": "text", "basis": "text",
+        "model": "text", "gpu": "text", "cards": "size", "settings": {"*": "text"}, "left_out": ["text"],
+        "terms": ["#term"], "decides": "text|null", "differs": "text|null", "given_outside_torch": "#term|null",
+        "refusal": "text|null", "notes": ["text"],
     },
     "plan": {
         "model": "text", "parameters": "size", "step": "text", "global_batch": "size", "seq_len": "size|null",

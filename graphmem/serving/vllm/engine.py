@@ -25,6 +25,7 @@ from graphmem.serving.vllm import arguments, backend, encoders, families, graphs
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
+from graphmem.serving.vllm.log import READER
 from graphmem.serving.vllm.models import deltanet
 from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
@@ -64,6 +65,11 @@ class VLLM:
     name = "vllm"
     title = "vLLM"
     newest = ".".join(map(str, versions.NEWEST))
+    log = READER
+
+    def check_arguments(self, question: Question) -> None:
+        """Raises :class:`UsageError` for a further option that is not followed."""
+        arguments.read(question.arguments)
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
