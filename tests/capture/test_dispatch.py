@@ -63,7 +63,7 @@ def test_an_operator_in_python_takes_the_memory_of_its_body(key: str) -> None:
         wide = torch.empty(4 << 20, device=x.device)
         return torch.nn.functional.silu(x) + wide[0]
 
-    peaks = []
+    peaks: list[int] = []
 
     def step() -> None:
         operator(torch.empty(256, device="cuda"))
@@ -75,7 +75,7 @@ def test_an_operator_in_python_takes_the_memory_of_its_body(key: str) -> None:
 
 
 def test_where_a_body_in_python_cannot_run_its_shapes_are_known_and_a_doubt_is_left() -> None:
-    tried = []
+    tried: list[Any] = []
 
     def body(x: Any) -> Any:
         tried.append(x)
