@@ -191,6 +191,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
             "bytes": "size", "category": "text", "label": "text", "operator": "text", "module": "text",
             "source": "text", "phase": "text",
         }],
+        "at_peak?": ({"modules": {"*": "size"}, "lines": {"*": "size"}}, "null"),
     },
     "fit": {
         "size": "text", "largest": "size", "estimate": "#estimate|null",
@@ -212,6 +213,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "before": "any", "after": "any", "fits": {"before": "text|null", "after": "text|null"},
         "peak": dict.fromkeys(_NAMES, _CHANGE),
         "breakdown": {"*": _CHANGE},
+        "modules?": ({"*": _CHANGE}, "null"), "lines?": ({"*": _CHANGE}, "null"),
     },
     "check": {
         "passes": "flag",
@@ -230,6 +232,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
             "tokens": "whole", "concurrency": "number", "longest": "whole", "groups": [["any"]],
         },
         "cuda_graphs_bytes": "size", "fragmentation_bytes": "size", "outside": [{"name": "text", "*": "any"}],
+        "by_length?": [{"tokens": "size", "requests": "number"}],
         "lengths": {"*": "size"}, "concurrency_at_lengths": "number|null", "load": "number|null",
         "cards_for_load": [{"gpu": "text", "cards": "size", "memory_bytes": "size", "concurrency": "number"}],
         "changes": [{"option": "text", "tokens": "whole", "gained_tokens": "whole"}],
