@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphmem.base.versions import Version
-from graphmem.devices.capabilities import Capability, reaches
+from graphmem.devices.capabilities import reaches
 from graphmem.errors import UsageError
 
 NEWEST: Version = (0, 32)
@@ -63,7 +63,7 @@ _SECOND_RUNNER_OF_EXPERTS = {"deepseek_v2", "deepseek_v3"}
 _SECOND_ENGINE_CAPABILITY, _ONE_ENGINE = (8, 0), (0, 10)
 
 
-def has_second_engine(version: Version, capability: Capability | None) -> bool:
+def has_second_engine(version: Version, capability: tuple[int, int]) -> bool:
     """True if a card is served by the second engine."""
     known = version >= _ONE_ENGINE or reaches(capability, _SECOND_ENGINE_CAPABILITY)
     return SECOND_ENGINE.holds(version) and known
