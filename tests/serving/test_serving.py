@@ -479,7 +479,7 @@ def test_a_newer_version_is_taken_as_the_newest_and_says_how_far_off_it_may_be()
 
 
 def test_recordings_are_claimed_where_one_holds_the_card_and_the_quantisation() -> None:
-    gptq = model_named(LLAMA).config | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    gptq = {**known_models()[LLAMA], "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
     served = [
         _at((0, 32), "B200", enforce_eager=True),
         _at((0, 32), "T4", dtype="half", enforce_eager=True, max_model_len=64),
