@@ -454,8 +454,7 @@ def test_what_versions_charge_and_choose_by_themselves() -> None:
     assert [_at(version).settings["gpu_memory_utilization"] for version in ((0, 19), (0, 20))] == [0.9, 0.92]
     assert [bool(_part(_at(version), "CUDA graphs, estimated")) for version in ((0, 19), (0, 20))] == [False, True]
     assert [bool(_part(_at(version), "segment slack")) for version in ((0, 26), (0, 27))] == [False, True]
-    tensor = {"tensor_parallel_size": 2}
-    outside = [_part(_at(version, **tensor), "outside torch") for version in ((0, 8), (0, 9), (0, 11))]
+    outside = [_part(_at(version, tensor_parallel_size=2), "outside torch") for version in ((0, 8), (0, 9), (0, 11))]
     assert outside[0] > outside[1] > outside[2] == 0
     assert not _part(_at((0, 9)), "outside torch")
     runners = {version: _at(version).settings["model_runner"] for version in ((0, 23), (0, 24), (0, 25), (0, 32))}
