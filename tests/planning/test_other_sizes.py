@@ -39,7 +39,8 @@ def _model(folder: Path, branch: str = "pass") -> str:
 
 
 def test_each_size_is_as_it_is_analysed(tmp_path: Path) -> None:
-    model, asked = _model(tmp_path), {"batch": 64, "device": "T4"}
+    model = _model(tmp_path)
+    asked: dict[str, Any] = {"batch": 64, "device": "T4"}
     estimate = graphmem.analyze(model, **asked)
     found = other_sizes(model, {**asked, "ranks": None}, estimate)
     assert list(found) == ["batch"]
