@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +33,62 @@ def _every_overload() -> list[Any]:
 def test_every_interceptor_knows_an_operator_and_has_a_name_of_its_own() -> None:
     every = [facts_of(func) for func in _every_overload()]
     assert len(every) > 2000
-    known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
+    with _operator("CUDA", torch.zeros_like) as operator:
+        every.append(facts_of(operator))
+        known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
     assert all(known.values()), known
     assert [name for name, count in known.items() if count == len(every)] == ["host values"]
     assert len(known) == len(INTERCEPTORS)
+
+
+@contextlib.contextmanager
+def _operator(key: str, body: Callable[[Any], Any]) -> Iterator[Any]:
+    """An operator of one tensor whose kernel at a dispatch key is a function in Python; shapes are its input's."""
+    library = torch.library.Library("graphmem_bodies", "DEF")
+    try:
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", body, key)
+        torch.library.register_fake("graphmem_bodies::f", torch.empty_like, lib=library)
+        yield torch.ops.graphmem_bodies.f.default
+    finally:
+        facts_of.cache_clear()
+        library._destroy()
+
+
+@pytest.mark.parametrize("key", ["CUDA", "CompositeExplicitAutograd"])
+def test_an_operator_in_python_takes_the_memory_of_its_body(key: str) -> None:
+    """As it did on the stub of the driver: every tensor of the body is born and dies there."""
+
+    def body(x: Any) -> Any:
+        wide = torch.empty(4 << 20, device=x.device)
+        return torch.nn.functional.silu(x) + wide[0]
+
+    peaks: list[int] = []
+
+    def step() -> None:
+        operator(torch.empty(256, device="cuda"))
+        peaks.append(torch.cuda.max_memory_allocated())
+
+    with _operator(key, body) as operator:
+        analyze(step, device="H200")
+    assert peaks == [(16 << 20) + 3 * 1024]
+
+
+def test_where_a_body_in_python_cannot_run_its_shapes_are_known_and_a_doubt_is_left() -> None:
+    tried: list[Any] = []
+
+    def body(x: Any) -> Any:
+        tried.append(x)
+        raise RuntimeError("no compiler for kernels")
+
+    class Uses(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return operator(operator(super().forward(x)))
+
+    with _operator("CUDA", body) as operator:
+        estimate = analyze(Uses(4, 4), torch.zeros(2, 4), training=Inference())
+    assert len(tried) == 1
+    assert any("graphmem_bodies.f" in remark.message for remark in estimate.diagnostics)
 
 
 def _watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counter[str]]:

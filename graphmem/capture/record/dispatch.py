@@ -49,6 +49,7 @@ _PRIM_DEVICE = torch.ops.prim.device.default
 _COMPOSITE: Any = private(
     "torch._C.DispatchKey.CompositeImplicitAutograd", "composite operators in inference mode cannot be followed", None
 )
+_KEYS: Any = private("torch._C.DispatchKey", "operators written in Python are not followed inside", None)
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
@@ -78,6 +79,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         self.recorder = recorder
         self._routes: dict[Any, Route] = {}
         self._results = FakeResults()
+        self.without_body: set[OpOverload] = set()  # whose body in Python ended in an error
         self.in_decomposition = False  # what runs now stands in place of a kernel, below autograd
 
     @classmethod
@@ -353,6 +355,24 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
         return NOT_HANDLED
     with mode:
         return call.func._op_dk(_COMPOSITE, *call.args, **call.kwargs)
+
+
+def _body_in_python(mode: RecordingMode, call: OperatorCall) -> object:
+    """A function that needs what is not there (a kernel's compiler, a library's own C functions) ends in an error: the
+    fake implementation is left then, and the doubt about the memory inside."""
+    if call.func in mode.without_body:
+        return NOT_HANDLED
+
+    def body(_: object, *args: object, **kwargs: object) -> object:
+        return call.func._op_dk(getattr(_KEYS, str(call.facts.python_kernel)), *args, **kwargs)
+
+    try:
+        return _in_place_of_kernel(mode, call, body)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        mode.without_body.add(call.func)
+        return NOT_HANDLED
 
 
 # --- operators of the trace -------------------------------------------------------------------------------------------
@@ -654,6 +674,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "in inference mode composites arrive whole, and so they do from tensors around others and in place of a kernel",
         lambda facts: facts.is_composite or facts.decomposes,
         _inference_decomposition,
+        is_noted=False,
+    ),
+    Interceptor(
+        "bodies in Python",
+        "an operator of torch.library takes memory inside, which the fake implementation of its shapes does not",
+        lambda facts: facts.python_kernel is not None,
+        _body_in_python,
         is_noted=False,
     ),
     Interceptor(
