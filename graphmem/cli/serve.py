@@ -58,14 +58,16 @@ class Asked:
         make=_engine,
         heading=_ENGINE,
     )
-    engine_version: str | None = option(None, "Its version, 0.8 to 0.32. Default: the newest.", metavar="X.Y")
+    engine_version: str | None = option(
+        None, "Its version: vLLM's from 0.6 on. Default: the newest followed.", metavar="X.Y"
+    )
     entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
     tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
     max_model_len: int | None = option(None, "Longest request. Default: the model's.", metavar="N", read=_count)
     max_num_seqs: int | None = option(None, "Requests of a batch. Default: by card.", metavar="N", read=_count)
     max_num_batched_tokens: int | None = option(None, "Tokens of a batch. Default: by card.", metavar="N", read=_count)
     gpu_memory_utilization: float | None = option(
-        None, "Share of the card. Default 0.92 (0.9 before 0.21).", metavar="X"
+        None, "Share of the card. Default 0.92 (0.9 before 0.20).", metavar="X"
     )
     kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE")
     quantization: str | None = option(None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME")

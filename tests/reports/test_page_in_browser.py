@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import graphmem
+from graphmem.cli.main import cli
 from graphmem.estimate import Estimate
 from graphmem.reports import Answer, format_named
 from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Document, Points, Table, Text, section
@@ -364,11 +366,38 @@ def test_a_plan_page_marks_the_chosen_layout_among_all(browser: _Browser, tmp_pa
         assert float(seconds_told) == pytest.approx(seconds, rel=0.005)
 
 
+def test_the_page_of_an_analysis_has_other_batches(browser: _Browser, tmp_path: Path) -> None:
+    from selenium.webdriver import Keys
+
+    pytest.importorskip("torch")
+    program, page = tmp_path / "model.py", tmp_path / "page.html"
+    program.write_text(
+        "import torch\ndef build(batch):\n    return torch.nn.Linear(512, 512), torch.empty(batch, 512)\n"
+    )
+    asked = ["analyze", f"{program}:build", "-b", "64", "--gpu", "T4", "--html", str(page)]
+    assert CliRunner().invoke(cli, asked).exit_code == 0
+    browser.open(page)
+    slider = browser.one("input[type=range]")
+    told = []
+    for key in (Keys.NULL, Keys.HOME, Keys.END):
+        browser.press(slider, key)
+        value = int(slider.get_attribute("aria-valuetext"))
+        document = graphmem.analyze(f"{program}:build", batch=value, device="T4").to_dict()
+        (verdict,) = browser.texts(".choices > :not([hidden]) .verdict p:first-child")
+        how = "analysed" if value == 64 else "by template"
+        needs = format_bytes(document["peak"]["device_bytes"])
+        assert verdict == f"Fits T4-16GB: {needs} of device memory ({how})."
+        shown = browser.texts(".choices > :not([hidden]) tr:last-child td.exact")
+        assert shown == [f"{sum(document['breakdown'].values()):,} B"]
+        told.append(value)
+    assert told[1] < told[0] == 64 < told[2]
+
+
 def test_a_comparison_page_says_what_grew(browser: _Browser, tmp_path: Path, estimate: Estimate) -> None:
     assert estimate.trace is not None
     grows = [replace(one, bytes=3 * one.bytes) if one.label == "layers.2.weight" else one
              for one in estimate.trace.storages]  # fmt: skip
-    after = graphmem.replay_trace(estimate.trace.with_storages(tuple(grows)), device="T4")
+    after = graphmem.replay_trace(replace(estimate.trace, storages=tuple(grows)), device="T4")
     document = _opened(browser, tmp_path, graphmem.compare(estimate, after))
     shown = [tuple(row) for row in browser.run(
         "return [...document.querySelectorAll('section:nth-last-of-type(-n+2) tbody tr')]"
