@@ -1221,16 +1221,17 @@ for i in range(0, 1000, 8):
     assert taken == step * (len(taken) // 2)
 
 
-def test_a_loop_comes_to_rows_that_are_fewer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("moved", ["", ".to('cuda')", ".clone().cuda(non_blocking=True)"])
+def test_a_loop_comes_to_rows_that_are_fewer(tmp_path: Path, capsys: pytest.CaptureFixture[str], moved: str) -> None:
     """A range of numbers by which rows are taken ends with fewer of them; a data set is not read to its end for it."""
-    source = """
+    source = f"""
 class Rows(list):
     def __getitem__(self, at):
         seen.append("read")
         return super().__getitem__(at)
 everything = x(1000)
 for begin in range(0, 1000, 64):
-    batch = everything[begin : begin + 64]
+    batch = everything[begin : begin + 64]{moved}
     model(batch).sum().backward()
     optimizer.step()
 print(len(batch))
@@ -1242,6 +1243,30 @@ print(len(seen) < 1500)
 """
     run(tmp_path, source)
     assert said(capsys) == "40\nTrue"
+
+
+def test_what_is_collected_before_training_is_all_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Games are played to their ends, before each training, though their moves are alike; an evaluation is not."""
+    source = """
+import numpy
+def play():
+    for move in range(12):
+        with torch.no_grad():
+            pool.append(model(x(4)).cpu().numpy())
+pool, tested = [], 0
+for epoch in range(2):
+    play()
+    for _ in range(20):
+        model(torch.from_numpy(numpy.stack(pool[-100:])).cuda()).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for _ in range(50):
+            model(x(4)).cpu()
+            tested += 1
+print(len(pool), tested < 50)
+"""
+    run(tmp_path, source)
+    assert said(capsys).split() == ["24", "True"]
 
 
 def held(estimate: Estimate) -> list[tuple[str, int]]:

@@ -128,7 +128,14 @@ def values_of(nodes: Iterable[ast.AST], names: set[str], others: set[str]) -> It
             if names & _read(node) and not _only_counts(node):
                 yield node
             continue
-        yield from values_of(ast.iter_child_nodes(node), names, others)
+        yield from values_of(_parts(node), names, others)
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """What a statement or an expression consists of: of ``data[i].to(device)`` the object, not its method."""
+    for part in ast.iter_child_nodes(node):
+        is_method = isinstance(node, ast.Call) and part is node.func and isinstance(part, ast.Attribute)
+        yield part.value if is_method else part  # type: ignore[attr-defined]
 
 
 def _is_told(node: ast.AST) -> bool:

@@ -65,6 +65,8 @@ MOST_DRAWN = 24
 MOST_UNREAD = 200
 #: Of them such as differ from the one before: a smaller last batch, and one more.
 MOST_UNLIKE = 2
+#: Iterations without steps that are followed though they are alike, of a loop that collects what is trained with.
+MOST_COLLECTED = 1_000
 
 
 class Left(BaseException):
@@ -119,6 +121,7 @@ class Leaving:
         self._doubted: set[int] = set()  # optimizers whose steps are known to differ
         self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
+        self.collecting: set[str] = set()  # loops that came to their ends before the first step
         self._generators: Sequence[Any] = ()
         self._looked = 0  # how often for generators
 
@@ -492,7 +495,22 @@ class Loop:
         if self._leaving.is_trained(self._since):
             return self._goes_on() or self._end_training()
         if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
-            return self._end_alike()
+            return self._collects() or self._end_alike()
+        return True
+
+    def _collects(self) -> bool:
+        """Whether the loop goes on to its end, of few events, as a loop around it trains with what it collects: games
+        that are played before the first step, and behind that the same loop again."""
+        leaving, left = self._leaving, self._left
+        if leaving.log:
+            collects = self.where in leaving.collecting
+        else:
+            around = (loop for loop in leaving._active() if loop is not self and loop.runs is not None)
+            collects = any(loop._may_train() for loop in around)
+        events = max(self._now()[0] - self._top[0], MOST_DIFFERING_EVENTS // MOST_COLLECTED)
+        if not (collects and self.runs) or max(self._items, left or 0) * events > MOST_DIFFERING_EVENTS:
+            return False
+        leaving.collecting.add(self.where)
         return True
 
     @property
