@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import graphmem
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.runs import Progress, RunCache, counted, labelled, silent
-from graphmem.answering.sized import SIZES, SizedRuns
+from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, UsageError
@@ -207,6 +207,9 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequ
 _Family = tuple[list[list[list[int]]], str]
 #: From so many sizes on a template takes fewer captures than they do.
 _WORTH_A_TEMPLATE = 4
+#: So few sizes of a deep model are written from its runs with a few layers; a template of all layers takes three
+#: captures of them, and writes a size sooner.
+_FEW_SIZES = 24
 
 
 def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]]) -> list[_Family]:
@@ -274,7 +277,8 @@ def _answer_sizes(
     def question(value: int) -> Question:
         return request.changed(**others, **{size: value}).question
 
-    with SizedRuns(size, question, cache, like) as sized:
+    kind = SizedRunsOfLayers if len(groups) <= _FEW_SIZES else SizedRuns
+    with kind(size, question, cache, like) as sized:
         groups = sorted(groups, key=lambda group: chosen[group[0]][size])
         served = [group for group in groups if sized.serves(chosen[group[0]][size])]
         first = [*served[:2], *served[-1:]] if len(served) >= _WORTH_A_TEMPLATE else []
