@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ from typing import Any
 
 from graphmem.base.versions import Version
 from graphmem.devices import Loads
-from graphmem.errors import UsageError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
@@ -84,6 +85,18 @@ def serve(question: Question) -> Served:
         )
         runner = dict(question.arguments).get("model_runner", "")
         return _answer(question, _started(asked, runner.lower(), json.dumps(dict(question.model.config), default=str)))
+
+
+def serve_instead(question: Question, refused: GraphmemError) -> Served:
+    """The engine's own answer where our account of its code has none. Raises :class:`UsageError` with that reason where
+    neither has one."""
+    try:
+        served = serve(question)
+    except UsageError as error:
+        raise UsageError(f"{refused}; by its own code: {error}") from None
+    return replace(
+        served, notes=(*served.notes, f"vLLM's own code was asked because graphmem's has no answer: {refused}")
+    )
 
 
 def _short(text: str) -> Version:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.devices import Device
+from graphmem.errors import GraphmemError
 
 #: Methods of the engine's worker around which the allocator is read.
 STAGES = ("load_model", "determine_available_memory")
@@ -79,7 +80,7 @@ def main() -> None:
     asked: Asked = pickle.load(sys.stdin.buffer)
     from graphmem import analyze
 
-    watched, found = Watched(), {}
+    watched, found = Watched(), dict[str, Any]()
 
     def step() -> None:
         try:
@@ -88,7 +89,11 @@ def main() -> None:
             found["error"] = f"{type(error).__name__}: {error}"
         found.update(_of_worker(watched.worker), stages=watched.stages)
 
-    analyze(step, device=asked.device, alloc_conf=asked.alloc_conf or None)
+    try:
+        analyze(step, device=asked.device, alloc_conf=asked.alloc_conf or None)
+    except GraphmemError:  # an engine that ended early, with nothing on the card, has said why
+        if "error" not in found:
+            raise
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # the engine's own end asks for a card
