@@ -467,7 +467,13 @@ class Estimate(reports.Answer):
             "pools": [asdict(pool) for pool in self.pools],
             "held": [asdict(held) for held in self.held],
             "top": [asdict(storage) for storage in self.top],
+            "at_peak": self._holders(),
         }
+
+    def _holders(self) -> dict[str, dict[str, int]] | None:
+        from graphmem.reports.holders import holders
+
+        return None if self.trace is None else holders(self.trace, self.moment.event)
 
     def _certainty(self) -> dict[str, object]:
         levels = {

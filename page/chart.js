@@ -1,5 +1,6 @@
 // Curves on uPlot, in the colours of the page, with round ticks in binary units.
 import uPlot from "uplot";
+import { chooser } from "./choose.js";
 import { colour, element, largest, steps, swatch, tick } from "./words.js";
 
 const charts = new Set();
@@ -20,7 +21,8 @@ const WHOLE_STEPS = Array.from({ length: 40 }, (_, at) => [1, 2, 5][at % 3] * 10
 export const line = (name, width = 2) => ({ stroke: () => colour(name), width, paths, points: { show: false } });
 export const area = (name) => ({ ...line("page", 0.5), fill: () => colour(name) });
 
-export function axes(unit, label, xUnit) {
+/** The axis below, with its label, and the one to the left. */
+export function axes(unit, label, xUnit, leftLabel) {
   const shared = {
     font: FONT,
     labelFont: FONT,
@@ -34,39 +36,45 @@ export function axes(unit, label, xUnit) {
       label,
       labelSize: 18,
       size: 30,
-      incrs: xUnit === "count" ? WHOLE_STEPS : undefined,
-      values: (_, ticks) => ticks.map(tick(xUnit)),
+      incrs: xUnit === "count" ? WHOLE_STEPS : steps(xUnit),
+      values: ticksIn(xUnit),
       grid: { show: false },
     },
-    { ...shared, size: 72, incrs: steps(unit), values: (_, ticks) => ticks.map(tick(unit)) },
+    { ...shared, size: 72, incrs: steps(unit), values: ticksIn(unit), ...(leftLabel ? { label: leftLabel, labelSize: 18 } : {}) },
   ];
 }
+
+/** The labels of an axis in a unit; none where there is no room for one. */
+const ticksIn = (unit) => (_, ticks) => ticks.map((value) => (value == null ? "" : tick(unit)(value)));
 
 /** The highest value that is shown: with the limit, if that is near. */
 export const top = (highest, limit) =>
   1.04 * (limit && limit[0] <= NEAR * highest ? Math.max(limit[0], highest) : highest || 1);
 
-/** A line through the plot at a limit, with its name. */
-export function drawLimit(u, [value, words]) {
-  if (value > u.scales.y.max) return;
+/** A line through the plot at a limit, of y or of x, with its name. */
+export function drawLimit(u, [value, words], scale = "y") {
+  if (value > u.scales[scale].max) return;
   const { ctx, bbox } = u,
-    y = Math.round(u.valToPos(value, "y", true)),
-    ratio = devicePixelRatio;
+    at = Math.round(u.valToPos(value, scale, true)),
+    ratio = devicePixelRatio,
+    isLevel = scale === "y";
   ctx.save();
   ctx.strokeStyle = colour("no");
   ctx.lineWidth = 2 * ratio;
   ctx.beginPath();
-  ctx.moveTo(bbox.left, y);
-  ctx.lineTo(bbox.left + bbox.width, y);
+  ctx.moveTo(isLevel ? bbox.left : at, isLevel ? at : bbox.top);
+  ctx.lineTo(isLevel ? bbox.left + bbox.width : at, isLevel ? at : bbox.top + bbox.height);
   ctx.stroke();
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
   ctx.textAlign = "left"; // where curves are low
   ctx.textBaseline = "top";
-  const width = ctx.measureText(words).width;
+  const width = ctx.measureText(words).width + 6 * ratio,
+    left = isLevel ? bbox.left + 2 * ratio : Math.max(bbox.left, at - width - 3 * ratio),
+    top = (isLevel ? at : bbox.top) + 2 * ratio;
   ctx.fillStyle = colour("page");
-  ctx.fillRect(bbox.left + 2 * ratio, y + 2 * ratio, width + 6 * ratio, 15 * ratio);
+  ctx.fillRect(left, top, width, 15 * ratio);
   ctx.fillStyle = colour("no");
-  ctx.fillText(words, bbox.left + 4 * ratio, y + 3 * ratio);
+  ctx.fillText(words, left + 2 * ratio, top + ratio);
   ctx.restore();
 }
 
@@ -79,16 +87,38 @@ export function chart(options, data, host, height) {
   return { plot: made, end: () => (follow.disconnect(), charts.delete(made), made.destroy()) };
 }
 
+const ROOM = 64; // pixels of a label below
+
+/** Axes of values that double from one to the next: both by powers, a label below for as many as there is room for. */
+function byPowers(xs, values, limit) {
+  const flat = [...values.flat(), ...(limit ? [limit[0]] : [])].filter((value) => value > 0);
+  const [least, most] = [flat.reduce((found, value) => Math.min(found, value)), largest(flat)];
+  const levels = Array.from({ length: 46 }, (_, at) => [1, 2, 5][at % 3] * 10 ** (Math.floor(at / 3) - 3));
+  const seen = levels.filter((value, at) => (levels[at + 1] ?? value) > least && (levels[at - 1] ?? 0) < most);
+  const splits = (u) => {
+    const every = Math.ceil((ROOM * xs.length) / (u.bbox.width / devicePixelRatio));
+    return xs.filter((_, at) => (xs.length - 1 - at) % every === 0);
+  };
+  return {
+    scales: {
+      x: { time: false, distr: 3, log: 2, range: () => [xs[0] * 0.9, xs.at(-1) * 1.1] },
+      y: { distr: 3, log: 10, range: () => [seen[0], seen.at(-1)] },
+    },
+    below: { splits, incrs: undefined, filter: (_, ticks) => ticks },
+    left: { splits: () => seen, incrs: undefined, filter: (_, ticks) => ticks },
+  };
+}
+
 /** The curves of a figure: values over time, or over a size. */
 export function curves(figure) {
-  const { unit, names, values, over, axis, limit, marks, at } = JSON.parse(figure.dataset.curves);
+  const { unit, names, values, over, axis, limit, marks, at, doubling } = JSON.parse(figure.dataset.curves);
   const highest = largest(values.map(largest)),
     words = tick(unit),
     host = element("div", { class: "plot" });
   const xs = over ?? values[0].map((_, index) => index);
-  const said = element("p", { class: "said", "aria-live": "polite" });
+  const said = element("p", { class: "said" });
   const nearest = (index) =>
-    [over ? `${axis} ${xs[index]}` : "", ...names.map((name, one) => `${name} ${words(values[one][index])}`)]
+    [over ? `${axis} ${tick("count")(xs[index])}` : "", ...names.map((name, one) => `${name} ${words(values[one][index])}`)]
       .filter(Boolean)
       .join(", ");
   const legend = element(
@@ -96,14 +126,18 @@ export function curves(figure) {
     {},
     ...names.map((name, one) => element("span", { class: "key" }, swatch(`c${one}`), name)),
   );
-  if (limit && limit[0] > NEAR * highest) legend.append(`far above: ${limit[1]}, ${words(limit[0])}`);
+  const isFar = !doubling && limit && limit[0] > NEAR * highest;
+  if (isFar) legend.append(`far above: ${limit[1]}, ${words(limit[0])}`);
   figure.prepend(host, said, legend);
-  const axisOfX = axes(unit, axis, "count");
-  if (!over) axisOfX[0].values = (_, ticks) => ticks.map(() => "");
-  chart(
+  const [below, left] = axes(unit, axis, "count");
+  if (!over) below.values = (_, ticks) => ticks.map(() => "");
+  const powers = doubling
+    ? byPowers(xs, values, limit)
+    : { scales: { x: { time: false }, y: { range: () => [0, top(highest, limit)] } } };
+  const { plot } = chart(
     {
-      scales: { x: { time: false }, y: { range: () => [0, top(highest, limit)] } },
-      axes: axisOfX,
+      scales: powers.scales,
+      axes: [{ ...below, ...powers.below }, { ...left, ...powers.left }],
       cursor: { drag: { x: true, y: false } },
       series: [
         {},
@@ -128,8 +162,13 @@ export function curves(figure) {
     host,
     260,
   );
-  host.setAttribute("role", "img");
-  host.setAttribute("aria-label", `${names.join(", ")} up to ${words(highest)}`);
+  chooser(host, {
+    label: `${names.join(", ")} up to ${words(highest)}`,
+    count: xs.length,
+    first: xs.length - 1,
+    words: nearest,
+    show: (index) => plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: plot.valToPos(values[0][index], "y") }),
+  });
 }
 
 function drawMarks(u, marks) {

@@ -2,6 +2,7 @@
 import { curves, recolour } from "./chart.js";
 import { choices } from "./choices.js";
 import { Flame, WAYS, tree } from "./flame.js";
+import { points } from "./points.js";
 import { read } from "./run.js";
 import { segments } from "./segments.js";
 import { enhance, grid, searchBox } from "./tables.js";
@@ -153,6 +154,7 @@ for (const part of document.querySelectorAll(".wide")) {
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; // to scroll it by keys
 }
 document.querySelectorAll(".curves").forEach(curves);
+document.querySelectorAll(".points").forEach(points);
 document.querySelectorAll(".choices").forEach(choices);
 const host = document.getElementById("moments");
 if (host) moments(host);

@@ -1,4 +1,5 @@
 // Figures as words, as graphmem.units and graphmem.reports.document write them; and elements.
+const THREE = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
 const UNITS = [
   [2 ** 40, "TiB"],
   [2 ** 30, "GiB"],
@@ -29,7 +30,11 @@ export const share = (part) => `${ONE.format(100 * part)} %`;
 
 /** Labels of an axis in a unit: no more digits than they need. */
 export const tick = (unit) =>
-  ({ bytes: (n) => inUnits(n, FEW), share: (n) => `${FEW.format(100 * n)} %` })[unit] ?? FEW.format;
+  ({
+    bytes: (n) => inUnits(n, FEW),
+    share: (n) => `${FEW.format(100 * n)} %`,
+    seconds: (n) => `${THREE.format(n)} s`,
+  })[unit] ?? FEW.format;
 
 /** Steps of an axis in a unit; undefined: the chart's own. */
 export const steps = (unit) => (unit === "bytes" ? Array.from({ length: 60 }, (_, power) => 2 ** power) : undefined);

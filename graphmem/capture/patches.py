@@ -54,6 +54,7 @@ class _Replaced:
     name: str
     before: Any
     view: Any
+    is_overlaid: bool = False  # by what the program itself has put in its place
 
     def install(self) -> None:
         if isinstance(self.view, _Answer):
@@ -61,6 +62,18 @@ class _Replaced:
             vars(self.owner).pop(self.name, None)
         else:
             setattr(self.owner, self.name, self.view)
+
+    def lift(self) -> None:
+        """Put back for a while what was there, unless the program has replaced the name since."""
+        own = vars(self.owner).get(self.name, _ABSENT)
+        self.is_overlaid = not isinstance(self.view, _Answer) and own is not self.view
+        if not self.is_overlaid:
+            self.put_back()
+
+    def lower(self) -> None:
+        """Install it again after :meth:`lift`, or for the first time."""
+        if not self.is_overlaid:
+            self.install()
 
     def put_back(self) -> None:
         """Safe to be done again where it was interrupted."""
@@ -158,7 +171,7 @@ class Patches:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Until the end nothing is replaced: for imports, which remember the names they find.
+        """Until the end nothing of ours is replaced: for imports, which remember the names they find.
 
         An import may open a layer that imports in turn: the outermost call puts the replacements back, new ones too.
         """
@@ -166,13 +179,13 @@ class Patches:
         try:
             if cls._lifts == 1:
                 for entry in reversed(cls._entries()):
-                    entry.put_back()
+                    entry.lift()
             yield
         finally:
             cls._lifts -= 1
             if not cls._lifts:
                 for entry in cls._entries():
-                    entry.install()
+                    entry.lower()
 
     @classmethod
     def _entries(cls) -> list[_Replaced]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -12,8 +12,10 @@ from graphmem.base.records import public_value
 from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import INPUTS, RANKS, STEP, Output, Request
-from graphmem.cli.output import check_output, emit, show, working
+from graphmem.cli.output import check_output, emit, makes_page, show, working
 from graphmem.errors import NotModelledError
+from graphmem.estimate import Estimate
+from graphmem.reports.document import Document
 
 
 @public_value(frozen=True)
@@ -58,9 +60,21 @@ def analyze_command(model: str, more: tuple[str, ...], request: Analysis, output
         try:
             models = [model, *more] if more else model
             estimate = analyze(models, **vars(request), top=output.top, progress=progress)
+            page = _page(models, request, estimate, output, progress) if makes_page(output) else None
         except NotModelledError as error:
             if output.form.name == "json":
                 known = {"provider": error.provider, "modelled": False, "known_bytes": error.known}
                 emit(json.dumps(known) + "\n", output.output)
             raise
-    show(estimate, output)
+    show(estimate, output, page)
+
+
+def _page(
+    models: str | list[str], request: Analysis, estimate: Estimate, output: Output, say: Callable[[str], None]
+) -> Document:
+    """The whole report, with other sizes to choose among where a template is soon learnt."""
+    from graphmem.planning.documents import with_sizes
+    from graphmem.planning.other_sizes import other_sizes
+
+    whole = estimate.document(details=True, budget_bytes=output.budget_bytes)
+    return with_sizes(whole, other_sizes(models, vars(request), estimate, say), estimate)

@@ -45,13 +45,19 @@ _LIBRARIES = (
 )
 
 
-def show(estimate: Estimate, options: Output) -> None:
-    """Render and emit; then exit with 3 when ``--fail-on-oom`` or ``--budget`` asks for it. Raises
-    :class:`UsageError`."""
+def makes_page(options: Output) -> bool:
+    """Whether a page for a browser is asked for."""
+    return bool(options.html or options.opens or options.form.name == "html")
+
+
+def show(estimate: Estimate, options: Output, page: Document | None = None) -> None:
+    """Render and emit; a ``page`` is what a browser is shown instead of the estimate's own. Then exit with 3 when
+    ``--fail-on-oom`` or ``--budget`` asks for it. Raises :class:`UsageError`."""
     budget = options.budget_bytes
-    publish(estimate, options.form, options.output, details=options.details, tree=options.tree, budget_bytes=budget)
+    shown = page if page is not None and options.form.name == "html" else estimate
+    publish(shown, options.form, options.output, details=options.details, tree=options.tree, budget_bytes=budget)
     if options.html or options.opens:
-        _page(estimate, options, budget_bytes=budget)
+        _page(page or estimate, options, budget_bytes=budget)
     if budget is not None and estimate.device > budget:
         over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
         card = f" on {estimate.gpu}, as no --gpu was given" if estimate.card_assumed else ""
@@ -62,7 +68,7 @@ def show(estimate: Estimate, options: Output) -> None:
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
-def _page(estimate: Estimate, options: Output, **chosen: Any) -> None:
+def _page(estimate: Estimate | Document, options: Output, **chosen: Any) -> None:
     """Write the whole report as a page, and show it where that is asked for. Raises :class:`UsageError`."""
     name = options.html
     if name is None:

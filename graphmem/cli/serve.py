@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -19,7 +19,12 @@ from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_bytes
 
-_ENGINE, _CARD, _LOAD, _OVER_TIME = "Engine, by its own names", "Card", "Load", "Load over time"
+if TYPE_CHECKING:
+    from graphmem.serving.from_log import LogReport
+
+_ENGINE, _CARD, _LOAD, _OVER_TIME, _LOG = (
+    "Engine, by its own names", "Card", "Load", "Load over time", "A start that there was"
+)  # fmt: skip
 #: Factors of a number's last letter, as vLLM has them: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
 _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
@@ -53,14 +58,16 @@ class Asked:
         make=_engine,
         heading=_ENGINE,
     )
-    engine_version: str | None = option(None, "Its version, 0.8 to 0.32. Default: the newest.", metavar="X.Y")
+    engine_version: str | None = option(
+        None, "Its version: vLLM's from 0.6 on. Default: the newest followed.", metavar="X.Y"
+    )
     entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
     tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
     max_model_len: int | None = option(None, "Longest request. Default: the model's.", metavar="N", read=_count)
     max_num_seqs: int | None = option(None, "Requests of a batch. Default: by card.", metavar="N", read=_count)
     max_num_batched_tokens: int | None = option(None, "Tokens of a batch. Default: by card.", metavar="N", read=_count)
     gpu_memory_utilization: float | None = option(
-        None, "Share of the card. Default 0.92 (0.9 before 0.21).", metavar="X"
+        None, "Share of the card. Default 0.92 (0.9 before 0.20).", metavar="X"
     )
     kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE")
     quantization: str | None = option(None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME")
@@ -94,6 +101,9 @@ class Asked:
     step_time: str | None = option(None, "Seconds of a step, not predicted. Default 30ms.", metavar="TIME")
     tokens_per_second: float | None = option(None, "Of long prompts. Default 10000.")
     max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME")
+    from_log: str | None = option(
+        None, "An engine's log: what it printed beside the prediction.", metavar="FILE", heading=_LOG
+    )
 
 
 @click.command(
@@ -101,10 +111,10 @@ class Asked:
     cls=GroupedCommand,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@click.argument("model", shell_complete=models)
+@click.argument("model", required=False, shell_complete=models)
 @takes("asked", Asked)
 @form_options
-def serve_command(model: str, asked: Asked, form: Format, output: str | None) -> None:
+def serve_command(model: str | None, asked: Asked, form: Format, output: str | None) -> None:
     """The memory that an inference engine leaves for the KV cache of MODEL on a card, and the requests that it holds.
 
     MODEL, which comes first, is a config.json, a folder with one, the name of a known model, or a GGUF file. Options
@@ -121,19 +131,37 @@ def serve_command(model: str, asked: Asked, form: Format, output: str | None) ->
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
     """
+    check_output(output)
+    if asked.from_log is not None:
+        publish(_of_log(model, asked), form, output)
+        return
+    if model is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
     from graphmem.serving.answer import serve
 
-    check_output(output)
+    options = {name: value for name, value in vars(asked).items() if name != "from_log"}
     with working() as progress:
-        report = serve(model, **vars(asked), say=progress)
+        report = serve(model, **options, say=progress)
     publish(report, form, output)
     if not report.starts:
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
+def _of_log(model: str | None, asked: Asked) -> LogReport:
+    """The comparison of a log; options that are given are stronger than what it says."""
+    from graphmem.serving.from_log import compared
+
+    usual = {one.name: one.default for one in fields(Asked)}
+    given = {name: value for name, value in vars(asked).items() if value != usual[name]}
+    path = given.pop("from_log")
+    if (model or "").lower().endswith(".gguf"):
+        given.pop("engine", None)
+    return compared(path, model, **given)
+
+
 def _arguments(given: Given) -> object:
     """Options of the engine as pairs of text."""
-    return (*map(_pair, cast("Iterable[str]", given["engine_arg"])), *_others(str(given["model"])))
+    return (*map(_pair, cast("Iterable[str]", given["engine_arg"])), *_others(str(given["model"] or "")))
 
 
 def _others(model: str) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,18 +11,18 @@ from typing import Any
 from graphmem.base.documents import fits, read_json
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Estimate, Fit
+from graphmem.planning.grown import grown
 from graphmem.reports import Answer
-from graphmem.reports.document import Column, Document, Facts, Table, Text, section
+from graphmem.reports.document import Column, Document, Facts, Section, Table, Text, Value, section
 from graphmem.reports.estimate import WORDS
 from graphmem.units import format_bytes
 
 _ABOUT = ("model", "step", "runtime", "allocator", "gpu")
-_COLUMNS = (
-    Column(name="part"),
-    Column("before", "bytes"),
-    Column("after", "bytes"),
-    Column("change", "change", bars=True),
-)
+_FIGURES = (Column("before", "bytes"), Column("after", "bytes"), Column("change", "change", bars=True))
+_COLUMNS = (Column(name="part"), *_FIGURES)
+
+#: Modules and lines that changed most, on a screen; and with details.
+_SHOWN, _MOST_SHOWN = 6, 40
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Comparison(Answer):
         return most if self.growth_bytes > most else None
 
     def document(self, *, details: bool = False) -> Document:
-        """The answer of ``graphmem compare``."""
-        return _document(self.values)
+        """The answer of ``graphmem compare``; with ``details`` every module and line that changed."""
+        return _document(self.values, _MOST_SHOWN if details else _SHOWN)
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.growth_bytes:+,} bytes>"
@@ -67,12 +67,13 @@ def compare(before: Estimate | str | PathLike[str], after: Estimate | str | Path
                 name: _change(first["breakdown"], second["breakdown"], name)
                 for name in {**first["breakdown"], **second["breakdown"]}
             },
+            **grown(first, second),
         }
     )
 
 
-def _document(compared: Mapping[str, Any]) -> Document:
-    """Before, after and change of every level and of its parts."""
+def _document(compared: Mapping[str, Any], most: int) -> Document:
+    """Before, after and change of every level and of its parts, and of ``most`` modules and source lines."""
     before, after, fits = (compared[name] for name in ("before", "after", "fits"))
     about = [(name, _changed(before[name], after[name])) for name in _ABOUT]
     if any(fits.values()):
@@ -88,8 +89,26 @@ def _document(compared: Mapping[str, Any]) -> Document:
         section("", Facts(about)),
         section("Peak memory", Table(_COLUMNS, peaks)),
         section("What it is made of at the peak", Table(_COLUMNS, parts)),
+        *(one for name, title in _BY.items() for one in _changes_by(title, compared[name], most)),
     )
     return Document("comparison", "Two reports side by side", sections, lambda: dict(compared))
+
+
+#: What changes are told by, and the titles of the names.
+_BY = {"modules": "module", "lines": "source line"}
+
+
+def _changes_by(title: str, changes: Mapping[str, Mapping[str, int]] | None, most: int) -> Iterator[Section]:
+    """What changed by ``title``, the most first, and the rest in one row."""
+    changed = [(name or f"(no {title})", row) for name, row in (changes or {}).items() if row["change"]]
+    if not changed:
+        return
+    rest = [row for _, row in changed[most - 1 :]] if len(changed) > most else []
+    shown: list[tuple[Value, ...]] = [(name, *row.values()) for name, row in changed[: len(changed) - len(rest)]]
+    if rest:
+        shown.append((f"{len(rest)} others", *(sum(row[name] for row in rest) for name in rest[0])))
+    columns = (Column(title), *_FIGURES)
+    yield section(f"What changed at the peak by {title} (requested bytes)", Table(columns, shown))
 
 
 def _growth(compared: Mapping[str, Any]) -> str:
@@ -124,6 +143,8 @@ def _read(name: str) -> dict[str, Any]:
     try:
         figures = [document["peak"][f"{level}_bytes"] for level in LEVELS] + list(document["breakdown"].values())
         texts = [document[key] for key in _ABOUT]
+        held = document.get("at_peak") or {"modules": {}, "lines": {}}
+        figures += [*held["modules"].values(), *held["lines"].values()]
         if not all(fits(figure, int) for figure in figures) or not all(isinstance(text, str) for text in texts):
             raise TypeError
     except (KeyError, TypeError, AttributeError):

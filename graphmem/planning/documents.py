@@ -17,6 +17,7 @@ from graphmem.reports.document import (
     Document,
     Facts,
     Items,
+    Moments,
     Section,
     Shares,
     Table,
@@ -91,6 +92,19 @@ def is_by_template(estimate: Estimate) -> bool:
 def _made_of(estimate: Estimate, room: int) -> Shares:
     total = ("together", sum(estimate.breakdown.values()))
     return Shares(parts(estimate), total, edge(estimate), room=room)
+
+
+def with_sizes(document: Document, sizes: Mapping[str, Mapping[int, Estimate]], estimate: Estimate) -> Document:
+    """The document of an estimate, with others to choose among behind its events: by the name of a size and its value,
+    of which the ``estimate``'s own is seen first."""
+    made = []
+    for name, found in sizes.items():
+        own = next(value for value, one in found.items() if not is_by_template(one) and one.peak == estimate.peak)
+        cases = _cases([name], {(f"{value:,}",): one for value, one in sorted(found.items())})
+        made += [section(f"At another {name}, all else as it is", replace(one, first=(f"{own:,}",))) for one in cases]
+    events = (at for at, one in enumerate(document.sections, 1) if any(isinstance(b, Moments) for b in one.blocks))
+    at = next(events, len(document.sections))
+    return replace(document, sections=(*document.sections[:at], *made, *document.sections[at:]))
 
 
 # --- the largest size -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A document: the answer to a question as plain values, without how it is shown.
 
-It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves over time, pictures.
+It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves, points, pictures.
 What makes an answer into one does all the arithmetic; the formats (:mod:`graphmem.reports.formats`, and those of other
 packages) only write it down.
 """
@@ -157,7 +157,8 @@ class Curves:
     """Curves over the same time, from ``begins`` to ``ends``, in one ``unit``. ``over``: where the values stand, with
     the name of what is counted there; without it they follow one another. ``at``: the index of a moment, with its name;
     ``limit``: a value that they must not pass, with its name; ``marks``: indices where ``marked`` happened.
-    ``caption``: what else there is to say. ``brief``: whether a line of characters tells enough of the first curve."""
+    ``caption``: what else there is to say. ``brief``: whether a line of characters tells enough of the first curve;
+    ``doubling``: whether both axes are drawn by powers, for values that double from one to the next."""
 
     curves: Sequence[Curve]
     begins: str
@@ -170,6 +171,21 @@ class Curves:
     caption: str = ""
     brief: bool = False
     over: tuple[Sequence[float], str] | None = None
+    doubling: bool = False
+
+
+@dataclass(frozen=True)
+class Points:
+    """Choices by two figures: ``groups`` of (x, y, name), each under its name; an empty one is not shown, and keeps its
+    place in the order of shapes and colours. ``axes``: of what the figures are, with their units; ``limit``: an x that
+    they must not pass, with its name; ``chosen``: the name of one that is marked. Formats without pictures leave them
+    out: tables have the same figures."""
+
+    axes: tuple[Column, Column]
+    groups: Sequence[tuple[str, Sequence[tuple[float, float, str]]]]
+    limit: tuple[float, str] | None = None
+    chosen: str = ""
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,7 +223,7 @@ class Picture:
     svg: Callable[[], str]
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Moments | Choices | Code | Picture
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Points | Moments | Choices | Code | Picture
 
 
 @dataclass(frozen=True)

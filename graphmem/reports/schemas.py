@@ -54,6 +54,10 @@ PARTS: Mapping[str, Shape] = {
         "process_bytes": "size", "others_bytes": "size", "driver_bytes": "size|null", "whole_bytes": "size",
         "context": ["#figure"], "loads": "#loads",
     },
+    "term": {
+        "name": "text", "printed": "number", "predicted": "number", "difference": "number", "is_size": "flag",
+        "note": "text",
+    },
     "figure": {"name": "text", "bytes": "size", "least_bytes": "size", "most_bytes": "size", "source": "text"},
     "loads": {
         "cudnn": "flag", "eager": "flag", "cuda": (["whole"], "null"), "nccl_version": (["whole"], "null"),
@@ -187,6 +191,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
             "bytes": "size", "category": "text", "label": "text", "operator": "text", "module": "text",
             "source": "text", "phase": "text",
         }],
+        "at_peak?": ({"modules": {"*": "size"}, "lines": {"*": "size"}}, "null"),
     },
     "fit": {
         "size": "text", "largest": "size", "estimate": "#estimate|null",
@@ -208,6 +213,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "before": "any", "after": "any", "fits": {"before": "text|null", "after": "text|null"},
         "peak": dict.fromkeys(_NAMES, _CHANGE),
         "breakdown": {"*": _CHANGE},
+        "modules?": ({"*": _CHANGE}, "null"), "lines?": ({"*": _CHANGE}, "null"),
     },
     "check": {
         "passes": "flag",
@@ -226,11 +232,18 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
             "tokens": "whole", "concurrency": "number", "longest": "whole", "groups": [["any"]],
         },
         "cuda_graphs_bytes": "size", "fragmentation_bytes": "size", "outside": [{"name": "text", "*": "any"}],
+        "by_length?": [{"tokens": "size", "requests": "number"}],
         "lengths": {"*": "size"}, "concurrency_at_lengths": "number|null", "load": "number|null",
         "cards_for_load": [{"gpu": "text", "cards": "size", "memory_bytes": "size", "concurrency": "number"}],
         "changes": [{"option": "text", "tokens": "whole", "gained_tokens": "whole"}],
         "found": ({"*": "whole"}, "null"), "notes": ["text"], "assumptions": ["text"],
         "over_time": "#load|null",
+    },
+    "serving_log": {
+        "log": "text", "engine": "text", "printed_version": "text|null", "followed_version": "text", "basis": "text",
+        "model": "text", "gpu": "text", "cards": "size", "settings": {"*": "text"}, "left_out": ["text"],
+        "terms": ["#term"], "decides": "text|null", "differs": "text|null", "given_outside_torch": "#term|null",
+        "refusal": "text|null", "notes": ["text"],
     },
     "plan": {
         "model": "text", "parameters": "size", "step": "text", "global_batch": "size", "seq_len": "size|null",

@@ -33,6 +33,8 @@ CAPTURED = "hf"
 FOUND = ("max-model-len", "max-num-seqs", "tp")
 #: How many requests a distribution of lengths is looked at by.
 _SAMPLES = 200
+#: Tokens of the shortest requests that are looked at, of which doubles follow.
+_SHORTEST = 256
 #: Numbers of cards that are tried for a load.
 _CARD_COUNTS = (1, 2, 4, 8)
 #: Cards that hold a load which are named.
@@ -99,6 +101,17 @@ class ServingReport(Answer):
         at_lengths = self.concurrency_at_lengths
         return self.served.kv_cache.concurrency if at_lengths is None else at_lengths
 
+    @property
+    def by_length(self) -> tuple[tuple[int, float], ...]:
+        """(tokens of a request, such requests in the cache at once), of lengths that double up to the longest that it
+        holds; empty where the engine does not start, or gives every request as much."""
+        served, longest = self.served, min(self.served.kv_cache.longest, int(self.served.settings["max_model_len"]))
+        if served.refusal is not None or longest <= _SHORTEST:
+            return ()
+        lengths = [_SHORTEST << power for power in range(longest.bit_length()) if _SHORTEST << power < longest]
+        found = tuple((length, served.concurrency_at([length])) for length in (*lengths, longest))
+        return found if len({requests for _, requests in found}) > 1 else ()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON. Sizes are bytes."""
         served = self.served
@@ -123,6 +136,7 @@ class ServingReport(Answer):
             "outside": [asdict(figure) for figure in served.outside],
             "lengths": {f"p{quantile:g}": length for quantile, length in self.lengths},
             "concurrency_at_lengths": self.concurrency_at_lengths,
+            "by_length": [{"tokens": length, "requests": requests} for length, requests in self.by_length],
             "load": self.load,
             "cards_for_load": [asdict(choice) for choice in self.choices],
             "changes": [asdict(change) for change in self.changes],

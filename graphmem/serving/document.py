@@ -61,6 +61,8 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     parts.append(("KV cache", cache.available_bytes, "what is left of it"))
     yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes)))
     yield section("", Text(tuple(_besides(report))))
+    if report.by_length:
+        yield section("Requests at once, by their length", _users(report))
     yield from _loads(report)
     if report.over_time is not None:
         yield _over_time(report.over_time)
@@ -113,6 +115,16 @@ def _besides(report: ServingReport) -> Iterator[str]:
     yield f"A block is {_counted(cache.block_size, 'token')}, {format_bytes(cache.block_bytes)}: {groups}"
     settings = (f"{name} {_shown(value)}" for name, value in served.settings.items() if value not in (None, []))
     yield f"Settings: {', '.join(settings)}"
+
+
+def _users(report: ServingReport) -> Curves:
+    """The requests that the cache holds over their length, against what the engine runs at most."""
+    lengths, requests = zip(*report.by_length, strict=True)
+    most = report.served.settings["max_num_seqs"]
+    limit = None if most is None else (float(most), "the engine runs at most")
+    curve = Curve("requests in the KV cache at once", requests)
+    over = (lengths, "tokens of each request, prompt and answer")
+    return Curves([curve], "", "", "figure", limit=limit, over=over, doubling=True)
 
 
 def _grouped(groups: Sequence[tuple[str, int]]) -> Iterator[str]:

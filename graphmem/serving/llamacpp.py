@@ -8,7 +8,8 @@ The memory of ggml's pools while kernels run is in no log and is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
+from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import flag, one_of, options_of, whole
-from graphmem.units import GIB
+from graphmem.units import GIB, MIB
 
 #: Bytes that tensors are aligned to on a card, and elements that rows of quantised ones are rounded up to
 #: (``ggml_backend_cuda_buffer_type_get_alignment``, ``MATRIX_ROW_PADDING``).
@@ -106,6 +108,44 @@ SHORT = {
     "ub": "ubatch_size", "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified",
 }  # fmt: skip
 
+#: Names of the context's parameters as logs have them -> of the options.
+_LOGGED = {
+    "n_ctx": "ctx_size", "n_batch": "batch_size", "n_ubatch": "ubatch_size", "n_seq_max": "parallel",
+    "flash_attn": "flash_attn", "kv_unified": "kv_unified",
+}  # fmt: skip
+_SWITCH = {"0": "off", "1": "on", "enabled": "on", "disabled": "off"}
+
+
+def _logged(lines: Sequence[str]) -> dict[str, str]:
+    """Parameters of the context, layers on the card, and the types of the cache."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if " = " in line and ("context" in line or "llama_new_context" in line):
+            made = settings_in(line.partition(": ")[2])
+            found |= {_LOGGED[name]: text for name, text in made.items() if name in _LOGGED}
+        elif match := re.search(r"offloaded (\d+)/\d+ layers", line):
+            found["n_gpu_layers"] = match[1]
+        elif match := re.search(r"K \((\w+)\):.*V \((\w+)\):", line):
+            found |= {"cache_type_k": match[1], "cache_type_v": match[2]}
+        elif match := re.search(r"loaded meta data with .* from (\S+\.gguf)", line):
+            found["model"] = match[1]
+    found["flash_attn"] = _SWITCH.get(found.get("flash_attn", "auto"), found.get("flash_attn", "auto"))
+    return found
+
+
+#: Buffers of all cards; lines of old versions leave out "model".
+_READER = Reader(
+    engine="llamacpp",
+    begins=("llama_model_loader: loaded meta data",),
+    version=re.compile(r"build: (\d+) \("),
+    settings=_logged,
+    figures=(
+        said("weights", "buffer size", r"load_tensors: +CUDA\d+ (?:model )?buffer size = +# MiB", MIB, sum),
+        said("KV buffer", "KV buffer size", r"CUDA\d+ KV buffer size = +# MiB", MIB, sum),
+        said("compute buffer", "compute buffer size", r"CUDA\d+ compute buffer size = +# MiB", MIB, sum),
+    ),
+)
+
 
 class LlamaCpp:
     """The engine."""
@@ -113,6 +153,7 @@ class LlamaCpp:
     name = "llamacpp"
     title = "llama.cpp"
     newest = "0.3"
+    log = _READER
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""

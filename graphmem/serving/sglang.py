@@ -7,10 +7,13 @@ weights are held by public logs; memory loaded beside the weights is not counted
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
 from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, decoder, filled, first_parts, length_of, outside
 from graphmem.units import MIB
@@ -37,12 +40,43 @@ _BY_MEMORY = (
 _LARGEST = (16384, 512, 512)
 
 
+def _logged(lines: Sequence[str]) -> dict[str, str]:
+    """All of ``ServerArgs``, and what the scheduler made of them, which other lines tell."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if "ServerArgs(" in line:
+            found = settings_in(line.partition("ServerArgs(")[2]) | found
+        elif "max_total_num_tokens=" in line:
+            made = settings_in(line)
+            found |= {name: made[name] for name in ("chunked_prefill_size", "max_running_requests") if name in made}
+            found |= {"context_length": made["context_len"]} if "context_len" in made else {}
+    names = (*READERS, *SHORT, "model_path")
+    return {name: text for name, text in found.items() if name in names and text != "auto"}
+
+
+_READER = Reader(
+    engine="sglang",
+    begins=("server_args=ServerArgs(",),
+    version=re.compile(r"sglang(?: version|==)[ =:v]*(\d+\.\d+[\w.]*)"),
+    settings=_logged,
+    model=("model_path",),
+    free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
+    figures=(
+        said("weights", "Load weight end", r"mem usage=# GB"),
+        said("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
+        said("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
+        said("tokens", "#tokens:", r"\x23tokens: #", 0, min),
+    ),
+)
+
+
 class SGLang:
     """The engine."""
 
     name = "sglang"
     title = "SGLang"
     newest = "0.5"
+    log = _READER
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""

@@ -7,11 +7,15 @@ and activations, which decide what is free, nothing holds.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
 from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
+from graphmem.units import MIB
 
 #: Options, and how their values are read.
 READERS = {
@@ -33,6 +37,40 @@ _FIELDS = {
 #: As its logs print them where nothing is said; pages were of 64 tokens before.
 _FRACTION, _BATCH, _TOKENS, _PAGE = 0.9, 2048, 8192, 32
 
+#: Settings in words of its logs: ``TRTGptModel maxBatchSize: 8``.
+_WORDS = {
+    "maxBatchSize": "max_batch_size", "maxNumTokens": "max_num_tokens", "maxSequenceLen": "max_seq_len",
+    "Number of tokens per block": "tokens_per_block",
+}  # fmt: skip
+
+
+def _logged(lines: Sequence[str]) -> dict[str, str]:
+    """Settings of trtllm-serve's arguments, and of what the runtime prints of the engine's file."""
+    found: dict[str, str] = {}
+    for line in lines:
+        for words, name in _WORDS.items():
+            if match := re.search(re.escape(words) + r": (\d+)", line):
+                found.setdefault(name, match[1])
+        if "KvCacheConfig(" in line or "LlmArgs(" in line:
+            found |= settings_in(line)
+    names = (*READERS, *SHORT, "model")
+    return {name: text for name, text in found.items() if name in names and text != "auto"}
+
+
+_READER = Reader(
+    engine="tensorrtllm",
+    begins=("TensorRT-LLM version:", "Loaded engine size"),
+    version=re.compile(r"TensorRT-LLM (?:version: |LLM version: )(\d+\.\d+[\w.]*)"),
+    settings=_logged,
+    total=(re.compile(r"paged kv cache: total: (\d+\.\d+) GiB"),),
+    figures=(
+        said("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
+        said("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache"),
+        said("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, min),
+        said("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
+    ),
+)
+
 
 class TensorRTLLM:
     """The engine."""
@@ -40,6 +78,7 @@ class TensorRTLLM:
     name = "tensorrtllm"
     title = "TensorRT-LLM"
     newest = "1.0"
+    log = _READER
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""

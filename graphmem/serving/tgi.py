@@ -7,9 +7,12 @@ flash_causal_lm.py`` (``warmup``) and ``utils/import_utils.py``: free memory aft
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
 from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
 
@@ -31,12 +34,36 @@ _FIELDS = {
 _WIGGLE, _REQUESTS, _PREFILL = 0.9, 128, 4096
 
 
+def _logged(lines: Sequence[str]) -> dict[str, str]:
+    """The launcher's ``Args``, as Rust prints them, and what it made of them."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if "Args {" in line:
+            found = settings_in(line.partition("Args {")[2]) | found
+        elif match := re.search(r"`max_batch_prefill_tokens` to (\d+)", line):
+            found.setdefault("max_batch_prefill_tokens", match[1])
+    found = {name: re.sub(r"^Some\((.*)\)$", r"\1", text, flags=re.DOTALL).strip('"') for name, text in found.items()}
+    found = {name: text.strip() for name, text in found.items()}
+    return {name: text for name, text in found.items() if name in (*READERS, "model_id") and text != "None"}
+
+
+_READER = Reader(
+    engine="tgi",
+    begins=("Args {",),
+    version=None,
+    settings=_logged,
+    model=("model_id",),
+    figures=(said("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),),
+)
+
+
 class TGI:
     """The engine."""
 
     name = "tgi"
     title = "Text Generation Inference"
     newest = "3.3"
+    log = _READER
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""

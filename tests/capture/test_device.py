@@ -248,6 +248,24 @@ def test_a_shape_as_a_tensor_is_known(device: str) -> None:
     assert told(made) == ("cpu", [3, 5])
 
 
+def test_data_is_read_into_pinned_memory() -> None:
+    def made() -> tuple[bool, list[int], bool]:
+        tensor = torch.tensor([1, 2], dtype=torch.int32, pin_memory=True)
+        return tensor.is_pinned(), tensor.tolist(), tensor.to("cuda", non_blocking=True).is_cuda
+
+    assert told(made) == (True, [1, 2], True)
+
+
+@pytest.mark.parametrize("draw", ["cauchy_", "exponential_", "geometric_", "log_normal_"])
+def test_a_generator_draws_in_place(draw: str) -> None:
+    def made() -> bool:
+        tensor = torch.empty(3, device="cuda")
+        options = {"p": 0.5} if draw == "geometric_" else {}
+        return getattr(tensor, draw)(**options, generator=torch.Generator("cuda")) is tensor
+
+    assert told(made)
+
+
 def test_a_default_device() -> None:
     def made() -> list[bool]:
         layer = nn.Linear(2, 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from graphmem import Inference, analyze
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.record import dispatch
 from graphmem.capture.record.dispatch import INTERCEPTORS, NOT_HANDLED
+from graphmem.trace import Place
 from tests.support.captures import record
 
 
@@ -31,10 +34,87 @@ def _every_overload() -> list[Any]:
 def test_every_interceptor_knows_an_operator_and_has_a_name_of_its_own() -> None:
     every = [facts_of(func) for func in _every_overload()]
     assert len(every) > 2000
-    known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
+    with _operator("CUDA", torch.zeros_like) as operator, _view_of_host() as view:
+        every += [facts_of(operator), facts_of(view)]
+        known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
     assert all(known.values()), known
     assert [name for name, count in known.items() if count == len(every)] == ["host values"]
     assert len(known) == len(INTERCEPTORS)
+
+
+@contextlib.contextmanager
+def _operator(key: str, body: Callable[[Any], Any]) -> Iterator[Any]:
+    """An operator of one tensor whose kernel at a dispatch key is a function in Python; shapes are its input's."""
+    library = torch.library.Library("graphmem_bodies", "DEF")
+    try:
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", body, key)
+        torch.library.register_fake("graphmem_bodies::f", torch.empty_like, lib=library)
+        yield torch.ops.graphmem_bodies.f.default
+    finally:
+        facts_of.cache_clear()
+        library._destroy()
+
+
+@contextlib.contextmanager
+def _view_of_host() -> Iterator[Any]:
+    """The operator of vLLM's library by which kernels read pinned memory."""
+    library = torch.library.Library("_C", "FRAGMENT")
+    try:
+        library.define("get_cuda_view_from_cpu_tensor(Tensor cpu_tensor) -> Tensor")
+        yield torch.ops._C.get_cuda_view_from_cpu_tensor.default
+    finally:
+        facts_of.cache_clear()
+        library._destroy()
+
+
+def test_a_view_of_pinned_memory_takes_none_of_the_card() -> None:
+    def step() -> None:
+        seen = view(torch.zeros(1 << 20, pin_memory=True))
+        assert seen.is_cuda
+        assert seen.shape == (1 << 20,)
+        seen.neg()
+
+    with _view_of_host() as view:
+        trace = record(step)
+    assert max(born.bytes for born in trace.storages if born.place is Place.PINNED) == 4 << 20
+    assert sum(born.bytes for born in trace.storages if born.place is Place.DEVICE) == 4 << 20
+
+
+@pytest.mark.parametrize("key", ["CUDA", "CompositeExplicitAutograd"])
+def test_an_operator_in_python_takes_the_memory_of_its_body(key: str) -> None:
+    """As it did on the stub of the driver: every tensor of the body is born and dies there."""
+
+    def body(x: Any) -> Any:
+        wide = torch.empty(4 << 20, device=x.device)
+        return torch.nn.functional.silu(x) + wide[0]
+
+    peaks: list[int] = []
+
+    def step() -> None:
+        operator(torch.empty(256, device="cuda"))
+        peaks.append(torch.cuda.max_memory_allocated())
+
+    with _operator(key, body) as operator:
+        analyze(step, device="H200")
+    assert peaks == [(16 << 20) + 3 * 1024]
+
+
+def test_where_a_body_in_python_cannot_run_its_shapes_are_known_and_a_doubt_is_left() -> None:
+    tried: list[Any] = []
+
+    def body(x: Any) -> Any:
+        tried.append(x)
+        raise RuntimeError("no compiler for kernels")
+
+    class Uses(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return operator(operator(super().forward(x)))
+
+    with _operator("CUDA", body) as operator:
+        estimate = analyze(Uses(4, 4), torch.zeros(2, 4), training=Inference())
+    assert len(tried) == 1
+    assert any("graphmem_bodies.f" in remark.message for remark in estimate.diagnostics)
 
 
 def _watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counter[str]]:

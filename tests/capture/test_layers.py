@@ -142,13 +142,18 @@ _IDLE = {
     "generation", "fake mode", "recorder", "unnoticed", "flex attention", "numbered devices",
 }  # fmt: skip
 #: Those that have nothing to replace until a library is imported, which another test of this process may have done.
-_OF_LIBRARIES = {"bitsandbytes": "bitsandbytes", "Triton kernels": "trl.kernels.chunked_logprob"}
+_OF_LIBRARIES = {
+    "bitsandbytes": "bitsandbytes",
+    "NVML": "pynvml",
+    "serving engine": "vllm",
+    "Triton kernels": "trl.kernels.chunked_logprob",
+}
 
 
 def test_every_pattern_stands_for_a_name_that_is_replaced(replaced: _Replaced) -> None:
     """But those of what is replaced when code is compiled, when a library is imported or missing, or for old ones."""
     later = {"torch.Tensor.__getitem__", "transformers.modeling_utils.*", "trl.kernels.*", "triton.runtime.jit.*"}
-    later |= {"builtins.__import__", "transformers.distributed.expert_parallel.*"}
+    later |= {"triton.runtime.driver.*", "builtins.__import__", "transformers.distributed.expert_parallel.*"}
     later |= {
         "transformers.utils.hub.cached_files",
         "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",

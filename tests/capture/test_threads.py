@@ -447,3 +447,25 @@ def test_threads_get_the_answers_of_one(elsewhere: Elsewhere) -> None:
     assert answers == [alone] * 2
     steps, weights = beside[0]
     assert weights == training(None, steps)[1]
+
+
+def test_what_a_program_puts_over_a_replaced_name_stays_when_all_is_lifted() -> None:
+    """Libraries put functions of their own over ``torch.cuda.set_stream``; ours are lifted when the compiler opens."""
+
+    class Owner:
+        @staticmethod
+        def name() -> str:
+            return "before"
+
+        other = name
+
+    with Patches() as first, Patches() as second:
+        first.table(Owner, {name: staticmethod(lambda: "first") for name in ("name", "other")})
+        second.set(Owner, "name", staticmethod(lambda: "second"))
+        ours = Owner.name
+        Owner.name = staticmethod(lambda: f"the program's, over {ours()}")  # type: ignore[method-assign]
+        for _ in range(2):
+            with Patches.lifted():
+                assert (Owner.name(), Owner.other()) == ("the program's, over second", "before")
+            assert (Owner.name(), Owner.other()) == ("the program's, over second", "first")
+    assert (Owner.name(), Owner.other()) == ("before", "before")

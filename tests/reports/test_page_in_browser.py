@@ -3,21 +3,26 @@ no Chromium with its driver, or no Selenium."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import graphmem
+from graphmem.cli.main import cli
 from graphmem.estimate import Estimate
-from graphmem.reports import format_named
-from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Document, Table, Text, section
+from graphmem.reports import Answer, format_named
+from graphmem.reports.document import Block, Choices, Column, Curve, Curves, Document, Points, Table, Text, section
 from graphmem.reports.tree import owner
 from graphmem.trace import Place, Trace
-from graphmem.units import MIB, format_bytes
+from graphmem.units import GIB, MIB, format_bytes
 from tests.support import axe
 from tests.support.estimates import stepping_estimate
 
@@ -271,6 +276,17 @@ def test_axe_finds_nothing_serious(page: _Browser, width: int, scheme: str) -> N
         run("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_axe_finds_nothing_serious_in_pictures(browser: _Browser, tmp_path: Path) -> None:
+    axes = Column("memory", "bytes"), Column("time", "seconds")
+    points = Points(axes, [("fits", [(2 * MIB, 0.1, "a")]), ("does not", [(9 * MIB, 0, "b")])], (4 * MIB, "end"), "a")
+    powers = Curves([Curve("at once", [900, 9])], "", "", "figure", over=([1, 512], "length"), doubling=True)
+    path = tmp_path / "answer.html"
+    document = Document("toy", "toy", [section("pictures", points, powers)], dict)
+    path.write_text(format_named("html").render(document), encoding="utf-8")
+    browser.open(path)
+    assert axe.serious(browser.driver) == []
+
+
 def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path) -> None:
     from selenium.webdriver import Keys
 
@@ -292,6 +308,107 @@ def test_cases_are_chosen_by_sliders_and_lists(browser: _Browser, tmp_path: Path
     assert seen() == ["off at 1"]
 
 
+def _opened(browser: _Browser, tmp_path: Path, answer: Answer) -> Any:
+    """The JSON document of an answer whose page is open: what the page itself embeds."""
+    path = tmp_path / "answer.html"
+    answer.save(path)
+    browser.open(path)
+    return json.loads(browser.run("return document.querySelector('script[type=\"application/json\"]').textContent"))
+
+
+def _told_by_keys(browser: _Browser, figure: str) -> list[str]:
+    """What a picture tells of each of its places, by keys from the first to the last."""
+    from selenium.webdriver import Keys
+
+    picture = browser.one(f"{figure} [role=slider]")
+    browser.press(picture, Keys.HOME)
+    told = []
+    for _ in range(int(picture.get_attribute("aria-valuemax")) + 1):
+        told.append(picture.get_attribute("aria-valuetext"))
+        assert browser.texts(f"{figure} .said") == [told[-1]]
+        browser.press(picture, Keys.ARROW_RIGHT)
+    return told
+
+
+def test_a_serving_page_tells_the_requests_at_each_length(browser: _Browser, tmp_path: Path) -> None:
+    report = graphmem.serve("mistralai/Mistral-7B-v0.1", gpu="A100-80GB", advice=False)
+    document = _opened(browser, tmp_path, report)
+    most, rows = document["settings"]["max_model_len"], document["by_length"]
+    assert [row["tokens"] for row in rows] == [256 << power for power in range(8)]
+    assert rows[-1] == {"tokens": most, "requests": document["kv_cache"]["concurrency"]}
+    again = graphmem.serve("mistralai/Mistral-7B-v0.1", gpu="A100-80GB", advice=False, lengths={50: 1024, 99: 1024})
+    assert rows[2]["requests"] == again.concurrency_at_lengths
+    told = _told_by_keys(browser, "figure.curves")
+    shown = [tuple(float(figure.replace(",", "")) for figure in re.findall(r"[\d,.]*\d", text)) for text in told]
+    assert shown == [(row["tokens"], round(row["requests"], 2)) for row in rows]
+
+
+def test_a_plan_page_marks_the_chosen_layout_among_all(browser: _Browser, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model, batch = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 4)), torch.empty(1, 512)
+    ask: dict[str, Any] = {"gpus": "4xA100-80GB", "global_batch": 8, "frameworks": ["ddp"], "confirm": 1}
+    document = _opened(browser, tmp_path, graphmem.plan(model, batch, advice=False, **ask))
+    layouts = [*document["fitting"], *document["others"]]
+    expected = []
+    for one in layouts:
+        size = one["captured"]["fit"]["device_bytes"] if one["captured"] else one["bound_bytes"]
+        chosen = one == document["fitting"][0]
+        group = "fits (chosen)" if chosen else "a bound, not captured"
+        seconds = sum(one[f"{why}_seconds"] for why in ("sending", "recomputing", "waiting"))
+        expected.append((f"{one['words']}: ", size, seconds, group))
+    told = _told_by_keys(browser, "figure.points")
+    assert len(told) == len(layouts)
+    for (words, size, seconds, group), text in zip(sorted(expected, key=lambda one: one[1:3]), told, strict=True):
+        assert text.startswith(words)
+        assert text.endswith(group)
+        size_told, unit, seconds_told = re.findall(r": ([\d.,]+) (\w+), ([\d.]+) s, ", text)[0]
+        assert float(size_told) == pytest.approx(size / {"GiB": GIB, "MiB": MIB}[unit], abs=0.006)
+        assert float(seconds_told) == pytest.approx(seconds, rel=0.005)
+
+
+def test_the_page_of_an_analysis_has_other_batches(browser: _Browser, tmp_path: Path) -> None:
+    from selenium.webdriver import Keys
+
+    pytest.importorskip("torch")
+    program, page = tmp_path / "model.py", tmp_path / "page.html"
+    program.write_text(
+        "import torch\ndef build(batch):\n    return torch.nn.Linear(512, 512), torch.empty(batch, 512)\n"
+    )
+    asked = ["analyze", f"{program}:build", "-b", "64", "--gpu", "T4", "--html", str(page)]
+    assert CliRunner().invoke(cli, asked).exit_code == 0
+    browser.open(page)
+    slider = browser.one("input[type=range]")
+    told = []
+    for key in (Keys.NULL, Keys.HOME, Keys.END):
+        browser.press(slider, key)
+        value = int(slider.get_attribute("aria-valuetext"))
+        document = graphmem.analyze(f"{program}:build", batch=value, device="T4").to_dict()
+        (verdict,) = browser.texts(".choices > :not([hidden]) .verdict p:first-child")
+        how = "analysed" if value == 64 else "by template"
+        needs = format_bytes(document["peak"]["device_bytes"])
+        assert verdict == f"Fits T4-16GB: {needs} of device memory ({how})."
+        shown = browser.texts(".choices > :not([hidden]) tr:last-child td.exact")
+        assert shown == [f"{sum(document['breakdown'].values()):,} B"]
+        told.append(value)
+    assert told[1] < told[0] == 64 < told[2]
+
+
+def test_a_comparison_page_says_what_grew(browser: _Browser, tmp_path: Path, estimate: Estimate) -> None:
+    assert estimate.trace is not None
+    grows = [replace(one, bytes=3 * one.bytes) if one.label == "layers.2.weight" else one
+             for one in estimate.trace.storages]  # fmt: skip
+    after = graphmem.replay_trace(replace(estimate.trace, storages=tuple(grows)), device="T4")
+    document = _opened(browser, tmp_path, graphmem.compare(estimate, after))
+    shown = [tuple(row) for row in browser.run(
+        "return [...document.querySelectorAll('section:nth-last-of-type(-n+2) tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.textContent))")]  # fmt: skip
+    assert shown == [
+        (name, *(format_bytes(row[when]) for when in ("before", "after")), f"+{format_bytes(row['change'])}")
+        for by in ("modules", "lines") for name, row in document[by].items() if row["change"]
+    ]  # fmt: skip
+    assert shown[0][0] == "layers.2"
+
+
 def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_path: Path) -> None:
     rows = [(f"row {number}", size) for number, size in enumerate((5, 1 << 31, 700, 1 << 20, *range(10)))]
     curve = Curves([Curve("device memory", [1 * MIB, 2 * MIB, 5 * MIB])], "", "", "bytes", over=([1, 2, 4], "batch"))
@@ -303,5 +420,5 @@ def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_pat
     assert list(browser.texts("tbody td:first-child"))[:3] == ["row 1", "row 3", "row 2"]
     browser.press(browser.one("input[type=search]"), "row 1")
     assert browser.run("return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).length") == 5
-    assert browser.one("figure [role=img]").get_attribute("aria-label") == "device memory up to 5 MiB"
+    assert browser.one("figure [role=slider]").get_attribute("aria-label") == "device memory up to 5 MiB"
     assert len(browser.all("figure canvas")) == 1

@@ -42,6 +42,12 @@ batch = 2
 [[job]]
 memory = "90GiB"
 """
+_LOG = """
+vLLM API server version 0.32.0
+non-default args: {'model': 'meta-llama/Llama-3.1-8B', 'max_model_len': 8192, 'enforce_eager': True}
+GPU 0: NVIDIA L40S
+Available KV cache memory: 23.50 GiB
+"""
 _SERVE = ("serve", "meta-llama/Llama-3.1-8B", "--gpu", "L40S", "--enforce-eager", "--max-model-len", "8192")
 _LENGTHS = ("--lengths", "p50=800,p99=6000")
 #: Command lines by the document that they write.
@@ -61,6 +67,7 @@ _ANSWERS: dict[str, list[tuple[str, ...]]] = {
         (*_SERVE[:3], "T4", "--dtype", "half", "--no-advice"),
         (*_SERVE, "--no-advice", "--arrivals", "2/s", *_LENGTHS, "--output-lengths", "p50=200", "--duration", "30s"),
     ],
+    "serving_log": [("serve", "--from-log", "engine.log")],
     "plan": [("plan", "hf:config.json", "--gpus", "2xT4", "--global-batch", "4", "-s", "32", "--frameworks", "ddp")],
     "pack": [("pack", "jobs.toml", "--gpus", "1xT4")],
     "gpus": [("gpus",), ("gpus", "T4")],
@@ -82,6 +89,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps(_LLAMA))
     (folder / "pyproject.toml").write_text(_PROJECT)
     (folder / "jobs.toml").write_text(_JOBS)
+    (folder / "engine.log").write_text(_LOG)
     return folder
 
 

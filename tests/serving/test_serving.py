@@ -68,7 +68,7 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
         (["--gpu", "T4"], "at least 8.0"),
         (["--gpu", "MI300X"], "NVIDIA's cards only"),
         (["--engine", "nowhere"], "accepted: vllm, llamacpp"),
-        (["--engine-version", "0.5"], "accepted: 0.8 to 0.32"),
+        (["--engine-version", "0.5"], "accepted: 0.6 and later"),
         (["--engine-version", "new"], "is no version"),
         (["--lengths", "p50"], "p50=800,p99=6000"),
         (["--lengths", "p50=800,p40=900"], "must rise"),
@@ -428,3 +428,60 @@ def test_a_broken_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
     assert code == 1
     assert "trace.csv" in text
     assert text.count("\n") == 1
+
+
+def _at(version: tuple[int, int], gpu: str = "H100", **options: Any) -> base.Served:
+    return engine_named("vllm").serve(Question(model_named(LLAMA), device_named(gpu), version=version, **options))
+
+
+def _part(served: base.Served, name: str) -> int:
+    return next((part.bytes for part in served.parts if part.name == name), 0)
+
+
+def test_the_samplers_sort_of_older_versions_is_in_the_peak() -> None:
+    """Beside 16-bit logits: in fp32, sorted, their places, a range of places, and room to sort both by segment."""
+    rows, vocab = 1024, 128256
+    sorts, does_not = (_part(_at(version), "activation peak") for version in ((0, 16), (0, 17)))
+    hidden = 8192 * 4096 * 2 + 2 * rows * 4096 * 2
+    assert sorts == pytest.approx(rows * vocab * (2 + 4 + 4 + 8 + 8 + 4 + 8) + hidden, rel=0.01)
+    assert does_not < 0.6 * sorts
+    few = _part(_at((0, 16), max_num_seqs=64, max_num_batched_tokens=512), "activation peak")
+    workspace = 32 * 2**20
+    assert few == pytest.approx(64 * vocab * (2 + 4 + 4 + 8 + 8 + 8 + 4 + 12) + workspace, rel=0.02)  # as pairs, twice
+
+
+def test_what_versions_charge_and_choose_by_themselves() -> None:
+    assert [_at(version).settings["gpu_memory_utilization"] for version in ((0, 19), (0, 20))] == [0.9, 0.92]
+    assert [bool(_part(_at(version), "CUDA graphs, estimated")) for version in ((0, 19), (0, 20))] == [False, True]
+    assert [bool(_part(_at(version), "segment slack")) for version in ((0, 26), (0, 27))] == [False, True]
+    outside = [_part(_at(version, tensor_parallel_size=2), "outside torch") for version in ((0, 8), (0, 9), (0, 11))]
+    assert outside[0] > outside[1] > outside[2] == 0
+    assert not _part(_at((0, 9)), "outside torch")
+    runners = {version: _at(version).settings["model_runner"] for version in ((0, 23), (0, 24), (0, 25), (0, 32))}
+    assert list(runners.values()) == ["V1", "V2", "V2", "V2"]
+
+
+def test_the_first_engine_takes_a_whole_prompt_and_does_not_compile() -> None:
+    whole, chunked = _at((0, 7), max_model_len=20000), _at((0, 7), max_model_len=40000)
+    assert (whole.settings["max_num_batched_tokens"], whole.settings["max_num_seqs"]) == (20000, 256)
+    assert chunked.settings["max_num_batched_tokens"] == 2048
+    old = _at((0, 8), "T4", dtype="half", max_model_len=4096)
+    assert old.settings["max_num_batched_tokens"] == 4096  # cards below 8.0 went to the first engine
+
+
+def test_a_newer_version_is_taken_as_the_newest_and_says_how_far_off_it_may_be() -> None:
+    newer, newest = _at((0, 99), enforce_eager=True), _at((0, 32), enforce_eager=True)
+    assert newer.kv_cache == newest.kv_cache
+    assert (newer.basis, newest.basis) == ("logs", "recordings")
+    assert "vLLM 0.99 is newer than what is followed" in newer.notes[0]
+    assert f"to {newest.kv_cache.tokens:,} tokens" in newer.notes[0]
+
+
+def test_recordings_are_claimed_where_one_holds_the_card_and_the_quantisation() -> None:
+    gptq = {**known_models()[LLAMA], "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    served = [
+        _at((0, 32), "B200", enforce_eager=True),
+        _at((0, 32), "T4", dtype="half", enforce_eager=True, max_model_len=64),
+        engine_named("vllm").serve(Question(base.ServedModel("gptq", gptq), device_named("H100"), enforce_eager=True)),
+    ]  # fmt: skip
+    assert [one.basis for one in served] == ["formula"] * 3

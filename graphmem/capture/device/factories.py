@@ -110,8 +110,12 @@ def _with_parts_there(count: int) -> _Make:
 
 
 def _host_then_copy(
-    original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False, **kwargs: object
-) -> torch.Tensor:
+    original: _Make, data: object, *args: object, device: object = None, requires_grad: bool = False,
+    pin_memory: bool = False, **kwargs: Any,
+) -> torch.Tensor:  # fmt: skip
+    if pin_memory:  # C++ reads the data into pinned memory, which a build without a card has none of
+        made = _host_then_copy(original, data, *args, device=device, **kwargs).pin_memory()
+        return made.requires_grad_() if requires_grad else made
     place = device_named(device)
     if place is None:
         place = data.device if isinstance(data, FakeTensor) else _default_device()

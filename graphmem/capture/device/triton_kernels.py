@@ -55,6 +55,9 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
         def follow(module: ModuleType) -> None:
             if module.__name__ == _JIT:
                 patches.set(module.KernelInterface, "__getitem__", lambda kernel, _: partial(launched, kernel))
+            elif module.__name__ == _DRIVER:
+                if isinstance(vars(module.DriverConfig).get("active"), property):  # since 3.4
+                    patches.set(module.DriverConfig, "active", property(lambda _: _Driver()))
             else:
                 _launch_nothing(patches, module, _MODULES[module.__name__], forget)
 
@@ -62,7 +65,7 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
             import_it()
             follow(module)
 
-        watched = (_JIT,) if is_installed else tuple(_MODULES)
+        watched = (_JIT, _DRIVER) if is_installed else tuple(_MODULES)
         for module in filter(None, map(sys.modules.get, watched)):
             follow(module)
         sys.meta_path.append(missing)
@@ -74,9 +77,44 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
             missing.forget_stand_ins()
 
 
-_JIT = "triton.runtime.jit"
+_JIT, _DRIVER = "triton.runtime.jit", "triton.runtime.driver"
 #: What an autotuner writes to empty the card's cache (``get_empty_cache_for_benchmark``, triton/backends/nvidia, 3.7).
 _EMPTIED_BYTES = 256 << 20
+
+
+class _Driver:
+    """Triton's driver, as the host asks it: which card there is (``CudaDriver``, triton/backends/nvidia, 3.7)."""
+
+    utils = property(lambda self: self)
+
+    def is_active(self) -> bool:
+        return True
+
+    def get_current_target(self) -> object:
+        compiler = importlib.import_module("triton.backends.compiler")
+        major, minor = torch.cuda.get_device_capability()
+        return compiler.GPUTarget("cuda", major * 10 + minor, 32)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_active_torch_device(self) -> torch.device:
+        return cards().own
+
+    def get_current_device(self) -> int:
+        return int(torch.cuda.current_device())
+
+    def get_current_stream(self, _: object = None) -> int:
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def get_device_properties(self, _: object) -> dict[str, int]:
+        known = torch.cuda.get_device_properties()
+        return {
+            "max_shared_mem": known.shared_memory_per_block_optin,
+            "max_num_regs": known.regs_per_multiprocessor,
+            "multiprocessor_count": known.multi_processor_count,
+            "warpSize": known.warp_size,
+        }
 
 
 class _Launched:

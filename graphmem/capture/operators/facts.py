@@ -5,8 +5,10 @@ The tables it is built from stand in the files of this room and of ``kernels``, 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 
@@ -33,6 +35,7 @@ from graphmem.capture.operators.output_layouts import Relaid, relaid
 from graphmem.capture.torch_internals import OpOverload, has_kernel
 from graphmem.capture.values.device_values import TRACKED
 from graphmem.diagnostics import Code, Diagnostic
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
 
@@ -77,6 +80,17 @@ _MODELLED = (
     COLLECTIVES, sparse.DECOMPOSITIONS, sparse.PARTS,
 )  # fmt: skip
 _COMPOSITE = "CompositeImplicitAutograd"
+#: Lines of the dispatcher's table for the kernel that a card runs, and the file that registered it
+#: (``OperatorEntry::dumpState``, ATen/core/dispatch/OperatorEntry.cpp).
+_KERNELS = [
+    re.compile(rf"^({key})(?:\[alias\])?: registered at (.+):\d+ ::", re.MULTILINE)
+    for key in ("CUDA", "CompositeExplicitAutograd")
+]
+#: Namespaces of operators that are PyTorch's own.
+_OF_PYTORCH = {"aten", "prim", "prims", "c10d", "_c10d_functional", "_dtensor", "symm_mem", "inductor", "quantized"}
+_dispatch_table: Any = private(
+    "torch._C._dispatch_dump", "memory that operators written in Python take inside is not counted", lambda _: ""
+)
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -182,6 +196,15 @@ class OperatorFacts:
         return (
             self.selects or self.is_decision or self.func in SIZED_BY_DATA or bool(_DATA_DEPENDENT & {*self.func.tags})
         )
+
+    @cached_property
+    def python_kernel(self) -> str | None:
+        """The dispatch key at which a card finds a function in Python for it (``torch.library``), whose operators
+        nothing here models; None where a kernel in C++ runs, or its memory is known."""
+        if not isinstance(self.func, OpOverload) or self.func.namespace in _OF_PYTORCH or self.is_modelled:
+            return None
+        kernel = next(filter(None, (line.search(_dispatch_table(self.func.name())) for line in _KERNELS)), None)
+        return kernel[1] if kernel is not None and kernel[2].endswith(".py") else None
 
     @cached_property
     def takes_pinned(self) -> bool:

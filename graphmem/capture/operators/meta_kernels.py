@@ -127,6 +127,11 @@ def _turned(self: Tensor, tau: Tensor, other: Tensor, *_: bool) -> Tensor:
     return _by_columns(other)
 
 
+def _itself(self: Tensor, *_: object, **__: object) -> Tensor:
+    """What is drawn in place. PyTorch's references refuse a generator (torch/_refs/__init__.py, 2.13)."""
+    return self
+
+
 #: By operator name: a function of fake tensors that returns fake outputs.
 META_KERNELS: dict[str, Shapes] = {
     "aten::_ctc_loss": _ctc_loss,
@@ -142,11 +147,15 @@ META_KERNELS: dict[str, Shapes] = {
     "aten::batch_norm_gather_stats_with_counts": _statistics,
     "aten::batch_norm_stats": _statistics,
     "aten::binomial": _FIRST,
+    "aten::cauchy_": _itself,
+    "aten::exponential_": _itself,
     "aten::fractional_max_pool3d": _fractional_max_pool3d,
     "aten::fractional_max_pool3d_backward": _SECOND,
+    "aten::geometric_": _itself,
     "aten::geqrf": _factored,
     "aten::glu_jvp": _like(0),
     "aten::linalg_lstsq": _least_squares,
+    "aten::log_normal_": _itself,
     "aten::multi_margin_loss": _margin_loss,
     "aten::multi_margin_loss_backward": _SECOND,
     "aten::multilabel_margin_loss_backward": _SECOND,

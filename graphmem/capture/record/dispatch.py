@@ -19,6 +19,7 @@ import torch
 from graphmem.capture.device.backward_thread import Numbers
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.device.fake_tensors import without_classes
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.operators import collectives, compressed, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
 from graphmem.capture.operators.data_dependent_sizes import VALUES, outputs_of
@@ -49,6 +50,7 @@ _PRIM_DEVICE = torch.ops.prim.device.default
 _COMPOSITE: Any = private(
     "torch._C.DispatchKey.CompositeImplicitAutograd", "composite operators in inference mode cannot be followed", None
 )
+_KEYS: Any = private("torch._C.DispatchKey", "operators written in Python are not followed inside", None)
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _PIN_MEMORY = _aten._pin_memory.default
@@ -65,6 +67,9 @@ _ALONG = {_aten.unique_dim.default: 1, _aten.unique_dim_consecutive.default: 1, 
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
+#: Operators of libraries that give the card a view of pinned memory.
+_SEE_HOST = {"_C.get_cuda_view_from_cpu_tensor.default"}
+
 #: Arguments by name.
 Named = dict[str, object]
 #: The answer of an interceptor that leaves a call to the next.
@@ -79,6 +84,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         self.recorder = recorder
         self._routes: dict[Any, Route] = {}
         self._results = FakeResults()
+        self.without_body: set[OpOverload] = set()  # whose body in Python ended in an error
         self.in_decomposition = False  # what runs now stands in place of a kernel, below autograd
 
     @classmethod
@@ -245,6 +251,15 @@ def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> object:
     return mode.finish(call, out)
 
 
+def _seen_by_card(mode: RecordingMode, call: OperatorCall) -> object:
+    """A tensor of the card on pinned memory of the host (``cudaHostGetDevicePointer``), which takes none there."""
+    host: Any = call.args[0]
+    with mode.recorder.paused():
+        out = torch.empty(host.shape, dtype=host.dtype, device=cards().own)
+    mode.recorder.storages.see(out, place=Place.PINNED)
+    return out
+
+
 def _collective(mode: RecordingMode, call: OperatorCall) -> object:
     mode.recorder.note(call)
     flat = collectives.flat_copy_bytes(call.func, call.args)
@@ -357,6 +372,24 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> object:
         return NOT_HANDLED
     with mode:
         return call.func._op_dk(_COMPOSITE, *call.args, **call.kwargs)
+
+
+def _body_in_python(mode: RecordingMode, call: OperatorCall) -> object:
+    """A function that needs what is not there (a kernel's compiler, a library's own C functions) ends in an error: the
+    fake implementation is left then, and the doubt about the memory inside."""
+    if call.func in mode.without_body:
+        return NOT_HANDLED
+
+    def body(_: object, *args: object, **kwargs: object) -> object:
+        return call.func._op_dk(getattr(_KEYS, str(call.facts.python_kernel)), *args, **kwargs)
+
+    try:
+        return _in_place_of_kernel(mode, call, body)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        mode.without_body.add(call.func)
+        return NOT_HANDLED
 
 
 # --- operators of the trace -------------------------------------------------------------------------------------------
@@ -593,6 +626,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         is_noted=False,
     ),
     Interceptor(
+        "host memory on the card",
+        "vLLM's kernels read pinned memory where it is, by an operator that has no shapes",
+        lambda facts: facts.name in _SEE_HOST,
+        _seen_by_card,
+        is_noted=False,
+    ),
+    Interceptor(
         "collectives",
         "the other processes are not there; the tensors that they would fill are",
         lambda facts: facts.is_collective,
@@ -658,6 +698,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "in inference mode composites arrive whole, and so they do from tensors around others and in place of a kernel",
         lambda facts: facts.is_composite or facts.decomposes,
         _inference_decomposition,
+        is_noted=False,
+    ),
+    Interceptor(
+        "bodies in Python",
+        "an operator of torch.library takes memory inside, which the fake implementation of its shapes does not",
+        lambda facts: facts.python_kernel is not None,
+        _body_in_python,
         is_noted=False,
     ),
     Interceptor(

@@ -7,10 +7,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from graphmem.planning.layouts.search import TIGHT, Candidate
-from graphmem.reports.document import Block, Code, Column, Document, Facts, Items, Section, Table, Text, Value, section
+from graphmem.reports.document import (
+    Block,
+    Code,
+    Column,
+    Document,
+    Facts,
+    Items,
+    Points,
+    Section,
+    Table,
+    Text,
+    Value,
+    section,
+)
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
+    from graphmem.estimate import Fit
     from graphmem.planning.layouts.plan import Plan
 
 #: Columns of the text: a row a layout.
@@ -46,6 +60,7 @@ def _sections(plan: Plan, counts: Counter[str], details: bool) -> Iterator[Secti
     yield section("", Text(tuple(_verdict(plan)), "yes" if plan.fitting else "no"))
     if plan.fitting:
         yield section("Layouts that fit, each captured; the cheapest first", _fitting(plan))
+    yield section("What a step costs, over the memory of a card", _costs(plan))
     yield _others(plan, counts)
     if plan.advice:
         changes = [f"{one.change} ({one.option}): {_saved(one.saved_bytes) or one.reason}" for one in plan.advice]
@@ -91,7 +106,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
         fit = best.estimate.fit
         with_conf = f", with {best.alloc_conf}" if best.alloc_conf else ""
         tight = f" ({best.status})" if best.status == TIGHT else ""
-        yield f"BEST: {best.layout.words()}{with_conf}"
+        yield f"BEST{_how_sure(fit)}: {best.layout.words()}{with_conf}"
         yield (
             f"{format_bytes(fit.device_bytes)} of {format_bytes(fit.capacity_bytes)} on each card, "
             f"{format_bytes(fit.margin_bytes)} spare{tight}"
@@ -109,6 +124,12 @@ def _verdict(plan: Plan) -> Iterator[str]:
     left = len(plan.open())
     if left:
         yield f"{left} more may fit by their bounds: --confirm {plan.captured + min(left, 16)} captures more"
+
+
+def _how_sure(fit: Fit) -> str:
+    """That the best one may not fit, where it is not sure."""
+    chance = f" ({fit.chance})" if fit.chance else ""
+    return "" if fit.is_sure else f", LIKELY to fit{chance}"
 
 
 def _fitting(plan: Plan) -> Table:
@@ -137,6 +158,50 @@ def _row(number: int, one: Candidate) -> tuple[Value, ...]:
     return (
         number, one.layout.words(), fit.device_bytes, fit.margin_bytes, sent.near, sent.far, sent.host, *seconds, remark
     )  # fmt: skip
+
+
+#: Layouts that need more than so many cards' memory are left out of the picture, which would be of them alone.
+_FAR = 2
+
+
+def _costs(plan: Plan) -> Points:
+    """Every layout by its memory, captured or bounded, and by the seconds of its step beside its computation."""
+    capacity = plan.job.cluster.card.capacity_bytes - plan.job.cluster.card.others_bytes
+    groups: dict[str, list[tuple[float, float, str]]] = {}
+    far = 0
+    for one in (*plan.fitting, *plan.others):
+        size = _memory(one)
+        if size > _FAR * capacity:
+            far += 1
+            continue
+        groups.setdefault(_group(one), []).append((size, one.cost.seconds, one.layout.words()))
+    beyond = f"; {far} that need more than {_FAR} cards' memory are not shown" if far else ""
+    return Points(
+        (Column("memory of a card", "bytes"), Column("seconds of a step beside its computation", "seconds")),
+        [(name, groups.get(name, [])) for name in _GROUPS],
+        (capacity, f"where {plan.job.cluster.card.name} ends"),
+        "" if plan.best is None else plan.best.layout.words(),
+        f"Seconds are by simple formulas (see what is assumed), not predicted{beyond}.",
+    )
+
+
+#: Groups of the picture in their order.
+_GROUPS = ("fits", TIGHT, "likely fits", "does not fit", "a bound, not captured")
+
+
+def _group(one: Candidate) -> str:
+    if one.estimate is None or one.estimate.fit is None:
+        return "a bound, not captured"
+    if one.estimate.fit.fits:
+        return TIGHT if one.status == TIGHT else "fits" if one.estimate.fit.is_sure else "likely fits"
+    return "does not fit"
+
+
+def _memory(one: Candidate) -> int:
+    """What it holds on a card, or what it needs at least where it was not captured."""
+    if one.estimate is None:
+        return one.bound.bytes
+    return one.estimate.device if one.estimate.fit is None else one.estimate.fit.device_bytes
 
 
 def _others(plan: Plan, counts: Counter[str]) -> Section:

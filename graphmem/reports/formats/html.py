@@ -31,6 +31,7 @@ from graphmem.reports.document import (
     Items,
     Moments,
     Picture,
+    Points,
     Shares,
     Table,
     Text,
@@ -113,6 +114,8 @@ def _block(block: Block) -> str:
         return _shares(block)
     if isinstance(block, Table):
         return _table(block)
+    if isinstance(block, Points):
+        return _points(block)
     if isinstance(block, Moments):
         return _moments(block)
     if isinstance(block, Choices):
@@ -265,10 +268,23 @@ def _curves(block: Curves) -> str:
         "limit": (block.limit[0], clean(block.limit[1])) if block.limit else None,
         "marks": list(block.marks),
         "at": block.at,
+        "doubling": block.doubling,
     }
     said = [block.caption, f"marked: {block.marked}" if block.marks else "", block.at[1] if block.at else ""]
     words = "; ".join(filter(None, said))
     return f'<figure class="curves" data-curves="{_attribute(data)}"><figcaption>{_words(words)}</figcaption></figure>'
+
+
+def _points(block: Points) -> str:
+    """Points with their names."""
+    data = {
+        "axes": [{"name": clean(column.title), "unit": column.unit} for column in block.axes],
+        "groups": [[clean(name), [[x, y, clean(of)] for x, y, of in points]] for name, points in block.groups],
+        "limit": (block.limit[0], clean(block.limit[1])) if block.limit else None,
+        "chosen": clean(block.chosen),
+    }
+    caption = f"<figcaption>{_words(block.caption)}</figcaption>"
+    return f'<figure class="points" data-points="{_attribute(data)}">{caption}</figure>'
 
 
 def _attribute(data: Any) -> str:

@@ -25,6 +25,7 @@ from graphmem.serving.vllm import arguments, backend, encoders, families, graphs
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
+from graphmem.serving.vllm.log import READER
 from graphmem.serving.vllm.models import deltanet
 from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
@@ -36,6 +37,9 @@ from graphmem.units import GIB, MIB, format_bytes
 
 #: ``parseChosenWorkspaceSize`` (ATen/cuda/CublasHandlePool.cpp): 4096 KiB twice and 16 KiB eight times, or 32 MiB.
 _CUBLAS_BYTES, _CUBLAS_LARGE_BYTES = 8_519_680, 32 * MIB
+#: Kernels of attention and quantisations that recorded starts have.
+_RECORDED_ATTENTION = (FlashAttention2.name, FlashAttention3.name)
+_RECORDED_METHODS = (None, "awq", "fp8", "compressed-tensors")
 #: Starts that are remembered: sweeps ask for many that differ in what only the arithmetic reads.
 _REMEMBERED = 128
 
@@ -64,11 +68,24 @@ class VLLM:
     name = "vllm"
     title = "vLLM"
     newest = ".".join(map(str, versions.NEWEST))
+    log = READER
+
+    def check_arguments(self, question: Question) -> None:
+        """Raises :class:`UsageError` for a further option that is not followed."""
+        arguments.read(question.arguments)
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
+        found = self._worst(question)
+        if question.version is None or question.version <= versions.NEWEST:
+            return found
+        before = [self._worst(question.with_(version=version)) for version in versions.before_newest()]
+        return replace(found, basis="logs", notes=(_newer_in_words(question.version, found, before), *found.notes))
+
+    def _worst(self, question: Question) -> Served:
+        """The answer of the stage of the pipeline that has the fewest blocks."""
         answers = self.stages_of(question)
         if len(answers) == 1:
             return answers[0]
@@ -225,6 +242,16 @@ def _stages_in_words(answers: list[Served], worst: Served) -> str:
     )
 
 
+def _newer_in_words(version: tuple[int, int], found: Served, before: list[Served]) -> str:
+    """How far a version that nobody read may be from the newest that is followed."""
+    tokens = [one.kv_cache.tokens for one in (found, *before)]
+    return (
+        f"vLLM {'.'.join(map(str, version))} is newer than what is followed, and taken as {found.version}; as a "
+        f"measure of what releases change, {before[0].version} to {found.version} give {min(tokens):,} to "
+        f"{max(tokens):,} tokens for the same question"
+    )
+
+
 def settings_key(settings: Settings) -> Settings:
     """The settings that a start depends on: utilization is the arithmetic's."""
     return replace(settings, utilization=0.0)
@@ -335,14 +362,18 @@ def _answer(
         ),
         refusal=_refusal(question, settings, shape, layout, start, cache),
         notes=_notes(question, settings, shape),
-        basis=_basis(settings, shape),
+        basis=_basis(question, settings, shape, method),
     )
 
 
-def _basis(settings: Settings, shape: Shape) -> str:
+def _basis(question: Question, settings: Settings, shape: Shape, method: str | None) -> str:
+    """What the answer stands on: recordings where one holds this version, the card's attention and the quantisation."""
     if shape.backend is not None:
         return "captures"
-    return "recordings" if settings.version == versions.NEWEST else "logs"
+    recorded = question.device.limits.vllm_attention in _RECORDED_ATTENTION and method in _RECORDED_METHODS
+    if settings.version != versions.NEWEST:
+        return "logs"
+    return "recordings" if recorded else "formula"
 
 
 def _words(shape: Shape, spec: Spec) -> str:
@@ -381,12 +412,26 @@ def _parts(question: Question, settings: Settings, shape: Shape, start: Start, u
     )  # fmt: skip
     if question.non_torch_bytes:
         parts.append(Part("outside torch", question.non_torch_bytes, "loaded while the engine profiles, as given"))
+    elif charged := _charged_outside(question.device, settings, shape):
+        parts.append(Part("outside torch", charged, "this version charges what is there before it profiles"))
     if start.graphs_estimate:
         parts.append(Part("CUDA graphs, estimated", start.graphs_estimate, "the engine's own estimate"))
     if settings.more.cache_bytes is not None:
         left = question.device.capacity_bytes - sum(part.bytes for part in parts) - settings.more.cache_bytes
         parts.append(Part("not given to the cache", left, "kv_cache_memory_bytes decides, whatever is left"))
     return tuple(parts)
+
+
+def _charged_outside(device: Device, settings: Settings, shape: Shape) -> int:
+    """Bytes outside PyTorch that are charged though they come before the profile run: NCCL's communicators, and in 0.8
+    all that is in use."""
+    if versions.GROUPS_BEFORE.holds(settings.version):
+        return 0
+    every = sum(figure.bytes for figure in _outside(device, settings, shape))
+    alone = sum(figure.bytes for figure in device.outside(Loads()))
+    second = versions.has_second_engine(settings.version, device.capability)
+    is_all = second and not versions.GROWTH_ALONE.holds(settings.version)
+    return every if is_all else every - alone
 
 
 def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, ...]:

@@ -53,10 +53,13 @@ def start(
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
-    run.native = not settings.eager and settings.more.compiled
+    second = versions.has_second_engine(settings.version, device.capability)
+    compiles = second and not settings.eager and settings.more.compiled
+    run.native = compiles
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
+    runner.unsorted = versions.SAMPLES_UNSORTED.holds(version)
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
     buffers = run.mark() - 1
@@ -83,7 +86,7 @@ def start(
     loaded = run.mark() - 1
     run.empty_cache()
     before = run.mark() - 1
-    plain = settings.eager or not settings.more.compiled or draft is not None
+    plain = not compiles or draft is not None
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),

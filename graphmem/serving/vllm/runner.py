@@ -24,6 +24,8 @@ _LOGIT_BIAS = (1024, 1024, 1024, 128)
 _BAD_WORDS = (1024, 129)
 #: MAX_LOGPROB_TOKEN_IDS (vllm/sampling_params.py).
 _LOGPROB_IDS = 128
+#: Rows from which ``torch.sort`` sorts by segment (``sort_stable``, ATen/native/cuda/SortStable.cu).
+_SORTED_BY_SEGMENT = 128
 #: Columns of a block of the Gumbel sampler (sample/gumbel.py).
 _GUMBEL_BLOCK = 1024
 #: Rows of block tables are padded to so many tokens (v1/worker/block_table.py, ``get_block_table_width``).
@@ -34,6 +36,8 @@ class ModelRunner(ABC):
     """The memory that a runner adds to the model's."""
 
     name: str
+    #: Whether the sampler leaves logits where they are: older ones sort them.
+    unsorted: bool = True
 
     def __init__(self, run: Run, batch: Batch, shape: Shape, speculator: Speculator | None = None) -> None:
         self.run, self.batch, self.shape, self.speculator = run, batch, shape, speculator
@@ -246,9 +250,9 @@ class V1(ModelRunner):
         run.free(noise, left, *small, probabilities, recovered)
 
     def _sample(self, rows: int, *, first: bool, greedy: bool = False) -> None:
-        """``Sampler`` (v1/sample/sampler.py): logits in fp32, the likeliest tokens, top-k and top-p in place by a
-        Triton kernel whose buffer stays (ops/topk_topp_triton.py: a row of logits for each multiprocessor),
-        probabilities, and exponential noise of their size."""
+        """``Sampler`` (v1/sample/sampler.py): logits in fp32, the likeliest tokens, top-k and top-p, probabilities, and
+        exponential noise of their size. Top-k and top-p are in place by a Triton kernel whose buffer stays
+        (ops/topk_topp_triton.py: a row of logits for each multiprocessor), before that by a sort."""
         run, wide = self.run, rows * self.shape.vocab * 4
         logits = run.new(wide, "logits in fp32")
         likeliest = run.new(rows * 8)
@@ -256,7 +260,8 @@ class V1(ModelRunner):
             run.free(likeliest, logits)
             return
         run.temporary(rows, 4, rows * 4)
-        if first:
+        kept = [] if self.unsorted else [self._sorted(rows)]
+        if first and self.unsorted:
             run.new(self.run.device.sm_count * self.shape.vocab * 4, "top-k and top-p buffer", Category.WORKSPACE)
             run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
             run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
@@ -265,7 +270,23 @@ class V1(ModelRunner):
         chosen = run.new(rows * 8)
         run.free(noise, probabilities)
         run.temporary(rows)
-        run.free(chosen, likeliest, logits)
+        run.free(chosen, *kept, likeliest, logits)
+
+    def _sorted(self, rows: int) -> Tensor:
+        """The logits that are left: all of them are sorted with their places, and put back (``apply_top_k_top_p``).
+        From 128 rows on the sort is one of segments, which takes places of 64 bits and room for both; below, of all as
+        pairs of place and row, twice (ATen/native/cuda/SortStable.cu)."""
+        run, items = self.run, rows * self.shape.vocab
+        values, places = run.new(items * 4, "sorted logits"), run.new(items * 8, "places of sorted logits")
+        if rows >= _SORTED_BY_SEGMENT:
+            run.temporary(items * 8, items * (4 + 8))
+        else:
+            run.temporary(items * 8, items * 8, items * 4, items * (4 + 8))
+        run.temporary(items)
+        run.temporary(items * 4)
+        result = run.new(items * 4, "logits that are left")
+        run.free(values, places)
+        return result
 
 
 RUNNERS: dict[str, type[ModelRunner]] = {runner.name: runner for runner in (V1, V2)}

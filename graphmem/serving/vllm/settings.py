@@ -29,8 +29,13 @@ DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float3
 STATES = ("mamba2", "granitemoehybrid")
 #: Speculative methods of the first model runner alone, which do not schedule ahead (config/vllm.py).
 _FIRST_RUNNER_ONLY = ("medusa",)
+#: Keys that say how many experts there are, and kinds with layers of states.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_WITH_STATES = (*STATES, "mamba", "falcon_mamba", "jamba", "qwen3_next", "qwen3_5_text")
 #: What tensor parallel ranks share out where there are no heads of attention.
 _SHARED_OUT = {"mamba2": "num_heads", "mamba": "hidden_size", "falcon_mamba": "hidden_size"}
+#: The first engine prefills longer contexts in chunks alone (engine/arg_utils.py of 0.6 and 0.7).
+_IN_ONE_BATCH = 32 * 1024
 #: Keys that name the longest context, in the order of transformers_utils/model_arch_config_convertor.py.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 
@@ -106,7 +111,8 @@ def resolve(question: Question) -> Settings:
     tokens, requests = _batch_defaults(question, version)
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
     if question.max_num_batched_tokens is None:
-        tokens = min(requests * length, tokens if more.chunked_prefill else max(length, tokens))
+        chunked = more.chunked_prefill and (_has_second_engine(question, version) or length > _IN_ONE_BATCH)
+        tokens = min(requests * length, tokens if chunked else max(length, tokens))
     else:
         tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
         if tokens < requests:
@@ -132,7 +138,7 @@ def resolve(question: Question) -> Settings:
         raise UsageError(f"block_size is {block_size}; FlashAttention takes multiples of {_BLOCK_STEP}")
     dtype, itemsize = _dtype(question, config)
     check_parallel(question.model, question.tensor_parallel_size)
-    runner = _runner(more, version)
+    runner = _runner(more, version, question)
     _check_followed(more, runner)
     eager = question.enforce_eager or (not more.compiled and more.graph_mode == "NONE")
     batch = Batch(tokens, requests, length, block_size)
@@ -170,13 +176,21 @@ def _check_followed(more: Arguments, runner: str) -> None:
             raise UsageError(f"vLLM's {name} is not followed yet: leave it out")
 
 
-def _runner(more: Arguments, version: Version) -> str:
-    usual = "v2" if versions.SECOND_RUNNER.holds(version) else "v1"
+def _runner(more: Arguments, version: Version, question: Question) -> str:
+    config = question.model.config
+    second = versions.has_second_runner(
+        version,
+        str(config.get("model_type")),
+        experts=any(config.get(name) for name in _EXPERTS),
+        states=str(config.get("model_type")) in _WITH_STATES,
+        quantized=bool(question.quantization or config.get("quantization_config")),
+    )
+    usual = "v2" if second else "v1"
     if more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY:
         usual = "v1"
     runner = (more.model_runner or usual).upper()
-    if runner == "V2" and not versions.SECOND_RUNNER.holds(version):
-        raise UsageError("model_runner is v2; accepted: v1, and since 0.32 v2")
+    if runner == "V2" and version < versions.FIRST_WITH_SECOND_RUNNER:
+        raise UsageError("model_runner is v2; accepted: v1, and since 0.22 v2")
     return runner
 
 
@@ -189,6 +203,10 @@ def _batches_in_flight(more: Arguments, version: Version, runner: str) -> int:
     if asynchronous and (runner == "V2" or more.pipeline == 1):
         return more.pipeline + 1
     return more.pipeline
+
+
+def _has_second_engine(question: Question, version: Version) -> bool:
+    return versions.has_second_engine(version, question.device.capability)
 
 
 def _positive(name: str, value: int | None) -> int:
@@ -225,9 +243,11 @@ def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
 
 
 def _batch_defaults(question: Question, version: Version) -> tuple[int, int]:
-    """(tokens, requests): ``get_batch_defaults``."""
+    """(tokens, requests): ``get_batch_defaults``; the first engine's are the same on every card."""
     if question.entry not in ENTRIES:
         raise UsageError(f"entry is {question.entry!r}; accepted: {', '.join(ENTRIES)}")
+    if not _has_second_engine(question, version):
+        return 2048, 256
     server = question.entry == "server"
     memory = question.device.capacity_bytes
     if versions.LARGEST_CARDS.holds(version) and memory >= 160 * GIB:

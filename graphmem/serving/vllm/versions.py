@@ -1,7 +1,8 @@
 """The register of differences between versions of vLLM.
 
-Read: 0.9.2, 0.11.2, 0.21.0 and 0.32.0 (the released wheels). Where a change lies between two of them it is taken to
-come with the later one. 0.32 is held by recordings; the others by their source, and by figures of public logs.
+Read: the released wheels of 0.6.6, 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.11.0 and 0.11.2, 0.13 to 0.28 but for 0.15 and 0.23,
+and 0.30 to 0.33. Where a change lies between two of them it is taken to come with the later one. 0.32 is held by
+recordings; the others by their source, and by figures of public logs.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphmem.base.versions import Version
+from graphmem.devices.capabilities import reaches
 from graphmem.errors import UsageError
 
 NEWEST: Version = (0, 32)
-OLDEST: Version = (0, 8)
+OLDEST: Version = (0, 6)
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,64 @@ class Change:
         return version >= self.since
 
 
+#: v1: the second engine, which compiles, prefills in chunks as a rule, and takes batches by card.
+SECOND_ENGINE = Change((0, 8), "the second engine, V1")
+#: v1/worker/gpu_worker.py: in 0.8 all that was in use on the card and not PyTorch's, context and others included.
+GROWTH_ALONE = Change((0, 9), "of what is outside PyTorch only what came since the engine began is charged")
+#: v1/worker/gpu_worker.py, ``init_device``: the groups of processes are made before free memory is first looked at.
+GROUPS_BEFORE = Change((0, 11), "NCCL's communicators are there before the engine looks, and not charged")
+#: config/vllm.py: whether two batches are in flight (config/scheduler.py, ``async_scheduling``).
+ASYNC_SCHEDULING = Change((0, 14), "scheduling is asynchronous: two batches are in flight")
+#: v1/sample/ops/topk_topp_sampler.py, ``apply_top_k_top_p``: all logits were sorted.
+SAMPLES_UNSORTED = Change((0, 17), "top-k and top-p by a Triton kernel instead of a sort of all logits")
 #: config/cache.py: the default of ``gpu_memory_utilization`` was 0.9.
-UTILIZATION_92 = Change((0, 21), "gpu_memory_utilization is 0.92 by default")
+UTILIZATION_92 = Change((0, 20), "gpu_memory_utilization is 0.92 by default")
+#: envs.py, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS.
+GRAPHS_CHARGED = Change((0, 20), "an estimate of CUDA graphs is taken from the KV cache")
 #: v1/worker/gpu_worker.py, ``_scoped_allocator_max_split`` around ``load_model``.
 SPLIT_WHILE_LOADING = Change((0, 21), "weights are loaded under max_split_size_mb:20")
-#: The same around the profile run.
-SPLIT_WHILE_PROFILING = Change((0, 32), "the profile run is under max_split_size_mb:20")
-#: envs.py, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS.
-GRAPHS_CHARGED = Change((0, 21), "an estimate of CUDA graphs is taken from the KV cache")
 #: utils/mem_utils.py (vllm#49208): free memory before and after instead of weights, peak and growth outside torch.
-DEVICE_LEVEL = Change((0, 32), "what is consumed is measured on the card")
-#: config/vllm.py, ``use_v2_model_runner``.
-SECOND_RUNNER = Change((0, 32), "the second model runner is the default")
+DEVICE_LEVEL = Change((0, 27), "what is consumed is measured on the card")
 #: engine/arg_utils.py, ``get_batch_defaults``: cards from 160 GiB on.
-LARGEST_CARDS = Change((0, 32), "cards of 160 GiB serve batches of 16384 tokens")
-#: v1/worker/gpu_worker.py: whether two batches are in flight (config/scheduler.py, ``async_scheduling``).
-ASYNC_SCHEDULING = Change((0, 21), "scheduling is asynchronous: two batches are in flight")
+LARGEST_CARDS = Change((0, 28), "cards of 160 GiB serve batches of 16384 tokens")
+#: The same as :data:`SPLIT_WHILE_LOADING` around the profile run.
+SPLIT_WHILE_PROFILING = Change((0, 31), "the profile run is under max_split_size_mb:20")
+#: config/vllm.py, ``use_v2_model_runner``: for whatever it can do; before, by :func:`has_second_runner`.
+SECOND_RUNNER = Change((0, 32), "the second model runner is the default")
+FIRST_WITH_SECOND_RUNNER: Version = (0, 22)
+#: ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` and the conditions beside it (config/vllm.py).
+_SECOND_RUNNER_FOR = {"qwen3", "llama", "mistral", "deepseek_v2", "deepseek_v3"}
+_SECOND_RUNNER_OF_EXPERTS = {"deepseek_v2", "deepseek_v3"}
+
+
+#: Cards of less went to the first engine as long as there was one (engine/arg_utils.py, ``_is_v1_supported_oracle``).
+_SECOND_ENGINE_CAPABILITY, _ONE_ENGINE = (8, 0), (0, 10)
+
+
+def has_second_engine(version: Version, capability: tuple[int, int]) -> bool:
+    """True if a card is served by the second engine."""
+    known = version >= _ONE_ENGINE or reaches(capability, _SECOND_ENGINE_CAPABILITY)
+    return SECOND_ENGINE.holds(version) and known
+
+
+def has_second_runner(version: Version, kind: str, *, experts: bool, states: bool, quantized: bool) -> bool:
+    """True if a model of ``kind`` (``model_type``) is run by the second model runner as a rule: 0.22 knew one for a
+    model without experts and quantisation, 0.24 a list, 0.25 all that have neither experts nor states."""
+    if SECOND_RUNNER.holds(version):
+        return True
+    if version < FIRST_WITH_SECOND_RUNNER or states:
+        return False
+    if version < (0, 24):
+        return kind == "qwen3" and not quantized
+    if version < (0, 25):
+        return kind in _SECOND_RUNNER_FOR
+    return not experts or kind in _SECOND_RUNNER_OF_EXPERTS
+
 
 #: PyTorch that a version was built with: major and minor (the wheels' requirements).
-_TORCH = (((0, 32), (2, 13)), ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)))
+_TORCH = (
+    ((0, 32), (2, 13)), ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)), ((0, 6), (2, 5)),
+)  # fmt: skip
 
 
 def torch_of(version: Version) -> Version:
@@ -53,14 +94,24 @@ def torch_of(version: Version) -> Version:
     return next(torch for since, torch in _TORCH if version >= since)
 
 
+#: Releases before the newest followed one whose answers say how far a newer version may be from it.
+_LOOKED_BACK = 5
+
+
 def checked(version: Version | None) -> Version:
-    """The version to follow; the newest for None. Raises :class:`UsageError`."""
-    if version is None:
+    """The version to follow: the newest for None, and for one that is newer. Raises :class:`UsageError`."""
+    if version is None or version > NEWEST:
         return NEWEST
-    if not OLDEST <= version <= NEWEST:
-        accepted = f"{_text(OLDEST)} to {_text(NEWEST)}"
-        raise UsageError(f"vLLM {_text(version)} is not followed; accepted: {accepted}")
+    if version < OLDEST:
+        raise UsageError(f"vLLM {_text(version)} is not followed; accepted: {_text(OLDEST)} and later")
     return version
+
+
+def before_newest() -> tuple[Version, ...]:
+    """The versions of the last releases, as far as they differ from one another."""
+    first = (NEWEST[0], NEWEST[1] - _LOOKED_BACK)
+    changes = (SPLIT_WHILE_PROFILING, LARGEST_CARDS, DEVICE_LEVEL, SECOND_RUNNER)
+    return tuple(sorted({first, *(one.since for one in changes if first <= one.since < NEWEST)}))
 
 
 def _text(version: Version) -> str:

@@ -1,0 +1,389 @@
+"""``graphmem serve --from-log``: what an engine printed at its start beside what is predicted of the same start.
+
+A figure that differs says which term of the arithmetic does, which is what a reader of a log wants to know, and how a
+defect of the prediction is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from graphmem.base.documents import shown
+from graphmem.devices import Device, Loads, custom_device, device_named
+from graphmem.errors import SourceError, UsageError
+from graphmem.reports import Answer
+from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
+from graphmem.serving import ENGINES, engine_named
+from graphmem.serving.base import BASES, Question, Served
+from graphmem.serving.configurations import model_named
+from graphmem.serving.logs import Log, Printed, Reader, lines_of
+from graphmem.units import MIB, format_bytes, parse_bytes
+
+#: The figures that decide, the first that a log has.
+_DECIDE = ("KV cache", "tokens", "blocks", "KV buffer", "concurrency")
+#: A difference up to this part of the figure is none, as digits and drivers differ.
+_EQUAL = 0.02
+#: How a field of a question is read of a log's text.
+_READ: Mapping[str, type] = {
+    "tensor_parallel_size": int, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int,
+    "gpu_memory_utilization": float, "kv_cache_dtype": str, "quantization": str, "dtype": str, "enforce_eager": bool,
+    "block_size": int, "entry": str,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Term:
+    """A figure of the log and the prediction's. Bytes where it is a size; ``difference`` is predicted less printed, 0
+    where the printed digits hold no more."""
+
+    name: str
+    printed: float
+    predicted: float
+    step: float
+    is_size: bool
+    note: str = ""
+
+    @property
+    def difference(self) -> float:
+        """Predicted less printed."""
+        off = self.predicted - self.printed
+        return 0.0 if abs(off) <= self.step else off
+
+    @property
+    def share(self) -> float | None:
+        """The same as a part of the printed figure."""
+        return self.difference / self.printed if self.printed else None
+
+
+@dataclass(frozen=True)
+class LogReport(Answer):
+    """A log's figures beside the prediction's. ``given``: the prediction with what the log says that engines load
+    beside torch, which is a figure of the machine; ``left_out``: settings of the log that are not followed."""
+
+    path: str
+    log: Log
+    served: Served
+    terms: tuple[Term, ...]
+    given: Term | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def decides(self) -> Term | None:
+        """The figure that says how good the prediction is: of the cache."""
+        found = {term.name: term for term in self.terms}
+        return next((found[name] for name in _DECIDE if name in found), None)
+
+    @property
+    def differs(self) -> Term | None:
+        """The part of the arithmetic that is furthest off; None where all are as printed."""
+        parts = [term for term in self.terms if term.is_size and term.name not in _DECIDE and term.difference]
+        return max(parts, key=lambda term: abs(term.difference), default=None)
+
+    def document(self, *, details: bool = False) -> Document:
+        """The comparison."""
+        title = f"{Path(self.path).name}: {self.served.model} on {self.served.gpu}, {self.served.engine}"
+        return Document("serving_log", title, tuple(_sections(self)), self.to_dict, width=110)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON. Sizes are bytes."""
+        log, decides, differs = self.log, self.decides, self.differs
+        return {
+            "schema": "graphmem.serving_log/1",
+            "log": self.path,
+            "engine": log.engine,
+            "printed_version": log.version,
+            "followed_version": self.served.version,
+            "basis": self.served.basis,
+            "model": self.served.model,
+            "gpu": self.served.gpu,
+            "cards": self.served.cards,
+            "settings": dict(log.settings),
+            "left_out": list(self.left_out),
+            "terms": [_plain(term) for term in self.terms],
+            "decides": None if decides is None else decides.name,
+            "differs": None if differs is None else differs.name,
+            "given_outside_torch": None if self.given is None else _plain(self.given),
+            "refusal": self.served.refusal,
+            "notes": list(self.served.notes),
+        }
+
+
+def _plain(term: Term) -> dict[str, Any]:
+    return {
+        "name": term.name, "printed": term.printed, "predicted": term.predicted, "difference": term.difference,
+        "is_size": term.is_size, "note": term.note,
+    }  # fmt: skip
+
+
+def compared(
+    path: str | Path,
+    model: str | None = None,
+    *,
+    engine: str | None = None,
+    engine_version: str | None = None,
+    gpu: str | Device | None = None,
+    gpu_memory: int | str | None = None,
+    **options: Any,
+) -> LogReport:
+    """The log of a start, compared with its prediction.
+
+    What the log does not tell is asked for: ``model`` (its configuration), ``gpu``; ``options`` are those of
+    :class:`graphmem.serving.base.Question`, and stronger than the log's. Raises
+    :class:`graphmem.errors.GraphmemError` for a file that is no engine's log, and for what is missing.
+    """
+    path = Path(path)
+    reader, log = _read(path, lines_of(path), engine)
+    chosen = engine_named(log.engine)
+    card = _card(path, log, gpu, gpu_memory)
+    found, others = _asked(log, options)
+    numbers = _version(engine_version or (log.version if reader.follows_versions else None))
+    named = model or log.model
+    if named is None:
+        raise UsageError(f"{path.name} does not name its model: give the model's config.json, folder or name as MODEL")
+    try:
+        served_model = model_named(named)
+    except SourceError as error:
+        if model is not None:
+            raise
+        raise UsageError(
+            f"{path.name} names the model {shown(named)}, whose configuration is not here: give its config.json, its "
+            f"folder or a known name as MODEL, before --from-log ({error})"
+        ) from None
+    question = Question(served_model, card, version=numbers, **found)
+    question, left_out = _followed(chosen, question, others)
+    served = chosen.serve(question)
+    terms = tuple(_terms(reader, log, served))
+    given = _given(chosen, question, reader, log)
+    return LogReport(str(path), log, served, terms, given, left_out)
+
+
+def _read(path: Path, lines: list[str], engine: str | None) -> tuple[Reader, Log]:
+    """The log as the engine's reader has it, that of the engine which says most in it."""
+    readers = _readers() if engine is None else [_reader(engine)]
+    found = [(reader, log) for reader in readers if (log := reader.read(lines)) is not None]
+    if not found:
+        names = ", ".join(reader.engine for reader in readers)
+        raise SourceError(
+            f"{path} has no figure of memory that {names} prints at its start; give the whole log, from the command on"
+        )
+    return max(found, key=lambda one: len(one[1].printed))
+
+
+def _readers() -> list[Reader]:
+    return [reader for engine in ENGINES.all() if (reader := getattr(engine, "log", None)) is not None]
+
+
+def _reader(engine: str) -> Reader:
+    found: Reader | None = getattr(engine_named(engine), "log", None)
+    if found is None:
+        raise UsageError(f"logs of {engine} are not read; accepted: {', '.join(one.engine for one in _readers())}")
+    return found
+
+
+def _card(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str | None) -> Device:
+    """The card that is given or named, with the memory that the log says it has."""
+    if isinstance(gpu, Device):
+        card = gpu
+    elif gpu or log.gpu:
+        card = device_named(gpu or log.gpu or "")
+    else:
+        has = "" if log.total_bytes is None else f"; it has {format_bytes(log.total_bytes)}"
+        raise UsageError(f"{path.name} does not name its card: give --gpu (see 'graphmem gpus'){has}")
+    if gpu_memory is not None:
+        size = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+        return custom_device(size, like=card)
+    if log.total_bytes is None:
+        return card if log.free_bytes is None else replace(card, capacity_bytes=log.free_bytes + _before(card))
+    if abs(log.total_bytes - card.capacity_bytes) > 0.1 * card.capacity_bytes:
+        raise UsageError(
+            f"{path.name}: its card has {format_bytes(log.total_bytes)}, and {card.name} has "
+            f"{format_bytes(card.capacity_bytes)}: give the card with --gpu, or --gpu-memory"
+        )
+    return replace(card, capacity_bytes=log.total_bytes)
+
+
+def _before(card: Device) -> int:
+    """Bytes in use before the engine looks."""
+    return sum(figure.bytes for figure in card.outside(Loads()))
+
+
+def _asked(log: Log, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """(values of a question's fields, the log's further options)."""
+    known = {one.name for one in fields(Question)}
+    found: dict[str, Any] = {}
+    others: list[tuple[str, str]] = list(options.get("arguments", ()))
+    for name, text in log.settings.items():
+        if name in options or any(name == one[0].replace("-", "_") for one in others):
+            continue
+        if name not in _READ:
+            others.append((name, _word(text)))
+            continue
+        try:
+            found[name] = text == "True" if _READ[name] is bool else _READ[name](text)
+        except ValueError:
+            continue
+    found |= {name: value for name, value in options.items() if name in known and name != "arguments"}
+    return found, others
+
+
+def _word(text: str) -> str:
+    return {"True": "true", "False": "false"}.get(text, text.replace("'", '"') if text[:1] in "{[" else text)
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    numbers = [int(part) for part in (text or "").removeprefix("v").split(".")[:2] if part.isdigit()]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else None
+
+
+def _followed(engine: Any, question: Question, others: list[tuple[str, str]]) -> tuple[Question, tuple[str, ...]]:
+    """The question with those of the log's options that the engine's model follows, and the others by name."""
+    left_out = []
+    for option in others:
+        tried = question.with_(arguments=(*question.arguments, option))
+        if _takes(engine, tried):
+            question = tried
+        else:
+            left_out.append(f"{option[0]} {option[1]}"[:100])
+    return question, tuple(left_out)
+
+
+def _takes(engine: Any, question: Question) -> bool:
+    check = getattr(engine, "check_arguments", None)
+    try:
+        if check is not None:
+            check(question)
+    except UsageError:
+        return False
+    return True
+
+
+# --- terms ------------------------------------------------------------------------------------------------------------
+
+
+def _terms(reader: Reader, log: Log, served: Served) -> Iterator[Term]:
+    for name, printed in log.printed.items():
+        predicted = _predicted(reader, served, name)
+        if predicted is not None:
+            yield _term(printed, predicted)
+
+
+def _term(printed: Printed, predicted: float) -> Term:
+    note = ""
+    if printed.lowest != printed.highest:
+        low, high = (_size(value, printed.is_size) for value in (printed.lowest, printed.highest))
+        note = f"of all ranks {low} to {high}"
+    step = printed.step + (0 if printed.is_size else 0.005 if printed.name == "concurrency" else 0)
+    return Term(printed.name, printed.value, predicted, step, printed.is_size, note)
+
+
+def _predicted(reader: Reader, served: Served, name: str) -> float | None:
+    cache = served.kv_cache
+    known: dict[str, float] = {
+        "KV cache": cache.available_bytes, "KV buffer": cache.blocks * cache.block_bytes, "blocks": cache.blocks,
+        "tokens": cache.tokens, "concurrency": cache.concurrency, "CUDA graphs": served.graphs_bytes,
+        "weights": served.weights_bytes,
+    }  # fmt: skip
+    if name in known:
+        return known[name]
+    parts = {part.name: part.bytes for part in served.parts}
+    if name in reader.sums:
+        return sum(parts.get(one, 0) for one in reader.sums[name])
+    return parts.get(name)
+
+
+def _given(engine: Any, question: Question, reader: Reader, log: Log) -> Term | None:
+    """The figure that decides, as predicted with what the log says is loaded beside torch."""
+    outside = log.printed.get("outside torch")
+    if outside is None or question.non_torch_bytes:
+        return None
+    served = engine.serve(question.with_(non_torch_bytes=max(0, round(outside.value))))
+    name = next((name for name in _DECIDE if name in log.printed), None)
+    if name is None:
+        return None
+    predicted = _predicted(reader, served, name)
+    return None if predicted is None else _term(log.printed[name], predicted)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _sections(report: LogReport) -> Iterator[Section]:
+    log, served = report.log, report.served
+    version = f"{log.version or 'a version that is not told'}"
+    followed = "" if version.startswith(served.version) else f", followed as {served.version}"
+    settings = ", ".join(f"{name} {text}"[:80] for name, text in log.settings.items())
+    yield section(
+        "",
+        Facts((
+            ("log", report.path),
+            ("engine", f"{served.engine} {version}{followed}, from {BASES[served.basis]}"),
+            ("model", served.model),
+            ("card", f"{served.cards} x {served.gpu}, {format_bytes(served.total_bytes)}"),
+            ("settings", settings or "none but defaults"),
+        )),
+    )  # fmt: skip
+    yield section("", Text(tuple(_verdict(report)), "yes" if _is_good(report.given or report.decides) else "no"))
+    rows = [
+        (term.name, _size(term.printed, term.is_size), _size(term.predicted, term.is_size), _off(term), term.note)
+        for term in report.terms
+    ]
+    columns = {"figure": "", "printed": "figure", "predicted": "figure", "difference": "figure", "ranks": ""}
+    yield section("What was printed, and what is predicted", table(columns, rows, titled=True))
+    notes = [f"not followed: {', '.join(report.left_out)}"] if report.left_out else []
+    yield section("Assumed", Items((*notes, *served.notes)))
+
+
+def _is_good(term: Term | None) -> bool:
+    return term is not None and term.share is not None and abs(term.share) <= _EQUAL
+
+
+def _verdict(report: LogReport) -> Iterator[str]:
+    decides, differs = report.decides, report.differs
+    if report.served.refusal is not None:
+        yield f"Predicted: DOES NOT START: {report.served.refusal}"
+    if decides is None:
+        yield "The log prints nothing of the KV cache; its other figures are compared."
+    else:
+        yield f"The {_cache_words(decides)}: {_compared(decides)}."
+    if report.given is not None:
+        outside = report.log.printed["outside torch"].value
+        yield (
+            f"With the {format_bytes(round(outside))} that the log says are outside torch, which belong to the "
+            f"machine: {_compared(report.given)}."
+        )
+    if differs is None:
+        yield "No other figure differs beyond its printed digits."
+    else:
+        yield f"Furthest off: {differs.name}, {_off(differs)}."
+
+
+def _cache_words(term: Term) -> str:
+    return {"tokens": "tokens of the KV cache", "blocks": "blocks of the KV cache"}.get(term.name, term.name)
+
+
+def _compared(term: Term) -> str:
+    printed, predicted = _size(term.printed, term.is_size), _size(term.predicted, term.is_size)
+    if not term.difference:
+        return f"{predicted} predicted, as printed"
+    share = "" if term.share is None else f" ({term.share:+.1%})"
+    return f"{predicted} predicted, {printed} printed{share}"
+
+
+def _off(term: Term) -> str:
+    if not term.difference:
+        return "as printed"
+    share = "" if term.share is None or abs(term.share) > 9.99 else f" ({term.share:+.1%})"
+    if term.is_size:
+        sign = "+" if term.difference > 0 else "-"
+        return f"{sign}{format_bytes(round(abs(term.difference)))}{share}"
+    return f"{term.difference:+,.6g}{share}"
+
+
+def _size(value: float, is_size: bool) -> str:
+    if not is_size:
+        return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+    size = format_bytes(round(abs(value))) if abs(value) >= MIB else f"{abs(value) / MIB:.2f} MiB"
+    return f"-{size}" if value < 0 else size

@@ -1,0 +1,253 @@
+"""Logs of serving engines as users have them: the lines of a file, and what an engine said in them.
+
+A log is text from elsewhere: with colours, timestamps, prefixes of containers and ranks, JSON of Docker's around every
+line, several starts one after another, and more lines about requests than about the start. Everything is bounded, and
+figures are found by the engine's own words wherever they stand in a line. What those words are each engine says
+(:class:`Reader`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphmem.base.documents import open_file
+from graphmem.devices import device_named
+from graphmem.errors import SourceError, UsageError
+from graphmem.units import GIB
+
+#: Bytes that are read of a file, and of a line; lines of requests are longer, and say nothing of memory.
+_MOST_BYTES, _LONGEST_LINE = 1 << 28, 1 << 16
+#: Bytes that are looked at to see whether a file is text.
+_LOOKED_AT = 1 << 12
+#: Escape sequences of terminals, and the marks of text in 16 bits, as PowerShell writes it.
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+#: How drivers and libraries name a card.
+_CARD = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|AMD Instinct)[ -][A-Za-z0-9][\w +-]{1,40}")
+#: Settings as Python and Rust write them: ``name=value``, ``'name': value`` and ``name: value``.
+_SETTING = re.compile(r"(?:'(\w+)'\s*:|\b([A-Za-z_]\w*)\s*(?:=|:(?= )))\s*")
+#: Names of settings whose values are nobody's business.
+_SECRET = re.compile(r"(?:key|token|secret|password)$")
+_OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
+#: Characters of a value that are looked at.
+_LONGEST_VALUE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure that an engine printed: bytes where it is a size, else a count. ``lowest`` and ``highest`` of all ranks;
+    ``step``: half of its last digit."""
+
+    name: str
+    value: float
+    lowest: float
+    highest: float
+    step: float
+    is_size: bool = True
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a log says of the engine's last start. ``settings`` have the engine's own names, values as text; ``printed``
+    figures the names of the parts of an answer (:class:`graphmem.serving.base.Part`). ``total_bytes`` of the card, and
+    ``free_bytes`` of it before the weights were loaded."""
+
+    engine: str
+    version: str | None
+    model: str | None
+    settings: Mapping[str, str]
+    printed: Mapping[str, Printed]
+    gpu: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """A figure's place: a line with ``words`` in which ``expression`` finds it as its first group. ``unit``: bytes of
+    one, 0 for a count. Of several ranks the ``worst`` is taken."""
+
+    name: str
+    words: str
+    expression: re.Pattern[str]
+    unit: int = GIB
+    worst: Callable[..., float] = max
+
+
+def said(name: str, words: str, expression: str, unit: int = GIB, worst: Callable[..., float] = max) -> Said:
+    """A :class:`Said`; in ``expression`` ``#`` stands for a number."""
+    return Said(name, words, re.compile(expression.replace("#", r"(-?[\d,]*\.?\d+)")), unit, worst)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How one engine's logs are read.
+
+    ``begins``: words of a line with which a start begins; ``version``, ``model``, ``total`` and ``free`` (GiB of the
+    card, and of it before the weights): where they stand; ``figures``: what is printed; ``settings``: the settings that
+    the lines of a start tell. ``sums``: the parts of an answer that a printed figure is the sum of, where it has not
+    the name of one. ``follows_versions``: whether another version is another answer.
+    """
+
+    engine: str
+    begins: tuple[str, ...]
+    version: re.Pattern[str] | None
+    figures: tuple[Said, ...]
+    settings: Callable[[Sequence[str]], Mapping[str, str]]
+    model: tuple[str, ...] = ("model",)
+    total: tuple[re.Pattern[str], ...] = ()
+    free: re.Pattern[str] | None = None
+    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    follows_versions: bool = False
+
+    def read(self, lines: Sequence[str]) -> Log | None:
+        """The last start that these lines tell of, None where this engine printed no figure."""
+        start = self._last_start(lines)
+        printed = _printed(start, self.figures)
+        if not printed:
+            return None
+        settings = dict(self.settings(start))
+        model = next((settings[name] for name in self.model if settings.get(name)), None)
+        return Log(
+            self.engine,
+            next(iter(_found(start, self.version)), None) if self.version else None,
+            model,
+            {name: text for name, text in settings.items() if name not in self.model and not _SECRET.search(name)},
+            printed,
+            card_in(start) or card_in(lines),
+            next((_gib(found) for one in self.total for found in _found(start, one)), None),
+            next((_gib(found) for found in _found(start, self.free)), None) if self.free else None,
+        )
+
+    def _last_start(self, lines: Sequence[str]) -> Sequence[str]:
+        """The lines from the last beginning on that figures follow."""
+        begin, is_printed, starts = 0, False, []
+        for number, line in enumerate(lines):
+            if is_printed and any(words in line for words in self.begins):
+                starts.append(lines[begin:number])
+                begin, is_printed = number, False
+            elif not is_printed:
+                is_printed = any(one.words in line and one.expression.search(line) for one in self.figures)
+        if is_printed or not starts:
+            starts.append(lines[begin:])
+        return starts[-1]
+
+
+def _gib(text: str) -> int:
+    return round(float(text.replace(",", "")) * GIB)
+
+
+def _found(lines: Sequence[str], expression: re.Pattern[str]) -> Iterator[str]:
+    return (match[1] for match in map(expression.search, lines) if match)
+
+
+def _printed(lines: Sequence[str], figures: Sequence[Said]) -> dict[str, Printed]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    kept: dict[str, Said] = {}
+    for line in lines:
+        for one in figures:
+            match = one.expression.search(line) if one.words in line else None
+            if match is not None and (one.name not in kept or kept[one.name] is one):
+                kept[one.name] = one
+                found.setdefault(one.name, []).append(_figure(match[1], one.unit or 1))
+    return {name: _of_ranks(kept[name], values) for name, values in found.items()}
+
+
+def _figure(text: str, unit: int) -> tuple[float, float]:
+    """(value, half of its last digit)."""
+    digits = len(text.partition(".")[2])
+    return float(text.replace(",", "")) * unit, 0.5 * unit / 10**digits
+
+
+def _of_ranks(one: Said, values: Sequence[tuple[float, float]]) -> Printed:
+    alone = [value for value, _ in values]
+    step = max(step for _, step in values) if one.unit else 0.0
+    return Printed(one.name, one.worst(alone), min(alone), max(alone), step, bool(one.unit))
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a log, without colours. Raises :class:`SourceError` for a file that is none."""
+    try:
+        with open_file(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from None
+    if len(content) > _MOST_BYTES:
+        raise SourceError(
+            f"{path} has more than {_MOST_BYTES >> 20} MiB; give the part of it from the engine's start on, for "
+            f"example: head -n 5000 {path.name}"
+        )
+    if content[:2] in _UTF_16:
+        text = content.decode("utf-16", "replace")
+    elif b"\0" in content[:_LOOKED_AT]:
+        raise SourceError(f"{path} is no text: a log is what the engine printed while it started")
+    else:
+        text = content.decode("utf-8", "replace")
+    return [_plain(line[:_LONGEST_LINE]) for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def _plain(line: str) -> str:
+    """A line without colours, and without the JSON that Docker keeps it in."""
+    if line.startswith('{"log":'):
+        try:
+            line = str(json.loads(line)["log"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return line
+    return _COLOURS.sub("", line) if "\x1b" in line else line
+
+
+def card_in(lines: Sequence[str]) -> str | None:
+    """The card of graphmem's table that a line names; None where no line does."""
+    for line in lines:
+        for match in _CARD.finditer(line):
+            words = match[0].split()
+            for length in range(len(words), 0, -1):
+                try:
+                    return device_named(" ".join(words[:length])).name
+                except UsageError:
+                    continue
+    return None
+
+
+def settings_in(text: str) -> dict[str, str]:
+    """Settings that a line lists, as text without quotes; of one given twice the first. None and empty ones are left
+    out, and so is what brackets hold."""
+    found: dict[str, str] = {}
+    at = 0
+    while match := _SETTING.search(text, at):
+        value, at = _value(text, match.end())
+        name = match[1] or match[2]
+        if value not in ("None", "", "null"):
+            found.setdefault(name, value)
+    return found
+
+
+def _value(text: str, start: int) -> tuple[str, int]:
+    """(the value that begins here, where it ends)."""
+    if text[start : start + 1] in _QUOTES and start < len(text):
+        end = text.find(text[start], start + 1)
+        return (text[start + 1 :], len(text)) if end < 0 else (text[start + 1 : end], end + 1)
+    depth = 0
+    end = start
+    for end in range(start, min(len(text), start + _LONGEST_VALUE)):
+        letter = text[end]
+        if letter in _OPENING:
+            depth += 1
+        elif letter in _CLOSING:
+            if not depth:
+                break
+            depth -= 1
+        elif letter == "," and not depth:
+            break
+    else:
+        end = min(len(text), start + _LONGEST_VALUE)
+    return text[start:end].strip(), max(end, start)

@@ -1,0 +1,104 @@
+"""vLLM's logs: what its versions from 0.6 on print of their start.
+
+Words are those of ``entrypoints``, ``v1/engine/core.py``, ``v1/worker``, ``v1/core/kv_cache_utils.py`` (0.8 to 0.32),
+and of ``worker/worker.py`` and ``executor`` of the engine before (0.6 to 0.10). Settings come from three places: what
+the user gave (``non-default args``, or all of ``args``), what the engine made of it (``config:``), and other lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from graphmem.serving.logs import Reader, said, settings_in
+
+#: Names of the engine's configuration -> of the options, where they are others.
+_OF_CONFIG = {"max_seq_len": "max_model_len"}
+#: What is read of the engine's configuration: it has all settings, most as they are by default.
+_RESOLVED = (
+    "model", "dtype", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "quantization", "enforce_eager", "kv_cache_dtype",
+)  # fmt: skip
+#: What is read of a list of all arguments, for the same reason.
+_OF_ARGUMENTS = (
+    *_RESOLVED, "model_tag", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size",
+    "enable_lora", "max_loras", "max_lora_rank", "enable_chunked_prefill", "speculative_config", "cpu_offload_gb",
+    "load_format", "enable_expert_parallel", "limit_mm_per_prompt",
+)  # fmt: skip
+#: Settings that other lines tell: their words, and the expression that finds them.
+_BESIDE = (
+    ("gpu_memory_utilization", re.compile(r"gpu_memory_utilization(?: is)? ?[=(]+(\d\.\d+)")),
+    ("gpu_memory_utilization", re.compile(r"Desired GPU memory utilization is \((\d\.\d+)")),
+    ("max_num_batched_tokens", re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")),
+    ("max_model_len", re.compile(r"Using max model len (\d+)")),
+    ("max_model_len", re.compile(r"Maximum concurrency for ([\d,]+) tokens")),
+)
+
+
+def _settings(lines: Sequence[str]) -> Mapping[str, str]:
+    """What was given is stronger than what was made of it; what other lines say is the weakest."""
+    given: dict[str, str] = {}
+    for line in lines:
+        if "non-default args:" in line:
+            given |= settings_in(line.partition("non-default args:")[2])
+        elif "args: Namespace(" in line:
+            every = settings_in(line.partition("args: Namespace(")[2])
+            given |= {name: every[name] for name in _OF_ARGUMENTS if name in every}
+    for line in lines:
+        if "LLM engine (v" in line and "with config:" in line:
+            made = settings_in(line.partition("with config:")[2])
+            made = {_OF_CONFIG.get(name, name): value for name, value in made.items()}
+            made["dtype"] = made.get("dtype", "auto").removeprefix("torch.")
+            given = {name: made[name] for name in _RESOLVED if name in made} | given
+            break
+    for name, expression in _BESIDE:
+        if name not in given:
+            value = next((match[1] for match in map(expression.search, lines) if match), None)
+            if value is not None:
+                given[name] = value.replace(",", "")
+    if not any("APIServer" in line or "api_server" in line for line in lines):
+        given["entry"] = "llm"
+    return given
+
+
+READER = Reader(
+    engine="vllm",
+    follows_versions=True,
+    begins=("vLLM API server version", "LLM engine (v", "non-default args:"),
+    version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(\d+\.\d+[\w.+]*)"),
+    settings=_settings,
+    model=("model_tag", "model"),
+    total=(
+        re.compile(r"total_gpu_memory ?[=(]+(\d+\.\d+) ?GiB"),
+        re.compile(r"Free memory on device [^(]*\(\d+\.\d+/(\d+\.\d+) GiB\)"),
+    ),
+    sums={
+        **{one: (one,) for one in ("activation peak", "outside torch", "CUDA graphs, estimated")},
+        "activation peak and graphs": ("activation peak", "CUDA graphs, estimated"),
+        "peak of torch": ("weights", "activation peak"),
+        "consumed": (
+            "weights", "adapters", "draft model", "buffers for batches", "buffers per sequence", "workspaces",
+            "segment slack", "outside torch",
+        ),
+    },
+    figures=(
+        said("weights", "Model loading took", r"Model loading took # G"),
+        said("weights", "Loading model weights took", r"Loading model weights took # G"),
+        said("weights", "model weights take", r"model weights take # ?GiB"),
+        said("activation peak", "PyTorch activation peak memory takes", r"activation peak memory takes # ?GiB"),
+        said("activation peak and graphs", "for peak activation", r"# GiB for peak activation"),
+        said("outside torch", "non_torch_memory takes", r"non_torch_memory takes # ?GiB"),
+        said("outside torch", "non_torch_memory=", r"non_torch_memory=# ?GiB"),
+        said("outside torch", "for non-torch memory", r"# GiB for non-torch memory"),
+        said("consumed", "for consumed memory", r"# ?GiB for consumed memory"),
+        said("peak of torch", "peak_torch_memory=", r"peak_torch_memory=# ?GiB"),
+        said("CUDA graphs, estimated", "Estimated CUDA graph memory", r"Estimated CUDA graph memory: # GiB"),
+        said("CUDA graphs", "Graph capturing finished", r"took # GiB"),
+        said("KV cache", "Available KV cache memory", r"Available KV cache memory: # GiB", worst=min),
+        said("KV cache", "reserved for KV Cache is", r"reserved for KV Cache is # ?GiB", worst=min),
+        said("KV cache", "kv_cache_size=", r"kv_cache_size=# ?GiB", worst=min),
+        said("blocks", " blocks:", r"(?:GPU|cuda|CUDA) blocks: #", 0, min),
+        said("tokens", "KV cache size:", r"KV cache size: # tokens", 0, min),
+        said("concurrency", "Maximum concurrency for", r"tokens per request: #x", 0, min),
+    ),
+)  # fmt: skip
