@@ -34,7 +34,7 @@ def patch_threads(patches: Patches) -> None:
 
 
 class _OfThreads(FakeTensorMode):  # type: ignore[misc]
-    """A fake mode of several threads. Every fake tensor is ``meta`` while a fake kernel runs, to the thread that runs it:
+    """A fake mode of several threads. While a fake kernel runs, fake tensors are ``meta`` to the thread that runs it:
     PyTorch keeps one answer for all (``FakeTensorMode.in_kernel_invocation``)."""
 
     invoking: set[int]
