@@ -8,6 +8,7 @@ figures are bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -220,7 +221,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
     kinds, at_once = _kinds(trace, in_pools=private is not None)
     played = None
-    if isinstance(allocator, ForwardingAllocator):
+    if _is_worth_compiling() and isinstance(allocator, ForwardingAllocator):
         played = allocator.fast_forward(at_once, trace.subjects, columns.bytes, columns.streams)
     if played is not None and len(played.allocated) == len(trace):
         return _played_whole(trace, allocator, played)
@@ -262,6 +263,21 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
         later_plans=sum(shape.chosen > 0 for shape in shapes),
         **live._asdict(),
     )
+
+
+#: Replays of a process before compiled code is loaded, which takes as long as so many.
+_BEFORE_COMPILING = 40
+_made, _expected = itertools.count(1), 0
+
+
+def expect_replays(count: int) -> None:
+    """So many replays are about to be made: many are worth loading compiled code before the first."""
+    global _expected
+    _expected = count
+
+
+def _is_worth_compiling() -> bool:
+    return max(next(_made), _expected) > _BEFORE_COMPILING
 
 
 #: Replays of a trace that are kept: as many as a sweep may have settings of the allocator.
@@ -333,7 +349,7 @@ def events_on_device(
 
 def _kinds(trace: Trace, *, in_pools: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The kind of every event on the device, and the same as :meth:`ForwardingAllocator.fast_forward` takes them."""
-    kept: dict[bool, Any] = trace.kept.setdefault("kinds", {})
+    kept: dict[bool, Any] = trace.kept_of_events.setdefault("kinds", {})
     if in_pools not in kept:
         kinds = _device_kinds(trace, in_pools=in_pools)
         kept[in_pools] = kinds, _at_once(kinds)
@@ -389,21 +405,37 @@ def most_requested(trace: Trace) -> int:
 def _live_bytes(trace: Trace, had: Sequence[int] | npt.NDArray[np.int64], refused: set[int], done: int) -> _Live:
     """By the bytes that each storage ``had``; events from ``done`` on did not happen."""
     _check_sum(trace)
-    sizes = np.array(had, dtype=np.int64)
+    sizes, flow = np.array(had, dtype=np.int64), _flow(trace)
     if refused:
         sizes[list(refused)] = 0
-    signs = np.zeros(len(trace), dtype=np.int64)
-    signs[trace.kinds == EventKind.ALLOC] = 1
-    signs[trace.kinds == EventKind.FREE] = -1
-    signs[done:] = 0
-    # Events without a storage may carry any subject, such as -1; their sign is 0.
-    subjects = np.where(signs == 0, 0, trace.subjects)
-    if not len(sizes):
-        return _Live(np.zeros(len(trace), dtype=np.int64), 0, 0, 0, 0)
-    changes, places = signs * sizes[subjects], trace.columns.places[subjects]
-    device, host, pinned, managed = (np.cumsum(np.where(places == place, changes, 0)) for place in Place)
-    held = _pinned_held(trace, done) if _peak(pinned) else 0
-    return _Live(device, _peak(device), _peak(host), held, _peak(managed))
+    moved = sizes[flow.subjects[:done]] if len(sizes) else np.zeros(done, dtype=np.int64)
+    levels = {place: np.cumsum(moved * signs[:done]) for place, signs in flow.signs.items()}
+    device, *others = (levels.get(place, np.zeros(0, dtype=np.int64)) for place in Place)
+    whole = _levels(device, [], len(trace), int(device[-1]) if len(device) else 0)
+    host, pinned, managed = map(_peak, others)
+    return _Live(whole, _peak(device), host, _pinned_held(trace, done) if pinned else 0, managed)
+
+
+class _Flow(NamedTuple):
+    """The storage of every event, 0 where it has none, and by places that occur: whether it comes (1), goes (-1), or
+    neither (0)."""
+
+    subjects: npt.NDArray[np.int64]
+    signs: Mapping[Place, npt.NDArray[np.int64]]
+
+
+def _flow(trace: Trace) -> _Flow:
+    if "flow" not in trace.kept_of_events:
+        signs = np.zeros(len(trace), dtype=np.int64)
+        signs[trace.kinds == EventKind.ALLOC] = 1
+        signs[trace.kinds == EventKind.FREE] = -1
+        # Events without a storage may carry any subject, such as -1; their sign is 0.
+        subjects = np.where(signs == 0, 0, trace.subjects)
+        places = trace.columns.places[subjects] if len(trace.storages) else subjects
+        there = {place: np.where(places == place, signs, 0) for place in Place}
+        trace.kept_of_events["flow"] = _Flow(subjects, {place: one for place, one in there.items() if one.any()})
+    found: _Flow = trace.kept_of_events["flow"]
+    return found
 
 
 def _pinned_held(trace: Trace, done: int) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -202,6 +202,39 @@ class Event:
     stream: int = 0
 
 
+class ResizedStorages(Sequence[Storage]):
+    """Storages like others, with other bytes and some other labels, each made when it is asked for: who replays a trace
+    asks for few."""
+
+    def __init__(self, like: Sequence[Storage], sizes: npt.NDArray[np.int64], labels: Mapping[int, str]) -> None:
+        self._like, self._sizes, self._labels = like, sizes, labels
+
+    def __len__(self) -> int:
+        return len(self._like)
+
+    @overload
+    def __getitem__(self, index: int) -> Storage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Storage, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Storage | tuple[Storage, ...]:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(len(self))[index])
+        index = range(len(self))[index]
+        like = self._like[index]
+        label = self._labels.get(index, like.label)
+        return Storage(int(self._sizes[index]), like.category, like.stream, like.place, label, like.pool)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, ResizedStorages)) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+
 class Columns(NamedTuple):
     """The table of storages as arrays of whole numbers, a row a storage."""
 
@@ -226,7 +259,7 @@ class Trace:
     source: str
     phases: tuple[Phase, ...]
     operators: tuple[Operator, ...]
-    storages: tuple[Storage, ...]
+    storages: Sequence[Storage]
     kinds: npt.NDArray[np.int64]
     subjects: npt.NDArray[np.int64]
     event_operators: npt.NDArray[np.int64]
@@ -242,11 +275,10 @@ class Trace:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    @property
-    def refused(self) -> list[int]:
+    @cached_property
+    def refused(self) -> tuple[int, ...]:
         """Indices of the storages that were asked for in vain, in order."""
-        refused: list[int] = self.subjects[self.kinds == EventKind.REFUSED].tolist()
-        return refused
+        return tuple(self.subjects[self.kinds == EventKind.REFUSED].tolist())
 
     def rows(self) -> list[tuple[int, int, int, int]]:
         """Kind, subject, operator and stream of every event, in order."""
@@ -266,14 +298,13 @@ class Trace:
         rows = [(one.bytes, one.category, one.stream, one.place, one.pool) for one in self.storages]
         return Columns(*np.array(rows, dtype=np.int64).reshape(-1, len(Columns._fields)).T.copy())
 
-    def with_storages(self, storages: tuple[Storage, ...], **changed: Any) -> Trace:
-        """The same events of storages that differ in their bytes alone, and in labels; other fields ``changed`` do not
-        touch events. What does not depend on these is shared."""
-        made = replace(self, storages=storages, **changed)
+    def resized(self, sizes: npt.NDArray[np.int64], labels: Mapping[int, str], **changed: Any) -> Trace:
+        """The same events of storages with other bytes, those of ``labels`` with other labels; other fields ``changed``
+        do not touch events. What does not depend on these is shared."""
+        made = replace(self, storages=ResizedStorages(self.storages, sizes, labels), **changed)
         shared = {name: getattr(self, name) for name in _OF_EVENTS}
-        if [one.label for one in storages] == [one.label for one in self.storages]:
+        if not labels:
             shared["labelled"] = self.labelled
-        sizes = np.array([one.bytes for one in storages], dtype=np.int64)
         vars(made).update(shared, columns=self.columns._replace(bytes=sizes))
         return made
 
@@ -322,6 +353,11 @@ class Trace:
         """What was made of this trace, by all else that it depends on, for those who ask for it many times."""
         return {}
 
+    @cached_property
+    def kept_of_events(self) -> dict[Hashable, Any]:
+        """The same of what was made of its events and the places of its storages, whatever their sizes."""
+        return {}
+
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
@@ -348,8 +384,8 @@ class Trace:
         return alive
 
 
-#: What a trace's events and operators decide, whatever its storages are.
-_OF_EVENTS = ("operator_names", "allocations", "birth_of", "death_of", "phase_of_event")
+#: What a trace's events and operators decide, whatever the sizes of its storages.
+_OF_EVENTS = ("operator_names", "allocations", "birth_of", "death_of", "phase_of_event", "refused", "kept_of_events")
 
 
 @dataclass

@@ -63,7 +63,7 @@ _MOST_CAPTURES = 6
 #: So many of the smallest sizes may go another way than the others.
 _MOST_ODD = 2
 #: So many traces are written at a time: more take more memory, and hardly less time.
-_TOGETHER = 32
+_TOGETHER = 64
 
 
 class SizedRuns:

@@ -193,16 +193,17 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
     """The peak of each phase that has events, at the event before it began too: what is held then counts."""
     if not len(trace):
         return []
-    phase = trace.phase_of_event
-    begins = np.flatnonzero(np.diff(phase, prepend=-1))
+    begins, phases = _stretches(trace)
     levels = (replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes)
     # Of every stretch of one phase, with the event before it.
     before = np.maximum(begins - 1, 0)
-    most = [np.maximum(np.maximum.reduceat(level, begins), level[before]) for level in levels]
+    most = [np.maximum(np.maximum.reduceat(level, begins), level[before]).tolist() for level in levels]
+    by_phase: dict[int, list[tuple[int, int, int]]] = {}
+    for number, of_stretch in zip(phases, zip(*most, strict=True), strict=True):
+        by_phase.setdefault(number, []).append(of_stretch)
     peaks = []
-    for number in dict.fromkeys(phase[begins].tolist()):
-        stretches = phase[begins] == number
-        requested, allocated, reserved = (int(level[stretches].max()) for level in most)
+    for number, of_stretches in by_phase.items():
+        requested, allocated, reserved = map(max, zip(*of_stretches, strict=True))
         peaks.append(
             PhasePeak(
                 trace.phases[number].iteration,
@@ -211,6 +212,15 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
             )
         )
     return peaks
+
+
+def _stretches(trace: Trace) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """The events with which a stretch of one phase begins, and its phase."""
+    if "stretches" not in trace.kept_of_events:
+        begins = np.flatnonzero(np.diff(trace.phase_of_event, prepend=-1))
+        trace.kept_of_events["stretches"] = begins, trace.phase_of_event[begins].tolist()
+    found: tuple[npt.NDArray[np.int64], list[int]] = trace.kept_of_events["stretches"]
+    return found
 
 
 def _largest(trace: Trace, position: int, top: int) -> tuple[LiveStorage, ...]:

@@ -25,6 +25,7 @@ from graphmem.estimate import LEVELS, Estimate
 from graphmem.planning.documents import of_sweep, verdict_words
 from graphmem.planning.request import Request, option_of
 from graphmem.planning.stores import Store, key_of
+from graphmem.replay import expect_replays
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.workers import Workers
@@ -263,6 +264,7 @@ def _answer_family(
     """
     cards, size = family
     cache = captures or RunCache()
+    expect_replays(len(_numbers(family)))
     if not size:
         for group in itertools.chain.from_iterable(cards):
             yield from _answer_group(request, chosen, group, report, cache)

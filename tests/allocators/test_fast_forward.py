@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.base import GIVE, PASS, STOP, TAKE
-from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator, allocator, fast_forward
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator, fast_forward
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
@@ -24,7 +26,7 @@ def _both(
     """Hold a replay at once to one by the allocator's own methods."""
     made = []
     for before in (1 << 60, 0):
-        monkeypatch.setattr(allocator, "_BEFORE_COMPILING", before)
+        monkeypatch.setattr(sys.modules[replay.__module__], "_BEFORE_COMPILING", before)
         one = PyTorchCachingAllocator(capacity, parse_alloc_conf(conf, version), version)
         made.append((one, replay(trace, one, stop_at_oom=False)))
     (slow, expected), (fast, found) = made

@@ -39,3 +39,22 @@ def test_a_draw_of_another_kind_of_generator_shows() -> None:
         test_a_draw_shows(generators.rand)
     finally:
         generators.set_bit_generator(usual)
+
+
+_OWN: dict[str, Callable[[], Any]] = {
+    "numpy": lambda: numpy.random.default_rng(3),
+    "numpy_state": lambda: numpy.random.RandomState(3),
+    "numpy_twister": lambda: numpy.random.Generator(numpy.random.MT19937(3)),
+}
+
+
+@pytest.mark.parametrize("make", _OWN.values(), ids=_OWN)
+def test_a_draw_of_ones_own_generator_shows(make: Callable[[], Any]) -> None:
+    held = {"deep": [make()]}
+    (own,) = held["deep"]
+    found = host_draws.own_generators()
+    assert any(one is own for one in found)
+    before = host_draws.count(found)
+    assert host_draws.count(found) == before
+    own.normal()
+    assert host_draws.count(found) != before

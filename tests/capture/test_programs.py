@@ -419,6 +419,21 @@ print(*seen)
 """
 
 
+def test_an_epoch_follows_one_that_ends_with_fewer_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its steps find blocks that were cut up for those."""
+    source = """
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(300, 64)), batch_size=64)
+for epoch in range(5):
+    for (batch,) in data:
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+        seen.append(len(batch))
+print(*seen)
+"""
+    run(tmp_path, source, iterations=2)
+    assert said(capsys) == "64 64 44 64 64 44"
+
+
 def test_batches_that_are_read_ahead_have_a_second_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those that are on the card when the loop is over belong to it, and not to the loop over the epochs."""
     run(tmp_path, AHEAD)
@@ -1001,6 +1016,26 @@ x()
     assert traces[0] == traces[1]
 
 
+@pytest.mark.parametrize("steps", [12, 13])
+def test_steps_that_take_turns_with_blocks_end_as_all_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    """An output that is held while the next one is made lies where the one before that lay."""
+    source = f"""
+for _ in range({steps}):
+    output = model(x(4096))
+    output.sum().backward()
+    optimizer.step()
+blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+print([(block["address"], block["size"]) for block in blocks if block["state"] == "active_allocated"])
+"""
+    ends = []
+    for followed in (steps, 3):
+        run(tmp_path, source, iterations=followed)
+        ends.append(said(capsys))
+    assert ends[0] == ends[1]
+
+
 SAVE_AND_LOAD = """
 import copy, io, os, shutil
 from pathlib import Path
@@ -1107,16 +1142,21 @@ torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
 @pytest.mark.parametrize(
     ("drawn", "told"),
     [
-        ("random.choice([16, 32, 64])", ["train.py:18"]),
+        ("random.choice([16, 32, 64])", ["train.py:19"]),
         ("16 + 0 * random.random()", []),
-        ("numpy.random.choice([16, 64])", ["train.py:18"]),
+        ("numpy.random.choice([16, 64])", ["train.py:19"]),
+        ("settings.draw.choice([16, 32, 64])", ["train.py:19"]),
+        ("16 * (1 + torch.randint(0, 4, (1,)).item())", ["train.py:19"]),
+        ("16 * (1 + (torch.rand(1, generator=own) < 0.5))", ["train.py:19"]),
+        ("16 + torch.zeros(1).item()", []),
     ],
 )
 def test_steps_of_sizes_that_a_loop_draws(tmp_path: Path, drawn: str, told: list[str]) -> None:
     """Each size is held for three steps, which are alike: others are seen behind them, and more may follow."""
     source = f"""
-import random, numpy
+import random, numpy, types
 random.seed(0), numpy.random.seed(0)
+settings, own = types.SimpleNamespace(draw=numpy.random.default_rng(0)), torch.Generator()
 for at in range(60):
     if at % 3 == 0:
         size = int({drawn})
@@ -1130,7 +1170,7 @@ def test_loops_without_steps_are_not_asked_what_they_draw(tmp_path: Path, monkey
     """A million host items would take a minute."""
     asked = [0]
 
-    def count() -> tuple[int, ...]:
+    def count(own: object) -> tuple[int, ...]:
         asked[0] += 1
         return ()
 

@@ -57,8 +57,8 @@ def test_what_is_padded_is_found(unit: int) -> None:
 
 def test_how_many_samples_a_curve_needs() -> None:
     curves = Curves([2, 3, 5])
-    assert (curves.through((7, 7, 7)).needs, curves.most_needed) == (1, 1)
-    assert (curves.through((4, 6, 10)).needs, curves.most_needed) == (2, 2)
+    assert (curves[curves.through((7, 7, 7))].needs, curves.most_needed) == (1, 1)
+    assert (curves[curves.through((4, 6, 10))].needs, curves.most_needed) == (2, 2)
     curves.through((4, 9, 25))
     assert curves.most_needed == 3  # nothing is left that could prove it
 

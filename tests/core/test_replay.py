@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import sys
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.errors import TraceError, UsageError
-from graphmem.replay import replay
+from graphmem.replay import expect_replays, replay
 from graphmem.trace import EventKind, Place, Plans, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import MIB
 from tests import places
@@ -162,7 +164,7 @@ def test_what_was_refused_is_tried_again_on_a_card_and_left_out_without_one() ->
     builder.refuse(builder.alloc(80 * MIB, operator))
     builder.alloc(20 * MIB, operator)
     trace = builder.build()
-    assert trace.refused == [1]
+    assert trace.refused == (1,)
     tight, roomy = (PyTorchCachingAllocator(capacity) for capacity in (50 * MIB, 200 * MIB))
     result = replay(trace, tight)
     assert result.out_of_memory is None
@@ -356,3 +358,23 @@ def test_settings_that_cannot_be_followed_are_refused(text: str) -> None:
 
 def test_an_allocator_without_settings_plays_on() -> None:
     assert replay(_loaded("max_split_size_mb:20", ""), IdealAllocator()).peak_allocated_bytes == 72 * MIB
+
+
+def test_many_replays_that_are_about_to_be_made_are_worth_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[replay.__module__], "_made", itertools.count(1))
+    asked: list[int] = []
+
+    class Allocator(PyTorchCachingAllocator):
+        def fast_forward(self, *columns: object) -> None:
+            asked.append(1)
+
+    trace = TraceBuilder("nothing").build()
+    expect_replays(2)
+    replay(trace, Allocator())
+    assert not asked
+    expect_replays(100)
+    try:
+        replay(trace, Allocator())
+    finally:
+        expect_replays(0)
+    assert asked

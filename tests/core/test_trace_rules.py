@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,8 +19,12 @@ from graphmem.trace import (
     Place,
     Storage,
     Trace,
+    TraceBuilder,
     _events_hold,
     _name_first_broken,
+    from_json,
+    same,
+    to_json,
     validate,
 )
 
@@ -75,3 +82,28 @@ def test_the_first_broken_event_is_named() -> None:
     events = [(EventKind.ALLOC, 0, 0), (EventKind.FREE, 0, 0), (EventKind.FREE, 0, 0), (EventKind.FREE, 1, 0)]
     with pytest.raises(TraceError, match=r"event 2 \(FREE\): storage 0 has been freed"):
         validate(_trace(events))
+
+
+def test_storages_of_other_sizes_are_made_when_they_are_asked_for() -> None:
+    builder = TraceBuilder("a step")
+    operator = builder.operator("aten.mm")
+    for size in (512, 1024):
+        builder.alloc(size, operator, label="weight")
+    trace = builder.build()
+    assert trace.allocations.tolist() == [0, 1]
+    resized = trace.resized(np.array([512, 2048]), {1: "bias"})
+    assert (resized.storages[-1].bytes, resized.storages[-1].label) == (2048, "bias")
+    assert resized.storages == (trace.storages[0], replace(trace.storages[1], bytes=2048, label="bias"))
+    assert trace.storages != resized.storages
+    assert resized.columns.bytes.tolist() == [512, 2048]
+    assert resized.allocations is trace.allocations
+    assert resized.labelled == {"weight": (0,), "bias": (1,)}
+    assert same(resized, from_json(to_json(resized)))
+    assert type(pickle.loads(pickle.dumps(resized)).storages) is tuple
+
+
+def test_a_storage_past_the_last_of_other_sizes_is_no_storage() -> None:
+    builder = TraceBuilder("a step")
+    builder.alloc(512, builder.operator("aten.mm"))
+    with pytest.raises(IndexError):
+        _ = builder.build().resized(np.array([1024]), {}).storages[1]

@@ -68,7 +68,7 @@ def test_a_comparison_names_what_grew_and_sums_the_rest() -> None:
     before = stepping_estimate()
     assert before.trace is not None
     grows = [replace(one, bytes=2 * one.bytes) if "layers.2" in one.label else one for one in before.trace.storages]
-    after = graphmem.replay_trace(before.trace.with_storages(tuple(grows)), device="T4")
+    after = graphmem.replay_trace(replace(before.trace, storages=tuple(grows)), device="T4")
     compared = compare(before, after)
     modules = {name: row["change"] for name, row in compared.values["modules"].items() if row["change"]}
     assert modules == {"layers.2": 3 * MIB}

@@ -397,7 +397,7 @@ def test_a_comparison_page_says_what_grew(browser: _Browser, tmp_path: Path, est
     assert estimate.trace is not None
     grows = [replace(one, bytes=3 * one.bytes) if one.label == "layers.2.weight" else one
              for one in estimate.trace.storages]  # fmt: skip
-    after = graphmem.replay_trace(estimate.trace.with_storages(tuple(grows)), device="T4")
+    after = graphmem.replay_trace(replace(estimate.trace, storages=tuple(grows)), device="T4")
     document = _opened(browser, tmp_path, graphmem.compare(estimate, after))
     shown = [tuple(row) for row in browser.run(
         "return [...document.querySelectorAll('section:nth-last-of-type(-n+2) tbody tr')]"

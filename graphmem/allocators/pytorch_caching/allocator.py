@@ -9,7 +9,6 @@ segments and every setting that changes device memory. Not modelled: ``backend:c
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import floor
@@ -48,10 +47,6 @@ from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
 from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views
 from graphmem.base import versions
 from graphmem.errors import DeviceOutOfMemory, UsageError
-
-#: Replays of a process before compiled code is loaded, which takes as long as so many.
-_BEFORE_COMPILING = 40
-_REPLAYS = itertools.count()
 
 
 class PyTorchCachingAllocator(PoolInterface):
@@ -280,8 +275,8 @@ class PyTorchCachingAllocator(PoolInterface):
     def fast_forward(
         self, kinds: Numbers, subjects: Numbers, sizes: Sequence[int] | Numbers, streams: Sequence[int] | Numbers
     ) -> Played | None:
-        """Play events as far as the plain path goes; None where nothing is played, as in a process's first replays."""
-        return fast_forward(self, kinds, subjects, sizes, streams) if next(_REPLAYS) >= _BEFORE_COMPILING else None
+        """Play events as far as the plain path goes; None where nothing is played."""
+        return fast_forward(self, kinds, subjects, sizes, streams)
 
     def take_segment(self, first: Block, size: int) -> None:
         """Obtain from the driver the segment of ``size`` bytes whose blocks, from the ``first`` on, are there."""

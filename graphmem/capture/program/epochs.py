@@ -46,6 +46,7 @@ class Epochs:
         self.steps = 0  # of all optimizers
         self.read: list[EpochRead] = []
         self.varied = 0  # of them, with batches of several shapes
+        self.smaller = 0  # those of which the last batch alone has another shape
         self.remarks: dict[Diagnostic, int] = {}
         self._rests: list[weakref.ref[Rest]] = []
 
@@ -204,6 +205,7 @@ class Rest:
         )  # fmt: skip
         self._epochs.read.append(epoch)
         self._epochs.varied += self.varies
+        self._epochs.smaller += epoch.shapes == 2 and self._seen[-1] not in self._seen[:-1]
         if not whole:
             code = Code.EPOCH_VARIES if epoch.shapes > 1 else Code.EPOCH_ALIKE
             self._epochs.remarks[code.about(place=self.where, read=epoch.read)] = 1

@@ -119,6 +119,15 @@ class Leaving:
         self._doubted: set[int] = set()  # optimizers whose steps are known to differ
         self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
+        self._generators: Sequence[Any] = ()
+        self._looked = 0  # how often for generators
+
+    def own_generators(self) -> Sequence[Any]:
+        """The program's own generators of random numbers; they are looked for a few times alone."""
+        if self._looked < MOST_RUNS:
+            self._looked += 1
+            self._generators = host_draws.own_generators()
+        return self._generators
 
     def findings(self) -> dict[Diagnostic, int]:
         """What the reader must know of steps, runs and batches that were not followed."""
@@ -375,6 +384,7 @@ class Loop:
         self._calls = calls
         self._clock = leaving.epochs.clock
         self._varied: float | None = leaving.epochs.varied  # None in the second epoch
+        self._smaller = leaving.epochs.smaller
         self._left: int | None = 0  # items after this one, None where nobody knows
         self._marks: deque[int] = deque(maxlen=2 * MOST_IN_TURN + 1)  # rows where the last iterations, or steps, ended
         self._iterations = self._iterations_since = self._items = 0  # between the last two, since, and all
@@ -389,7 +399,8 @@ class Loop:
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
         self._unlike = 0  # steps over batches of the card that differed from those before
         self._has_drawn = False  # whether the body of an iteration drew random numbers
-        self._drawn: object = None  # where the generators stood when it began; None where nobody asks
+        self._drawn: object = None  # what :meth:`_draws` said when it began; None where nobody asks
+        self._generators: Sequence[Any] = ()  # the program's own, as soon as the loop makes steps
         self._begin_iteration()
         leaving.begin(self)
 
@@ -409,7 +420,14 @@ class Loop:
     def begin_body(self) -> None:
         """The item of an iteration is there: what is drawn from here on, its body draws. Of loops without steps, which
         may have a million items, nobody asks."""
-        self._drawn = host_draws.count() if self.steps_itself or self._items < 2 else None
+        if not self._generators and (self.steps_itself or (self._items < 2 and self._may_train())):
+            self._generators = self._leaving.own_generators()
+        self._drawn = self._draws() if self.runs and (self.steps_itself or self._items < 2) else None
+
+    def _draws(self) -> tuple[Any, ...]:
+        """What changes when random numbers of the host are drawn that may be sizes: by Python or numpy, or by PyTorch
+        and then read."""
+        return self._leaving.recorder.values.host_draws_read, *host_draws.count(self._generators)
 
     def _now(self) -> tuple[int, int, int]:
         recorder = self._leaving.recorder
@@ -436,7 +454,7 @@ class Loop:
         it ends by itself, None where nobody knows."""
         self._ends_itself, self._left = left == 0, left
         if self.steps_itself and self._drawn is not None:
-            self._has_drawn |= self._drawn != host_draws.count()
+            self._has_drawn |= self._drawn != self._draws()
         if self.is_of_parts:
             return True
         if self.is_over or not self._wants_more():
@@ -576,7 +594,7 @@ class Loop:
         leaving = self._leaving
         if self.runs is not None and not self.steps_itself and self._varied is not None:
             varies, self._varied = self._varied < leaving.epochs.varied, None
-            if not varies and leaving.works_beside(self._top[0]):
+            if not varies and (leaving.works_beside(self._top[0]) or self._follows_smaller()):
                 leaving.begin_epoch()
                 self._since = len(leaving.log)
                 return True
@@ -596,6 +614,15 @@ class Loop:
             self._conclude()
         leaving.note_end()
         return has_batches
+
+    def _follows_smaller(self) -> bool:
+        """Whether a step of the next epoch comes behind one with a smaller last batch, which has cut up other blocks,
+        and an epoch is few events; of longer ones the answer says that steps were left out."""
+        if self._ends_itself or self._smaller == self._leaving.epochs.smaller:
+            return False
+        is_short = self._now()[0] - self._top[0] <= MOST_DIFFERING_EVENTS
+        self._leaving.leaves_unread |= not is_short
+        return is_short
 
     def _goes_on_growing(self) -> bool:
         """Whether a loop around training goes on with its next item, as one of the last, which was not the first, has

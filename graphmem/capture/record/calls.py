@@ -6,8 +6,10 @@ size of the step, and the ``numbers`` in it, which change with the size. No tens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -139,28 +141,34 @@ class Asker:
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._mode = next(mode for mode in dispatch_modes() if isinstance(mode, FakeTensorMode))
+        self._tensors = _Tensors(next(mode for mode in dispatch_modes() if isinstance(mode, FakeTensorMode)))
+        self._used: dict[tuple[bool, bool], Card] = {}  # by the state of the call
 
     def ask(self, calls: Sequence[tuple[NotedCall, Sequence[int]]]) -> list[Asked]:
         """What is said of each call with these numbers."""
         with disable_current_modes():
             values = [
-                _Rebuilt(iter(numbers), iter(call.floats), self._mode).value(call.form) for call, numbers in calls
+                _Rebuilt(iter(numbers), iter(call.floats), self._tensors).value(call.form) for call, numbers in calls
             ]
         return [self._asked(call, *value) for (call, _), value in zip(calls, values, strict=True)]
 
     def _asked(self, call: NotedCall, args: Any, kwargs: Any, outputs: Any) -> Asked:
-        captured, backward = call.state
-        own = replace(self._card, timed=set(), predicted=set(), in_graph_capture=captured, in_backward=backward)
-        return Asked(call.rule(args, kwargs, outputs, own), own.predicted)
+        if call.state not in self._used:
+            captured, backward = call.state
+            fresh = replace(self._card, timed=set(), predicted=set())
+            self._used[call.state] = fresh.used(in_graph_capture=captured, in_backward=backward)
+        own = self._used[call.state]
+        own.predicted.clear()
+        return Asked(call.rule(args, kwargs, outputs, own), set(own.predicted))
 
 
 class _Rebuilt:
-    """Values made of their form and numbers."""
+    """The values of one call, made of their form and numbers."""
 
-    def __init__(self, numbers: Iterator[int], floats: Iterator[float], mode: FakeTensorMode) -> None:
-        self._numbers, self._floats, self._mode = numbers, floats, mode
+    def __init__(self, numbers: Iterator[int], floats: Iterator[float], tensors: _Tensors) -> None:
+        self._numbers, self._floats, self._tensors = numbers, floats, tensors
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._alike = Counter[Hashable]()  # tensors of storages of their own
 
     def value(self, form: Form) -> Any:
         kind, *rest = form
@@ -177,12 +185,38 @@ class _Rebuilt:
         return next(self._floats) if kind == "float" else rest[0]
 
     def _tensor(self, dtype: torch.dtype, rank: int, number: int, grad: bool, where: str) -> torch.Tensor:
-        read = self._numbers
-        shape, strides = [next(read) for _ in range(rank)], [next(read) for _ in range(rank)]
-        offset, size = next(read), next(read)
-        if number not in self._storages:
-            self._storages[number] = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
-        made = torch.empty(0, dtype=dtype, device="meta").set_(self._storages[number], offset, shape, strides)
+        geometry = tuple(islice(self._numbers, 2 * rank + 2))
+        if number in self._storages:
+            return self._tensors.made(self._storages[number], dtype, geometry, grad, where)
+        key = dtype, geometry, grad, where
+        self._alike[key] += 1
+        made = self._tensors.own(self._alike[key], *key)
+        self._storages[number] = made.untyped_storage()
+        return made
+
+
+class _Tensors:
+    """Tensors without memory, of a ``geometry``: their shape, strides, offset, and bytes of their storage. Those of
+    storages of their own are made once: calls have many alike."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._own: dict[Hashable, torch.Tensor] = {}
+
+    def own(self, number: int, dtype: torch.dtype, geometry: tuple[int, ...], grad: bool, where: str) -> torch.Tensor:
+        """The tensor of this ``number`` among those alike in one call, with a storage of its own."""
+        key = number, dtype, geometry, grad, where
+        if key not in self._own:
+            storage = torch.UntypedStorage(geometry[-1], device="meta")
+            self._own[key] = self.made(storage, dtype, geometry, grad, where)
+        return self._own[key]
+
+    def made(
+        self, storage: torch.UntypedStorage, dtype: torch.dtype, geometry: tuple[int, ...], grad: bool, where: str
+    ) -> torch.Tensor:
+        """A tensor over a storage."""
+        rank, offset = len(geometry) // 2 - 1, geometry[-2]
+        made = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, geometry[:rank], geometry[rank:-2])
         if grad:
             made.requires_grad_()
         if where == "meta":  # a list in a subscript is the one kind that is not fake

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 #: Sizes are padded to multiples of these, as attention's log-sum-exp is to 32.
 PADDED_TO = (8, 16, 32, 64, 128, 256)
@@ -30,11 +32,20 @@ class Curve:
 
     def at(self, size: int) -> int:
         """Its value. Raises ValueError where that is no whole number."""
-        x = -(-size // self.unit)
-        value = sum((coefficient * x**power for power, coefficient in enumerate(self.coefficients)), Fraction(0))
-        if value.denominator != 1:
+        x, value = -(-size // self.unit), 0
+        numerators, denominator = self._whole
+        for numerator in numerators:  # Horner's rule
+            value = value * x + numerator
+        if value % denominator:
             raise ValueError(f"no whole number at {size}")
-        return int(value)
+        return value // denominator
+
+    @cached_property
+    def _whole(self) -> tuple[list[int], int]:
+        """The coefficients as whole numbers over one denominator, by falling powers: fractions take ten times as
+        long."""
+        denominator = math.lcm(*(one.denominator for one in self.coefficients))
+        return [int(one * denominator) for one in reversed(self.coefficients)], denominator
 
 
 def curve_through(sizes: Sequence[int], values: Sequence[int]) -> Curve:
@@ -74,22 +85,28 @@ def _polynomial(sizes: Sequence[int], values: Sequence[int]) -> Curve:
 
 
 class Curves:
-    """The curves through values at these sizes. ``most_needed``: the samples that the most demanding one needs."""
+    """The curves through values at these sizes, each with a number. ``most_needed``: the samples that the most
+    demanding one needs."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
-        self._known: dict[tuple[int, ...], Curve] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._curves: list[Curve] = []
         self.most_needed = 0
 
-    def through(self, values: Sequence[int]) -> Curve:
-        """The curve through these values, one at each size; the same object for equal values."""
-        key = tuple(values)
-        curve = self._known.get(key)
-        if curve is None:
-            curve = self._known[key] = curve_through(self._sizes, key)
-            self.most_needed = max(self.most_needed, curve.needs)
-        return curve
+    def __getitem__(self, number: int) -> Curve:
+        return self._curves[number]
 
-    def values_at(self, size: int) -> dict[Curve, int]:
-        """The value of every curve."""
-        return {curve: curve.at(size) for curve in self._known.values()}
+    def through(self, values: Sequence[int]) -> int:
+        """The number of the curve through these values, one at each size."""
+        key = tuple(values)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._curves)
+            self._curves.append(curve_through(self._sizes, key))
+            self.most_needed = max(self.most_needed, self._curves[number].needs)
+        return number
+
+    def values_at(self, size: int) -> list[int]:
+        """The value of every curve, by their numbers."""
+        return [curve.at(size) for curve in self._curves]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from graphmem.capture.kernels.parts.script import Script, Step
 from graphmem.capture.record.calls import NotedCall
 from graphmem.errors import GraphmemError
 from graphmem.trace import OF_STORAGES, Category, EventKind, Plans, Storage, Trace, validate
 
+Integers = npt.NDArray[np.int64]
 #: The steps of a script without its sizes.
 Shape = tuple[tuple[str, int], ...]
 #: Of several calls.
@@ -42,31 +44,43 @@ def shape_of(script: Script | None) -> Shape:
     return () if script is None else tuple((step.kind, step.index) for step in script.steps)
 
 
-def with_sizes(
-    arrangement: Arrangement, scripts: Sequence[Script | None], of_bytes: Sequence[int], predicted_plans: int
-) -> Trace:
-    """The trace with the bytes of each coordinate, and those that the scripts of its calls take."""
-    storages = list(arrangement.trace.storages)
-    for index, size in zip(arrangement.coordinates, of_bytes, strict=True):
-        if storages[index].bytes != size:
-            storages[index] = _sized(storages[index], size, storages[index].label)
-    plans: dict[object, tuple[tuple[int, ...], list[int]]] = {}
-    given: dict[int, list[Step]] = {}  # back, by scripts, which calls share
-    for script, takes in zip(scripts, arrangement.takes, strict=True):
-        if not takes or script is None:
-            continue
-        if id(script) not in given:
-            given[id(script)] = _given_back(script)
-        for step, index in zip(given[id(script)], takes, strict=True):
-            storages[index] = _sized(storages[index], step.bytes or 0, step.label)
-            if step.plans:
-                plans.setdefault(step.shape, (step.plans, []))[1].append(index)
-    found = tuple(Plans(tuple(indices), sizes) for sizes, indices in plans.values())
-    return arrangement.trace.with_storages(tuple(storages), plans=found, predicted_plans=predicted_plans)
+class Sizes:
+    """The bytes of an arrangement's storages. ``of_call``: of each call, the number of its distinct one."""
 
+    def __init__(self, arrangement: Arrangement, of_call: Sequence[int]) -> None:
+        self._trace = arrangement.trace
+        self._coordinates = np.array(arrangement.coordinates, dtype=np.int64)
+        self._place: dict[int, int] = {}  # of each buffer, in the order of the calls that take them
+        taken: dict[int, list[tuple[int, ...]]] = {}
+        for number, takes in zip(of_call, arrangement.takes, strict=True):
+            if takes:
+                taken.setdefault(number, []).append(takes)
+                self._place.update((index, len(self._place)) for index in takes)
+        #: Of each distinct call, the buffers that its calls take: an array for each of them, in order.
+        self._taken = {number: np.array(takes, dtype=np.int64).T.copy() for number, takes in taken.items()}
 
-def _sized(storage: Storage, size: int, label: str) -> Storage:
-    return Storage(size, storage.category, storage.stream, storage.place, label, storage.pool)
+    def trace(self, scripts: Sequence[Script | None], of_bytes: Integers, predicted_plans: int) -> Trace:
+        """The trace with the bytes of each coordinate, and those that the scripts of its distinct calls take."""
+        sizes, labels = self._trace.columns.bytes.copy(), dict[int, str]()
+        sizes[self._coordinates] = of_bytes
+        planned: dict[int, Step] = {}
+        for number, buffers in self._taken.items():
+            script = scripts[number]
+            for step, indices in zip(_given_back(script), buffers, strict=True) if script is not None else ():
+                sizes[indices] = step.bytes or 0
+                if step.label != self._trace.storages[indices[0]].label:
+                    labels |= dict.fromkeys(indices.tolist(), step.label)
+                if step.plans:
+                    planned |= dict.fromkeys(indices.tolist(), step)
+        plans = self._plans(planned)
+        return self._trace.resized(sizes, labels, plans=plans, predicted_plans=predicted_plans)
+
+    def _plans(self, planned: Mapping[int, Step]) -> tuple[Plans, ...]:
+        """Of the buffers that can be less, those of one shape together, by their steps."""
+        found: dict[object, tuple[tuple[int, ...], list[int]]] = {}
+        for index in sorted(planned, key=self._place.__getitem__):
+            found.setdefault(planned[index].shape, (planned[index].plans, []))[1].append(index)
+        return tuple(Plans(tuple(indices), sizes) for sizes, indices in found.values())
 
 
 def _given_back(script: Script | None) -> list[Step]:

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from graphmem.capture.kernels.parts.script import Card, Script
 from graphmem.capture.record.calls import Asked, Asker, CallLog, NotedCall, flags_now
 from graphmem.capture.session.session import Session, capture
-from graphmem.capture.templates.curves import Curve, Curves
-from graphmem.capture.templates.layout import Arrangement, NoTemplate, Shapes, laid_out, shape_of, with_sizes
+from graphmem.capture.templates.curves import Curves
+from graphmem.capture.templates.layout import Arrangement, Integers, NoTemplate, Shapes, Sizes, laid_out, shape_of
 from graphmem.trace import OF_STORAGES, Category, EventKind, Storage, Trace, same
 
 
@@ -39,11 +41,11 @@ class Template:
     samples: tuple[Sample, ...]
     is_proven: bool
     _curves: Curves
-    _bytes: tuple[Curve, ...]  # of each coordinate of an arrangement
-    _distinct: tuple[tuple[NotedCall, tuple[Curve, ...]], ...]  # calls with other numbers, and the curves of these
+    _bytes: Integers  # the curve of each coordinate of an arrangement
+    _distinct: tuple[tuple[NotedCall, tuple[int, ...]], ...]  # calls with other numbers, and the curves of these
     _call: tuple[int, ...]  # of each call, the number of its distinct one
     _base: Arrangement  # of the last sample
-    _arrangements: dict[Shapes, Arrangement] = field(default_factory=dict, compare=False)
+    _sizes: dict[Shapes, Sizes] = field(default_factory=dict, compare=False)  # by the steps of distinct calls
 
     @staticmethod
     def learn(samples: Sequence[Sample]) -> Template:
@@ -57,7 +59,7 @@ class Template:
             _compare(samples[0], outlines[0], sample, outline)
         curves = Curves([sample.size for sample in samples])
         columns = zip(*(outline.bytes for outline in outlines), strict=True)
-        of_bytes = tuple(curves.through(values) for values in columns)
+        of_bytes = np.array([curves.through(values) for values in columns], dtype=np.int64)
         distinct: dict[object, int] = {}  # calls -> their place in ``first``
         first: list[int] = []
         of_call: list[int] = []
@@ -79,7 +81,7 @@ class Template:
         )  # fmt: skip
         for sample, outline in zip(samples, outlines, strict=True):
             shapes = tuple(shape_of(sample.log.calls[number].script) for number in first)
-            made._arrangements[shapes] = outline.arrangement
+            made._sizes[shapes] = Sizes(outline.arrangement, of_call)
         return made
 
     def agrees(self, card: Card) -> bool:
@@ -93,12 +95,12 @@ class Template:
         template does not give that capture."""
         known, outline = self.samples[-1], _Outline(sample)
         _compare(known, _Outline(known), sample, outline)
-        of_bytes = []
-        for curve, index, size in zip(self._bytes, outline.arrangement.coordinates, outline.bytes, strict=True):
+        of_bytes = self._bytes.copy()
+        for place, (index, size) in enumerate(zip(outline.arrangement.coordinates, outline.bytes, strict=True)):
+            curve = self._curves[of_bytes[place]]
             if curve.at(sample.size) != size and curve.is_constant and _is_workspace(sample.trace.storages[index]):
-                curve = self._curves.through([size] * len(self.samples))
-            of_bytes.append(curve)
-        made = replace(self, _bytes=tuple(of_bytes))
+                of_bytes[place] = self._curves.through([size] * len(self.samples))
+        made = replace(self, _bytes=of_bytes)
         [trace] = made.traces([sample.size], card)
         if not same(trace, sample.trace):
             raise NoTemplate("kernels choose otherwise on another card")
@@ -123,18 +125,23 @@ class Template:
         left = [number for number in range(len(self._distinct)) if number not in constant]
         calls = [(call, [value[curve] for curve in curves]) for call, curves in map(self._distinct.__getitem__, left)]
         asked = constant | dict(zip(left, asker.ask(calls), strict=True))
-        constant.update((n, asked[n]) for n in left if all(curve.is_constant for curve in self._distinct[n][1]))
+        constant.update((n, asked[n]) for n in left if self._is_constant(n))
         scripts = [asked[number].script for number in range(len(self._distinct))]
         predicted = set().union(*(one.predicted for one in asked.values()))
-        return self._arranged(scripts, [value[curve] for curve in self._bytes], len(predicted))
+        return self._of_shape(scripts).trace(scripts, np.array(value, dtype=np.int64)[self._bytes], len(predicted))
 
-    def _arranged(self, scripts: Sequence[Script | None], of_bytes: Sequence[int], predicted_plans: int) -> Trace:
-        """The trace whose distinct calls have these scripts."""
-        of_calls = [scripts[number] for number in self._call]
+    def _is_constant(self, number: int) -> bool:
+        """Whether no size changes a distinct call."""
+        return all(self._curves[curve].is_constant for curve in self._distinct[number][1])
+
+    def _of_shape(self, scripts: Sequence[Script | None]) -> Sizes:
+        """The sizes of the arrangement of distinct calls with these scripts."""
         shapes = tuple(shape_of(script) for script in scripts)
-        if shapes not in self._arrangements:
-            self._arrangements[shapes] = laid_out(self._base, self.samples[-1].log.calls, of_calls)
-        return with_sizes(self._arrangements[shapes], of_calls, of_bytes, predicted_plans)
+        if shapes not in self._sizes:
+            of_calls = [scripts[number] for number in self._call]
+            made = laid_out(self._base, self.samples[-1].log.calls, of_calls)
+            self._sizes[shapes] = Sizes(made, self._call)
+        return self._sizes[shapes]
 
 
 def _is_workspace(storage: Storage) -> bool:

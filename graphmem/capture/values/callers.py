@@ -268,6 +268,8 @@ called_to_fit_quantizer = LibraryCaller("hqq/core/optimize.py")
 called_to_validate_distribution = LibraryCaller("torch/distributions/distribution.py", "__init__", "_validate_sample")
 #: ``SyncBatchNorm`` leaves out the statistics of processes whose input is empty: they are all like the one analysed.
 called_to_drop_empty_inputs = LibraryCaller("torch/nn/modules/_functions.py", "forward")
+#: Data loaders draw seeds, and the order of their rows; what data sets draw is in their batches.
+called_for_batches = LibraryCaller("torch/utils/data/dataloader.py")
 _looks_for_end, _drafts = LibraryCaller(_STOPPING), LibraryCaller(_DRAFTING)
 _asks_confidence, _keeps_probabilities = (
     LibraryCaller(_STOPPING, "__call__"),

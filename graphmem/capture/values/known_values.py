@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.torch_internals import FakeTensor, OpOverload, disable_current_modes, unset_fake_temporarily
-from graphmem.capture.values import generators
+from graphmem.capture.values import callers, generators
 from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
 from graphmem.capture.values.host_operators import (
     FAILURES,
@@ -61,8 +61,10 @@ _SMALL_PARAMETER = 1
 _MOST_ASIDE = 1 << 26
 
 
-#: Random numbers of the card: integers may stand for data.
-INTEGERS, FLOATS = 1, 2
+#: Random numbers of the host, which are the program's, and of the card: integers may stand for data.
+_HOST, INTEGERS, FLOATS = 1, 2, 3
+#: What real tensors of random numbers are known by.
+_DRAWN = "_graphmem_drawn"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class _Mirror:
         self.later: Deferred | None = None
         self.is_blank = True
         self.is_weight = False
-        self.drawn = 0  # random numbers of the card have a part in it: possible ones, not the program's
+        self.drawn = 0  # the kind of random numbers that have a part in it; those of the card are possible ones
 
     @property
     def is_known(self) -> bool:
@@ -100,7 +102,8 @@ class KnownValues:
         self.budget = budget or Budget()
         self.exceeded = 0  # host tensors that found no room in the budget
         self.guessed_draws = 0  # host operators whose random numbers could not be counted
-        self._has_drawn = False  # whether anything was drawn on the card
+        self.host_draws_read = 0  # how often a number or a size was read that comes from random ones of the host
+        self._has_drawn = False  # whether anything was drawn
         self._has_masks = False  # whether there are large tensors of floats whose values are known
         self._held = 0
         self._aside = 0
@@ -208,9 +211,19 @@ class KnownValues:
         }
         with unset_fake_temporarily():
             out = call.on_host(known).draw()
+        if call.operator.is_random or any(hasattr(tensor, _DRAWN) for tensor in call.tensors):
+            self._note_drawn(call, out)
         if isinstance(out, torch.Tensor) and out.nbytes >= MIB:
             self._hold_real(out)
         return out
+
+    def _note_drawn(self, call: HostCall, out: object) -> None:
+        """Random numbers of the host have a part in real tensors, in a number that is read, or in how much is taken."""
+        drawn = list(tensors_in(out))
+        for tensor in drawn:
+            setattr(tensor, _DRAWN, True)
+        if not drawn or torch.Tag.dynamic_output_shape in call.func.tags:
+            self._count_read()
 
     def _has_room(self, call: HostCall, tensors: Sequence[torch.Tensor]) -> bool:
         if any(tensor.nbytes > self.budget.one for tensor in tensors) and call.func not in LOOK_UPS:
@@ -265,16 +278,27 @@ class KnownValues:
             if computed is None:
                 return
             self._learn_all(outputs, computed)
-        drawn = _kind(fakes[0]) if call.operator.is_random else self.drawn(call.args, call.kwargs)
+        drawn = _kind(fakes[0]) if call.operator.is_random else self._drawn((call.args, call.kwargs))
         for tensor in fakes if drawn else ():
             self._mark_drawn(tensor, drawn)
 
-    def drawn(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> int:
-        """The kind of the card's random numbers that known values of these tensors come from: what was drawn
-        there is a possible draw. 0: none; :data:`INTEGERS`: integers alone; :data:`FLOATS`."""
+    def drawn(self, args: Sequence[object]) -> int:
+        """The kind of the card's random numbers that known values of these tensors, which are read, come from: what was
+        drawn there is a possible draw. 0: none; :data:`INTEGERS`: integers alone; :data:`FLOATS`."""
+        drawn = self._drawn(args)
+        if drawn == _HOST:
+            self._count_read()
+        return 0 if drawn == _HOST else drawn
+
+    def _count_read(self) -> None:
+        if not callers.called_for_batches() and not callers.called_to_validate_distribution():
+            self.host_draws_read += 1
+
+    def _drawn(self, values: object) -> int:
+        """The kind of random numbers that known values of the tensors in ``values`` come from."""
         if not self._has_drawn:
             return 0
-        mirrors = map(self._current, tensors_in((args, kwargs) if kwargs else args))
+        mirrors = map(self._current, tensors_in(values))
         return max((mirror.drawn for mirror in mirrors if mirror is not None), default=0)
 
     def _mark_drawn(self, tensor: torch.Tensor, drawn: int) -> None:
@@ -407,7 +431,7 @@ class KnownValues:
         sources = call.tensors
         if self._overwrites(call, targets):
             sources = [tensor for tensor in sources if tensor is not targets[0]]
-        drawn = max(self.drawn(sources), _kind(targets[0]) if call.operator.is_random else 0)
+        drawn = max(self._drawn(sources), _kind(targets[0]) if call.operator.is_random else 0)
         for tensor in targets:
             self._mark_drawn(tensor, drawn)
 
@@ -556,6 +580,7 @@ class KnownValues:
                 self.forget(target)
         elif words is None or generator is not None or not self._draw_later(call, target, words):
             self._draw_now(call, target, out)
+        self._mark_drawn(target, _HOST)
         return True
 
     def _draw_later(self, call: HostCall, target: FakeTensor, words: int) -> bool:
