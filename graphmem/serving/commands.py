@@ -49,8 +49,18 @@ _SERVERS = (
     _server("tgi", r"(.*/)?text-generation-launcher", r"text-generation-inference", "--model-id"),
     _server("llamacpp", r"(.*/)?llama-server", r"llama\.cpp", "-m", "--model"),
 )
-#: Spellings of vLLM's that the command line would take for something else.
-_SPELLED = {"-tp": "--tp", "-q": "--quantization", "-pp": "--pp", "-dp": "--dp", "-dcp": "--dcp", "-ep": "--ep"}
+#: Engines' options of two letters that the command line would take for an option of one and its value.
+OF_TWO_LETTERS = {"-ot": "--override-tensor"}
+#: Spellings of vLLM's that it would take for something else.
+_SPELLED = {
+    "-tp": "--tp",
+    "-q": "--quantization",
+    "-pp": "--pp",
+    "-dp": "--dp",
+    "-dcp": "--dcp",
+    "-ep": "--ep",
+    **OF_TWO_LETTERS,
+}
 #: Keys of Helm charts' ``vllmConfig`` (production-stack) -> options.
 _VALUES = {
     "tensorParallelSize": "--tp", "maxModelLen": "--max-model-len", "dtype": "--dtype", "maxNumSeqs": "--max-num-seqs",
