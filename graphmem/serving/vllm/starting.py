@@ -69,9 +69,7 @@ class Watched:
         return marking
 
     def _note(self, stage: str) -> None:
-        import torch
-
-        counters = torch.cuda.memory_stats()
+        counters = import_module("torch").cuda.memory_stats()
         self.stages[stage] = {name: int(counters.get(counter, 0)) for name, counter in _COUNTERS.items()}
 
 
