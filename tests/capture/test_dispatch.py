@@ -15,6 +15,7 @@ from graphmem import Inference, analyze
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.record import dispatch
 from graphmem.capture.record.dispatch import INTERCEPTORS, NOT_HANDLED
+from graphmem.trace import Place
 from tests.support.captures import record
 
 
@@ -33,8 +34,8 @@ def _every_overload() -> list[Any]:
 def test_every_interceptor_knows_an_operator_and_has_a_name_of_its_own() -> None:
     every = [facts_of(func) for func in _every_overload()]
     assert len(every) > 2000
-    with _operator("CUDA", torch.zeros_like) as operator:
-        every.append(facts_of(operator))
+    with _operator("CUDA", torch.zeros_like) as operator, _view_of_host() as view:
+        every += [facts_of(operator), facts_of(view)]
         known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
     assert all(known.values()), known
     assert [name for name, count in known.items() if count == len(every)] == ["host values"]
@@ -53,6 +54,31 @@ def _operator(key: str, body: Callable[[Any], Any]) -> Iterator[Any]:
     finally:
         facts_of.cache_clear()
         library._destroy()
+
+
+@contextlib.contextmanager
+def _view_of_host() -> Iterator[Any]:
+    """The operator of vLLM's library by which kernels read pinned memory."""
+    library = torch.library.Library("_C", "FRAGMENT")
+    try:
+        library.define("get_cuda_view_from_cpu_tensor(Tensor cpu_tensor) -> Tensor")
+        yield torch.ops._C.get_cuda_view_from_cpu_tensor.default
+    finally:
+        facts_of.cache_clear()
+        library._destroy()
+
+
+def test_a_view_of_pinned_memory_takes_none_of_the_card() -> None:
+    def step() -> None:
+        seen = view(torch.zeros(1 << 20, pin_memory=True))
+        assert seen.is_cuda
+        assert seen.shape == (1 << 20,)
+        seen.neg()
+
+    with _view_of_host() as view:
+        trace = record(step)
+    assert max(born.bytes for born in trace.storages if born.place is Place.PINNED) == 4 << 20
+    assert sum(born.bytes for born in trace.storages if born.place is Place.DEVICE) == 4 << 20
 
 
 @pytest.mark.parametrize("key", ["CUDA", "CompositeExplicitAutograd"])

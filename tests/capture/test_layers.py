@@ -142,7 +142,12 @@ _IDLE = {
     "generation", "fake mode", "recorder", "unnoticed", "flex attention", "numbered devices",
 }  # fmt: skip
 #: Those that have nothing to replace until a library is imported, which another test of this process may have done.
-_OF_LIBRARIES = {"bitsandbytes": "bitsandbytes", "NVML": "pynvml", "Triton kernels": "trl.kernels.chunked_logprob"}
+_OF_LIBRARIES = {
+    "bitsandbytes": "bitsandbytes",
+    "NVML": "pynvml",
+    "serving engine": "vllm",
+    "Triton kernels": "trl.kernels.chunked_logprob",
+}
 
 
 def test_every_pattern_stands_for_a_name_that_is_replaced(replaced: _Replaced) -> None:

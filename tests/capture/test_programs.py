@@ -1016,6 +1016,26 @@ x()
     assert traces[0] == traces[1]
 
 
+@pytest.mark.parametrize("steps", [12, 13])
+def test_steps_that_take_turns_with_blocks_end_as_all_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    """An output that is held while the next one is made lies where the one before that lay."""
+    source = f"""
+for _ in range({steps}):
+    output = model(x(4096))
+    output.sum().backward()
+    optimizer.step()
+blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+print([(block["address"], block["size"]) for block in blocks if block["state"] == "active_allocated"])
+"""
+    ends = []
+    for followed in (steps, 3):
+        run(tmp_path, source, iterations=followed)
+        ends.append(said(capsys))
+    assert ends[0] == ends[1]
+
+
 SAVE_AND_LOAD = """
 import copy, io, os, shutil
 from pathlib import Path

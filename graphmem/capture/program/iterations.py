@@ -87,14 +87,16 @@ def repeat(storages: Storages, marks: Sequence[int], times: int) -> tuple[list[i
     before, begin, end = marks[-1 - 2 * turn :: turn]
     iteration = _Iteration(storages, before, begin, end)
     lengths = [len([*_on_device(builder, begin, mark)]) for mark in marks[-turn:]]
-    turns = -(-times // turn)
-    whole = min(turns, MOST_REPEATED, max(1, MOST_EVENTS // (end - begin + 1)))
-    for left in reversed(range(whole)):
+    turns, done = -(-times // turn), 0
+    ends = whole = min(turns, MOST_REPEATED, max(1, MOST_EVENTS // (end - begin + 1)))
+    while done < ends:
         state = None if memory is None else memory.segments()
-        if state in seen:
-            break
+        if state in seen:  # from here on it goes round: what is left of the last round decides where it ends
+            ends, seen = done + (turns - done) % (len(seen) - seen.index(state)), []
+            continue
         seen.append(state)
-        if left == 0:
+        done += 1
+        if done == whole:
             written += turn * iteration.write_kept(turns - whole)
         marks = [*marks[turn:], *(len(builder.rows) + length for length in lengths)]
         iteration.write()

@@ -19,6 +19,7 @@ import torch
 from graphmem.capture.device.backward_thread import Numbers
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.device.fake_tensors import without_classes
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.operators import collectives, compressed, nested, sparse
 from graphmem.capture.operators.attention import nested_attention_backend
 from graphmem.capture.operators.data_dependent_sizes import VALUES, outputs_of
@@ -52,6 +53,7 @@ _COMPOSITE: Any = private(
 _KEYS: Any = private("torch._C.DispatchKey", "operators written in Python are not followed inside", None)
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
+_PIN_MEMORY = _aten._pin_memory.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _IS_SET_TO = _aten.is_set_to.default
@@ -64,6 +66,9 @@ _MAKES_SPARSE = {_SPARSE, _aten._to_sparse.default, _aten._to_sparse.sparse_dim}
 _ALONG = {_aten.unique_dim.default: 1, _aten.unique_dim_consecutive.default: 1, _aten.unique_consecutive.default: 3}
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
+
+#: Operators of libraries that give the card a view of pinned memory.
+_SEE_HOST = {"_C.get_cuda_view_from_cpu_tensor.default"}
 
 #: Arguments by name.
 Named = dict[str, object]
@@ -221,6 +226,9 @@ class Route:
 
 
 def _pinned(mode: RecordingMode, call: OperatorCall) -> object:
+    if call.func is _PIN_MEMORY:
+        with mode:
+            return torch.empty_like(call.args[0], pin_memory=True).copy_(call.args[0])
     if not call.kwargs.get("pin_memory"):
         return NOT_HANDLED
     mode.recorder.note(call)
@@ -241,6 +249,15 @@ def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> object:
     mode.recorder.storages.see(out, place=Place.PINNED)
     out._graphmem_pinned = True
     return mode.finish(call, out)
+
+
+def _seen_by_card(mode: RecordingMode, call: OperatorCall) -> object:
+    """A tensor of the card on pinned memory of the host (``cudaHostGetDevicePointer``), which takes none there."""
+    host: Any = call.args[0]
+    with mode.recorder.paused():
+        out = torch.empty(host.shape, dtype=host.dtype, device=cards().own)
+    mode.recorder.storages.see(out, place=Place.PINNED)
+    return out
 
 
 def _collective(mode: RecordingMode, call: OperatorCall) -> object:
@@ -606,6 +623,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "a build without a device could not make it",
         lambda facts: facts.takes_pinned,
         _pinned,
+        is_noted=False,
+    ),
+    Interceptor(
+        "host memory on the card",
+        "vLLM's kernels read pinned memory where it is, by an operator that has no shapes",
+        lambda facts: facts.name in _SEE_HOST,
+        _seen_by_card,
         is_noted=False,
     ),
     Interceptor(

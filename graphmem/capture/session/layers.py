@@ -623,6 +623,15 @@ LAYERS: tuple[Layer, ...] = (
         libraries=("safetensors", "transformers.utils.hub", "transformers.modeling_utils"),
     ),
     Layer(
+        "serving engine",
+        "program/serving_engine",
+        "vLLM starts its core in a process of its own, which would have no capture",
+        ("vllm.*",),
+        "engine_in_process",
+        lost="vLLM starts processes that are not followed",
+        libraries=("vllm",),
+    ),
+    Layer(
         "leaving",
         "program/asking",
         "a whole program trains for days; its loops are ended after some optimizer steps",

@@ -59,7 +59,7 @@ def start(
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
-    runner.unsorted = versions.SAMPLES_UNSORTED.holds(version)
+    runner.unsorted, runner.pools = versions.SAMPLES_UNSORTED.holds(version), settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
     buffers = run.mark() - 1
@@ -69,6 +69,8 @@ def start(
     ):
         tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
         model = families.family(run, shape)
+        if settings.more.pools and not shape.tied:  # ``as_embedding_model`` lets go of the head (models/adapters.py)
+            run.free(model.head.weight)
         run.empty_cache()
         if isinstance(shape.linear, Unquantized):
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)

@@ -1,0 +1,65 @@
+"""vLLM inside a capture: the engine runs in the process that is analysed, where its user would start others.
+
+``LLM(...)`` starts its core in a process of its own, unless its environment says otherwise, and asks another process
+what a class of models can do, so as not to touch the card. Here both are this process: neither changes what is on the
+card. What it would run at the interpreter's end, when there is no card any more, is not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from graphmem.capture.device.watched_imports import patched_imports
+from graphmem.capture.patches import Patches, constant
+
+#: Of its environment (vllm/envs.py): one process, and nothing is told to its makers.
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+
+
+@contextlib.contextmanager
+def engine_in_process() -> Iterator[None]:
+    """Let an engine that is imported start in this process, until the end."""
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        with patched_imports(_FOLLOWED):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value is not None else {})
+        _forget_finalizers()
+
+
+def _forget_finalizers() -> None:
+    """What the engine's objects do when the interpreter ends (``weakref.finalize``) asks for the card."""
+    known: Any = getattr(weakref.finalize, "_registry", {})
+    for finalizer in list(known):
+        found = finalizer.peek()
+        if found is not None and str(getattr(found[1], "__module__", "")).startswith("vllm."):
+            finalizer.atexit = False
+
+
+def _follow_registry(patches: Patches, registry: ModuleType) -> None:
+    """What a model's class can do is asked here (``_run_in_subprocess``, models/registry.py, 0.32)."""
+
+    def here(function: Callable[[], object]) -> object:
+        return function()
+
+    patches.where_found((registry,), {"_run_in_subprocess": here})
+
+
+def _follow_warmup(patches: Patches, warmup: ModuleType) -> None:
+    """Kernels in CuTe are compiled for the card by its driver; they take no memory of PyTorch's."""
+    patches.where_found((warmup,), dict.fromkeys(("_warmup_ll_bf16_router_gemm", "cutedsl_warmup"), constant(None)))
+
+
+_FOLLOWED = {
+    "vllm.model_executor.models.registry": _follow_registry,
+    "vllm.model_executor.warmup.kernel_warmup": _follow_warmup,
+}
