@@ -64,10 +64,20 @@ class Row:
         figures: dict[str, Any] = {level: getattr(estimate, level) if estimate else None for level in LEVELS}
         return figures | {
             "capacity": fit.capacity_bytes if fit else None,
-            "fits": ", ".join(filter(None, (fit.verdict, fit.chance))) if fit else None,
-            "on_card": f"{verdict_words(fit, 'DOES NOT FIT')} {fit.gpu}" if fit else "",
+            **self._verdict,
             "error": self.error or None,
         }
+
+    @property
+    def _verdict(self) -> dict[str, str | None]:
+        """Whether it fits, briefly and as a table says it; what fails on every card does not."""
+        fit = self.estimate.fit if self.estimate else None
+        if self.estimate is not None and self.estimate.failure:
+            return {"fits": "no" if fit else None, "on_card": "FAILS on any card"}
+        if fit is None:
+            return {"fits": None, "on_card": ""}
+        briefly = ", ".join(filter(None, (fit.verdict, fit.chance)))
+        return {"fits": briefly, "on_card": f"{verdict_words(fit, 'DOES NOT FIT')} {fit.gpu}"}
 
     @property
     def brief(self) -> Row:
