@@ -26,6 +26,8 @@ _EXCHANGES = (
     "moonep", "nixl_ep", "flashinfer_all2allv", "flashinfer_nvlink_two_sided", "flashinfer_nvlink_one_sided",
     "passthrough",
 )  # fmt: skip
+#: Whose code answers: ours, and the installed engine's where ours refuses; the engine's; ours.
+BASES = ("auto", "engine", "retold")
 #: ``MaxLoRARanks`` (config/lora.py).
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: ``CUDAGraphMode`` (config/compilation.py) that can be asked for.
@@ -223,6 +225,7 @@ class Arguments:
     """The further options, read. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and ``processor``
     are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
 
+    basis: str = _asked("basis", one_of(*BASES), BASES[0])
     model_runner: str | None = _asked("model_runner", one_of("v1", "v2"), None)
     model_impl: str = _asked("model_impl", one_of("auto", "vllm", "transformers"), "auto")
     outside: int | None = _asked("outside", _size, None)
@@ -257,6 +260,10 @@ class Arguments:
     context_parallel: int = _asked("decode_context_parallel_size", whole(1, 1024), 1)
     performance: str = _asked("performance_mode", one_of(*PERFORMANCE_MODES), "balanced")
     pools: bool = _asked("runner", _pools, False)
+    #: Of versions that had both: whether the second engine runs (``VLLM_USE_V1``), and whether FlashInfer samples, as
+    #: it did up to 0.11.0 where it was installed, as in the published images (``VLLM_USE_FLASHINFER_SAMPLER``).
+    second_engine: bool = _asked("use_v1", flag, True)
+    flashinfer_samples: bool = _asked("use_flashinfer_sampler", flag, False)
     not_counted: tuple[str, ...] = ()
 
 
@@ -272,6 +279,11 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
     "cudagraph_capture_sizes": _sizes,
     "max_cudagraph_capture_size": whole(),
 }
+
+
+def basis_of(given: tuple[tuple[str, str], ...]) -> str:
+    """One of :data:`BASES`, whatever else is given. Raises :class:`UsageError` for another word."""
+    return str(_READERS["basis"]("basis", dict(given).get("basis", BASES[0])))
 
 
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:

@@ -18,12 +18,12 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
-from graphmem.errors import UsageError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
-from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, order, versions
+from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, installed, order, versions
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -80,6 +80,18 @@ class VLLM:
         """See :class:`graphmem.serving.base.Engine`."""
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
+        asked = arguments.basis_of(question.arguments)
+        if asked == "engine":
+            return installed.serve(question)
+        try:
+            return self._retold(question)
+        except GraphmemError as error:
+            if asked == "retold" or installed.why_not(question) is not None:
+                raise
+            return installed.serve_instead(question, error)
+
+    def _retold(self, question: Question) -> Served:
+        """The answer by our own account of the engine's code."""
         question = _overridden(question)
         if question.max_model_len == -1:  # ``_auto_fit_max_model_len``: the longest that fits
             whole = self._worst(question.with_(max_model_len=None))
@@ -459,7 +471,7 @@ def _charged_outside(device: Device, settings: Settings, shape: Shape) -> int:
         return 0
     every = sum(figure.bytes for figure in _outside(device, settings, shape))
     alone = sum(figure.bytes for figure in device.outside(Loads()))
-    second = versions.has_second_engine(settings.version, device.capability)
+    second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     is_all = second and not versions.GROWTH_ALONE.holds(settings.version)
     return every if is_all else every - alone
 
