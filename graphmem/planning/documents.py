@@ -294,6 +294,7 @@ def of_advice(advised: Advised) -> Document:
     useless = [_useless(one, base) for one in advised.advice if one.estimate is not None and one.saved_bytes <= 0]
     impossible = [f"not possible: {one.change}: {one.reason}" for one in advised.advice if one.estimate is None]
     verdict = "" if base.fit is None else f", {_on_card(base.fit)}"
+    verdict = ", and fails on any card" if base.failure else verdict
     as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
     sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is))), *_sentences(*fails)]
     if saving:

@@ -17,6 +17,7 @@ from graphmem import analyze, compare
 from graphmem.base.figures import Doubts, unknown
 from graphmem.diagnostics import Code
 from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
+from graphmem.planning.advise import Advised
 from graphmem.planning.sweep import Row, Rows
 from graphmem.reports.document import shortened
 from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
@@ -196,6 +197,9 @@ def test_a_step_that_fails_on_a_card_says_so_before_the_verdict() -> None:
     assert (row.figures["fits"], row.figures["on_card"]) == ("no", "FAILS on any card")
     assert "seq-len" not in str(Rows([row])).splitlines()[-1]
     assert "2048: 2048 tokens are more than" in str(Rows([row]))
+    advised = str(Advised(fails, ()))
+    assert "5.68 GiB of device memory, and fails on any card" in advised
+    assert "BUT 2048 tokens are more than" in advised
 
 
 def test_a_likely_verdict_beside_much_room_says_why() -> None:

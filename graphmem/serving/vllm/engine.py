@@ -471,7 +471,7 @@ def _charged_outside(device: Device, settings: Settings, shape: Shape) -> int:
         return 0
     every = sum(figure.bytes for figure in _outside(device, settings, shape))
     alone = sum(figure.bytes for figure in device.outside(Loads()))
-    second = versions.has_second_engine(settings.version, device.capability)
+    second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     is_all = second and not versions.GROWTH_ALONE.holds(settings.version)
     return every if is_all else every - alone
 

@@ -53,13 +53,14 @@ def start(
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
-    second = versions.has_second_engine(settings.version, device.capability)
+    second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     compiles = second and not settings.eager and settings.more.compiled
     run.native = compiles
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
-    runner.unsorted, runner.pools = versions.SAMPLES_UNSORTED.holds(version), settings.more.pools
+    runner.unsorted = versions.SAMPLES_UNSORTED.holds(version) or settings.more.flashinfer_samples
+    runner.pools = settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
     buffers = run.mark() - 1

@@ -110,12 +110,13 @@ def resolve(question: Question) -> Settings:
     config = question.model.config
     more = arguments.read(question.arguments)
     length, longest = _length(question.model, question.max_model_len)
-    tokens, requests = _batch_defaults(question, version)
+    tokens, requests = _batch_defaults(question, version, more)
     if more.performance == "throughput":  # both defaults are doubled (engine/arg_utils.py)
         tokens, requests = 2 * tokens, 2 * requests
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
     if question.max_num_batched_tokens is None:
-        chunked = more.chunked_prefill and (_has_second_engine(question, version) or length > _IN_ONE_BATCH)
+        second = _has_second_engine(question, version, more)
+        chunked = more.chunked_prefill and (second or length > _IN_ONE_BATCH)
         tokens = min(requests * length, tokens if chunked else max(length, tokens))
     else:
         tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
@@ -212,8 +213,8 @@ def _batches_in_flight(more: Arguments, version: Version, runner: str) -> int:
     return more.pipeline
 
 
-def _has_second_engine(question: Question, version: Version) -> bool:
-    return versions.has_second_engine(version, question.device.capability)
+def _has_second_engine(question: Question, version: Version, more: Arguments) -> bool:
+    return more.second_engine and versions.has_second_engine(version, question.device.capability)
 
 
 def _positive(name: str, value: int | None) -> int:
@@ -249,11 +250,11 @@ def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
     return asked, longest
 
 
-def _batch_defaults(question: Question, version: Version) -> tuple[int, int]:
+def _batch_defaults(question: Question, version: Version, more: Arguments) -> tuple[int, int]:
     """(tokens, requests): ``get_batch_defaults``; the first engine's are the same on every card."""
     if question.entry not in ENTRIES:
         raise UsageError(f"entry is {question.entry!r}; accepted: {', '.join(ENTRIES)}")
-    if not _has_second_engine(question, version):
+    if not _has_second_engine(question, version, more):
         return 2048, 256
     server = question.entry == "server"
     memory = question.device.capacity_bytes
