@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from graphmem import reports
 from graphmem.base.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 from graphmem.base.records import dataclass
+from graphmem.diagnostics import Code
 from graphmem.diagnostics import Diagnostic as Diagnostic
 
 if TYPE_CHECKING:
@@ -370,6 +371,11 @@ class Estimate(reports.Answer):
         from graphmem.reports import tables
 
         return tables.frame(self, table, library)
+
+    @property
+    def failure(self) -> str:
+        """Why the step fails on every card, whatever memory there is; empty where it does not."""
+        return next((one.message for one in self.diagnostics if one.code is Code.STEP_FAILS), "")
 
     @property
     def card_assumed(self) -> bool:

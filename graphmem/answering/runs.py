@@ -100,6 +100,14 @@ class RunCache:
         self._models.keep(key, self._models.made)
         self._runs.keep(key, run)
 
+    def model(self, question: Question) -> OnnxModel | TorchModel:
+        """The model of a question, for its run too. Raises :class:`GraphmemError`."""
+        with turn(), prepared(question):
+            return self._model(question, capture_key(question))
+
+    def _model(self, question: Question, key: CaptureKey) -> OnnxModel | TorchModel:
+        return self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
+
     def run(self, question: Question, say: Progress = silent, calls: CallLog | None = None) -> Run:
         """The run of a question; of one that is captured now, ``calls`` notes the calls of kernels' rules. Another
         thread's is waited for. Raises :class:`GraphmemError`.
@@ -118,8 +126,7 @@ class RunCache:
             with prepared(question):
                 loaded = self._models.made
                 if known is None or loaded is None:
-                    model_key = key.loading if question.is_onnx else key
-                    loaded = self._models.get(model_key, lambda: load(question, self._files))
+                    loaded = self._model(question, key)
                 runtime_for(question, loaded).parse(question.alloc_conf, question.setting)
                 say("tracing")
                 model, is_new = loaded, known is None and not self._runs.is_for(key)

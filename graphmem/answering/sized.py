@@ -151,7 +151,7 @@ class SizedRuns:
         with prepared(question):
             from graphmem.capture.record.calls import CallLog
             from graphmem.capture.templates.template import Sample
-        if self._cache.last is self._written:
+        if self._written is not None and self._cache.last is self._written:
             self._cache.forget()  # what a template wrote, or the disk had, is no capture
         log = CallLog()
         self._made.add(size)
@@ -369,13 +369,17 @@ class SizedRunsOfLayers(SizedRuns):
         self._loaded: OnnxModel | TorchModel | None = None
         self._few: dict[int, SizedRuns] = {}  # by their number of layers
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the templates are of captures that were made here, not on another card."""
+        return super().is_own or (self.is_proven and bool(self._few) and all(few.is_own for few in self._few.values()))
+
     def _captured(self, size: int, question: Question, say: Progress) -> Run:
         def captured(few: Question) -> Run:
             return self._with(few.layers or 0).capture(size, labelled(say, f"with {few.layers} of its layers"))
 
         if self._loaded is None:
-            with turn(), prepared(question):
-                self._loaded = load(question)
+            self._loaded = self._cache.model(question)
         if not has_many_layers(question, self._loaded):
             return super()._captured(size, question, say)
         self._made.add(size)
@@ -383,10 +387,13 @@ class SizedRunsOfLayers(SizedRuns):
         if run is None:
             self.refused, self.is_proven = "its layers make no template", False
             return self._cache.run(question, say)
-        self._output_bytes[size] = run.output_bytes
-        self._learned = f"at {self.name} {', '.join(f'{one:,}' for one in self.captured)}"
         self.refused = next((few.refused for few in self._few.values() if few.refused), "")
         self.is_proven = all(few.is_proven for few in self._few.values())
+        if self.is_proven and not self.is_own and self._like is not None:
+            self._output_bytes = self._like._output_bytes  # its sizes are served, by the templates of its few layers
+        else:
+            self._output_bytes[size] = run.output_bytes
+        self._learned = f"at {self.name} {', '.join(f'{one:,}' for one in self.captured)}"
         self._cache.forget()
         self._cache.keep(question, run)
         return run
@@ -405,8 +412,9 @@ class SizedRunsOfLayers(SizedRuns):
     def _with(self, layers: int) -> SizedRuns:
         """The runs with so many layers."""
         if layers not in self._few:
-            question = self._question
-            few = SizedRuns(self.name, lambda size: with_layers(question(size), layers), _Captures())
+            question, like = self._question, self._like
+            alike = like._few.get(layers) if isinstance(like, SizedRunsOfLayers) else None
+            few = SizedRuns(self.name, lambda size: with_layers(question(size), layers), _Captures(), alike)
             self._few[layers] = self._opened.enter_context(few)
         return self._few[layers]
 

@@ -184,6 +184,17 @@ def read_yaml(path: Path) -> object:
 
     Aliases are refused: a few hundred bytes of them unfold to gigabytes as soon as somebody writes the value out.
     """
+    return _read_yaml(path, "load")
+
+
+def read_yamls(path: Path) -> list[object]:
+    """The values of the documents in a YAML file, as :func:`read_yaml`."""
+    found: list[object] = _read_yaml(path, "load_all")
+    return found
+
+
+def _read_yaml(path: Path, load: str) -> Any:
+    """What PyYAML's function of this name reads."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
@@ -195,7 +206,8 @@ def read_yaml(path: Path) -> object:
 
     text = text_of(read_content(path, LARGEST_CONFIGURATION))
     try:
-        return yaml.load(text, Loader)
+        found = getattr(yaml, load)(text, Loader)
+        return found if load == "load" else list(found)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except yaml.YAMLError as error:

@@ -21,7 +21,6 @@ from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import NO_CACHE
 from graphmem.cli.options import Output
 from graphmem.cli.progress import status
-from graphmem.diagnostics import Code
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.reports import Answer, Format, format_named
@@ -63,8 +62,7 @@ def show(estimate: Estimate, options: Output, page: Document | None = None) -> N
         card = f" on {estimate.gpu}, as no --gpu was given" if estimate.card_assumed else ""
         click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory{card}", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
-    fails = any(one.code is Code.STEP_FAILS for one in estimate.diagnostics)
-    if options.fail_on_oom and (fails or (estimate.fit is not None and not estimate.fit.passes)):
+    if options.fail_on_oom and (estimate.failure or (estimate.fit is not None and not estimate.fit.passes)):
         click.get_current_context().exit(DOES_NOT_FIT)
 
 

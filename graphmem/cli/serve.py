@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -30,7 +31,9 @@ _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
 def _count(text: str) -> int:
-    """A whole number, also as vLLM reads one: 8k is 8,000 and 8K 8,192."""
+    """A whole number, also as vLLM reads one: 8k is 8,000 and 8K 8,192; ``auto`` is -1, the most that fits."""
+    if text.strip() in ("auto", "-1"):
+        return -1
     found = re.fullmatch(r"([0-9]{1,15})([kmKM]?)", text.strip())
     if found is None:
         raise click.BadParameter(f"{text!r} is no whole number; write for example 8192, 8k (8,000) or 8K (8,192)")
@@ -63,7 +66,9 @@ class Asked:
     )
     entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
     tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
-    max_model_len: int | None = option(None, "Longest request. Default: the model's.", metavar="N", read=_count)
+    max_model_len: int | None = option(
+        None, "Longest request; auto: the longest that fits. Default: the model's.", metavar="N", read=_count
+    )
     max_num_seqs: int | None = option(None, "Requests of a batch. Default: by card.", metavar="N", read=_count)
     max_num_batched_tokens: int | None = option(None, "Tokens of a batch. Default: by card.", metavar="N", read=_count)
     gpu_memory_utilization: float | None = option(
@@ -106,9 +111,34 @@ class Asked:
     )
 
 
+class ServeCommand(GroupedCommand):
+    """The command, which also takes the engine's own command line after ``--``, and a file that has one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from graphmem.serving import commands
+
+        if "--" in args:
+            at = args.index("--")
+            args = [*self._engines_own(commands.asked_by(args[at + 1 :])), *args[:at]]
+        elif files := [one for one in args if one.lower().endswith(commands.SUFFIXES) and one[:1] != "-"]:
+            at = args.index(files[0])
+            args = [*self._engines_own(commands.asked_in(Path(files[0]))), *args[:at], *args[at + 1 :]]
+        return super().parse_args(ctx, [commands.OF_TWO_LETTERS.get(one, one) for one in args])
+
+    def _engines_own(self, words: list[str]) -> list[str]:
+        """The words, none of which is an option of graphmem's alone: a file does not say where answers are written.
+        Raises :class:`UsageError`."""
+        ours = {flag for one in self.params if getattr(one, "heading", "") != _ENGINE for flag in one.opts}
+        for word in words:
+            name = word.partition("=")[0]
+            if name in ours or (name[:2] in ours and name[:2] != "--"):
+                raise UsageError(f"{name} is no option of the engine's; give it outside of its command line")
+        return words
+
+
 @click.command(
     "serve",
-    cls=GroupedCommand,
+    cls=ServeCommand,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("model", required=False, shell_complete=models)
@@ -117,8 +147,9 @@ class Asked:
 def serve_command(model: str | None, asked: Asked, form: Format, output: str | None) -> None:
     """The memory that an inference engine leaves for the KV cache of MODEL on a card, and the requests that it holds.
 
-    MODEL, which comes first, is a config.json, a folder with one, the name of a known model, or a GGUF file. Options
-    that are not listed here are the engine's own, by its names. For example:
+    MODEL, which comes first, is a config.json, a folder with one, the name of a known model, a GGUF file, or a docker
+    compose file, manifest or chart's values that start a server. Options that are not listed here are the engine's own,
+    by its names; its own command line follows --. For example:
 
     \b
       graphmem serve Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
@@ -128,6 +159,8 @@ def serve_command(model: str | None, asked: Asked, form: Format, output: str | N
         --cache-implementation offloaded
       graphmem serve ./model --arrivals 5/s --lengths p50=800,p99=6000 \\
         --output-lengths p50=200,p99=1000
+      graphmem serve --gpu H100 -- vllm serve Qwen/Qwen3-32B -tp 2
+      graphmem serve --from-log engine.log
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
     """

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphmem.answering.runs import RunCache, labelled, silent
-from graphmem.diagnostics import Code
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
@@ -138,7 +137,7 @@ def _row(watch: Watch, locked: int | None, growth: float | int, cache: RunCache,
 
 def _trouble(watch: Watch, estimate: Estimate, locked: int | None, growth: float | int) -> Iterator[str]:
     needs = f"needs {format_bytes(estimate.device)} of device memory"
-    yield from (one.message for one in estimate.diagnostics if one.code is Code.STEP_FAILS)
+    yield from filter(None, [estimate.failure])
     if "device" in watch.settings and estimate.fit is not None and not estimate.fit.passes:
         yield verdict(estimate)[0].rstrip(".")
     if watch.budget_bytes is not None and estimate.device > watch.budget_bytes:

@@ -159,6 +159,8 @@ def _fits(report: dict[str, Any]) -> str | None:
     if fit is None:
         return None
     try:
+        if any(one["code"] == "step_fails" for one in report.get("diagnostics", ())):
+            return "no, the step fails on any card"
         verdict, chance = fit["verdict"], fit["probability"]
         if verdict not in ("yes", "no", "likely", "likely not") or not (chance is None or 0 <= chance <= 1):
             raise TypeError

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphmem.answering.sized import BY_TEMPLATE
-from graphmem.diagnostics import Code
 from graphmem.estimate import LEVELS, Estimate, Fit, no_card_named
 from graphmem.reports.document import (
     Choices,
@@ -80,8 +79,10 @@ def _said(estimate: Estimate) -> Text:
     fit, how = estimate.fit, "by template" if is_by_template(estimate) else "analysed"
     needs = f"{format_bytes(estimate.device)} of device memory ({how})."
     head = needs if fit is None else f"{_on_card(fit)}: {needs}"
+    head = f"Fails on any card: {estimate.failure}. {needs}" if estimate.failure else head
     levels = ", ".join(f"{level} {format_bytes(getattr(estimate, level))}" for level in LEVELS[:-1])
-    return Text([head[0].upper() + head[1:], f"{levels}."], "" if fit is None else "yes" if fit.fits else "no")
+    tone = "no" if estimate.failure else "" if fit is None else "yes" if fit.fits else "no"
+    return Text([head[0].upper() + head[1:], f"{levels}."], tone)
 
 
 def is_by_template(estimate: Estimate) -> bool:
@@ -155,8 +156,7 @@ def _answer(found: Largest, name: str) -> Iterator[str]:
     if found.value:
         yield f"The largest {name} that fits is {found.value:,}."
         assert found.estimate is not None
-        fails = (one for one in found.estimate.diagnostics if one.code is Code.STEP_FAILS)
-        yield from (f"BUT {one.message}." for one in fails)
+        yield from ([f"BUT {found.estimate.failure}."] if found.estimate.failure else [])
         yield _margin(found, name)
     else:
         yield f"DOES NOT FIT: not even {name} {found.above_value:,} fits."
@@ -211,8 +211,9 @@ def of_sweep(rows: Rows) -> Document:
         if len(shown) < _MOST_ROWS:
             levels = "---" if figures["error"] else [figures[level] for level in LEVELS[1:]]
             shown.append((*settings, *levels, "error" if figures["error"] else figures["on_card"]))
-        if figures["error"] and len(errors) < _MOST_ROWS:
-            errors.append(f"{' '.join(words.values())}: {figures['error']}")
+        why = figures["error"] or (row.estimate.failure if row.estimate is not None else "")
+        if why and len(errors) < _MOST_ROWS:
+            errors.append(f"{' '.join(words.values())}: {why}")
     counted = {name for name in names if all(_is_number(row.words[name]) for row in rows)}
     settled = [Column(name, "figure" if name in counted else "") for name in names]
     settled += [Column("price", "figure")] if rows.prices else []
@@ -288,12 +289,14 @@ def _cheapest(rows: Rows) -> Iterator[str]:
 def of_advice(advised: Advised) -> Document:
     """A row for every change that saves memory; those that do not, and those that are not possible, below."""
     base = advised.base
+    fails = [f"BUT {base.failure}."] if base.failure else []
     saving = [one for one in advised.advice if one.estimate is not None and one.saved_bytes > 0]
     useless = [_useless(one, base) for one in advised.advice if one.estimate is not None and one.saved_bytes <= 0]
     impossible = [f"not possible: {one.change}: {one.reason}" for one in advised.advice if one.estimate is None]
     verdict = "" if base.fit is None else f", {_on_card(base.fit)}"
+    verdict = ", and fails on any card" if base.failure else verdict
     as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
-    sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is)))]
+    sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is))), *_sentences(*fails)]
     if saving:
         sizes = Column("saves", "bytes"), Column("needs", "bytes", bars=True)
         columns = (*sizes, Column(name="fits"), Column("change"), Column("options"))

@@ -12,7 +12,6 @@ from typing import Any
 from graphmem.answering import stages
 from graphmem.answering.runs import Progress, RunCache, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
-from graphmem.diagnostics import Code
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request, option_of
@@ -80,8 +79,7 @@ def _learn(request: Request, sized: SizedRuns, value: int, captures: RunCache, s
         if sized.refused:
             raise GraphmemError(sized.refused)
         made = stages.estimate_of(request.changed(**{sized.name: one}).question, captures, figures_only=True)
-        fails = any(diagnostic.code is Code.STEP_FAILS for diagnostic in made.diagnostics)
-        if sized.is_proven and not fails:
+        if sized.is_proven and not made.failure:
             return one
     raise GraphmemError("no template is proven")
 

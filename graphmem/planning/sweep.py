@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import graphmem
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.runs import Progress, RunCache, counted, labelled, silent
-from graphmem.answering.sized import SIZES, SizedRuns
+from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, UsageError
@@ -64,10 +64,20 @@ class Row:
         figures: dict[str, Any] = {level: getattr(estimate, level) if estimate else None for level in LEVELS}
         return figures | {
             "capacity": fit.capacity_bytes if fit else None,
-            "fits": ", ".join(filter(None, (fit.verdict, fit.chance))) if fit else None,
-            "on_card": f"{verdict_words(fit, 'DOES NOT FIT')} {fit.gpu}" if fit else "",
+            **self._verdict,
             "error": self.error or None,
         }
+
+    @property
+    def _verdict(self) -> dict[str, str | None]:
+        """Whether it fits, briefly and as a table says it; what fails on every card does not."""
+        fit = self.estimate.fit if self.estimate else None
+        if self.estimate is not None and self.estimate.failure:
+            return {"fits": "no" if fit else None, "on_card": "FAILS on any card"}
+        if fit is None:
+            return {"fits": None, "on_card": ""}
+        briefly = ", ".join(filter(None, (fit.verdict, fit.chance)))
+        return {"fits": briefly, "on_card": f"{verdict_words(fit, 'DOES NOT FIT')} {fit.gpu}"}
 
     @property
     def brief(self) -> Row:
@@ -207,6 +217,9 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequ
 _Family = tuple[list[list[list[int]]], str]
 #: From so many sizes on a template takes fewer captures than they do.
 _WORTH_A_TEMPLATE = 4
+#: So few sizes of a deep model are written from its runs with a few layers; a template of all layers takes three
+#: captures of them, and writes a size sooner.
+_FEW_SIZES = 24
 
 
 def _families(request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]]) -> list[_Family]:
@@ -274,7 +287,8 @@ def _answer_sizes(
     def question(value: int) -> Question:
         return request.changed(**others, **{size: value}).question
 
-    with SizedRuns(size, question, cache, like) as sized:
+    kind = SizedRunsOfLayers if len(groups) <= _FEW_SIZES else SizedRuns
+    with kind(size, question, cache, like) as sized:
         groups = sorted(groups, key=lambda group: chosen[group[0]][size])
         served = [group for group in groups if sized.serves(chosen[group[0]][size])]
         first = [*served[:2], *served[-1:]] if len(served) >= _WORTH_A_TEMPLATE else []

@@ -34,8 +34,11 @@ def sentence(estimate: Estimate) -> str:
 def _all_the_same(estimate: Estimate) -> str:
     """Why a run surely fits a card that has less than it may hold without a limit; "" for any other."""
     fit, most = estimate.fit, estimate.doubts.most("device")
-    if fit is None or not fit.fits or fit.probability != 1.0 or most is None:
+    if fit is None or not fit.fits or fit.probability != 1.0:
         return ""
+    if most is None:
+        times = estimate.doubts.times
+        return f" (the card has room for {times} times the reserved peak, far more than doubts like these ever took)"
     room = fit.capacity_bytes - fit.others_bytes
     if estimate.device + most <= room:
         return ""

@@ -135,18 +135,18 @@ def _head(estimate: Estimate) -> Iterator[Section]:
         ("runtime", f"{estimate.runtime}, allocator {estimate.allocator}"),
         ("gpu", f"{estimate.gpu}, assumed: no --gpu was given" if estimate.card_assumed else estimate.gpu),
     )
-    fits = estimate.fit is None or estimate.fit.fits
-    yield section("", Text([*head_lines(estimate), *remedy(estimate)], "yes" if fits else "no"))
+    yield section("", Text([*head_lines(estimate), *remedy(estimate)], "yes" if runs(estimate) else "no"))
     yield section("", Facts(rows))
+
+
+def runs(estimate: Estimate) -> bool:
+    """Whether the step runs, as far as is known: on its card, where one is known."""
+    return not estimate.failure and (estimate.fit is None or estimate.fit.fits)
 
 
 def head_lines(estimate: Estimate) -> Sequence[str]:
     """The verdict, and what limits every figure; that the step itself would fail comes before both."""
-    fails = [
-        f"FAILS BEFORE MEMORY MATTERS: {_diagnostic(one)}."
-        for one in estimate.diagnostics
-        if one.code is Code.STEP_FAILS
-    ]
+    fails = [f"FAILS BEFORE MEMORY MATTERS: {estimate.failure}."] if estimate.failure else []
     return [*fails, *verdict(estimate), *headlines(estimate)]
 
 
@@ -158,7 +158,8 @@ def headlines(estimate: Estimate) -> Sequence[str]:
 
 def verdict(estimate: Estimate) -> Sequence[str]:
     """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or LIKELY and one of them, or
-    with RAN OUT OF MEMORY for a recorded run that did, where no other card is asked for. The last one says how sure."""
+    with RAN OUT OF MEMORY for a recorded run that did, where no other card is asked for. Of a step that fails all the
+    same, it says that its memory would fit. The last one says how sure."""
     fit, dead = estimate.fit, estimate.details.get("out_of_memory")
     if dead is not None and dead["in_its_room"]:
         return post_mortem.sentences(dead)
@@ -168,6 +169,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
             return (f"{needs}, what it took so far; whether it fits is not known.",)
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     likely, gpu = "" if fit.is_sure else "LIKELY ", fit.gpu
+    fits = f"{likely}FITS" if not estimate.failure else f"Its memory alone {'would' if fit.is_sure else 'may'} fit"
     gpu += f" ({fit.chance})" if fit.chance else ""
     gpu += " with less than it asks for" if fit.fits and fit.refusals is not None else ""
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
@@ -179,11 +181,12 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
         lines.append(
-            f"{likely}FITS {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
+            f"{fits} {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
             f"allocator gives cached segments back to the driver and tries again: without a limit it would hold {free}."
         )
     elif fit.fits:
-        lines.append(f"{likely}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
+        why = _without_bound(estimate)
+        lines.append(f"{fits} {gpu}: needs {need} of device memory, {card}, {spare} spare{why}.")
     elif fit.margin_bytes < 0:
         lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
     else:
@@ -199,6 +202,13 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     lines += [] if least is None else [_least(least, fit.device_bytes)]
     sure = certainty.sentence(estimate)
     return [*lines, sure] if sure else lines
+
+
+def _without_bound(estimate: Estimate) -> str:
+    """Why it is only likely to fit, however much is spare."""
+    if estimate.fit is None or estimate.fit.is_sure or estimate.doubts.most("device") is not None:
+        return ""
+    return ", enough unless a doubt without bound takes more"
 
 
 def _held_then(estimate: Estimate) -> str:

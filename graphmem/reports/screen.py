@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from graphmem.reports import flight
 from graphmem.reports import tree as modules
 from graphmem.reports.document import Curve, Curves, Document, Section, Shares, Text, section, shortened
-from graphmem.reports.estimate import about, budget_lines, decided, edge, head_lines, parts, remedy, where
+from graphmem.reports.estimate import about, budget_lines, decided, edge, head_lines, parts, remedy, runs, where
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,10 +39,9 @@ def _sections(estimate: Estimate, budget_bytes: int | None) -> Iterator[Section]
     assumed = " (assumed: no --gpu)" if estimate.card_assumed else ""
     on = f" on {estimate.gpu}{assumed}" if estimate.gpu else ""
     what = Text([shortened(f"{estimate.model}{on}: {estimate.step}; {estimate.runtime}", _LONGEST)])
-    fits = estimate.fit is None or estimate.fit.fits
     over = budget_bytes is not None and estimate.device > budget_bytes
     lines = [*budget_lines(estimate, budget_bytes), *head_lines(estimate), *_places(estimate)]
-    yield section("", what, Text(lines, "yes" if fits and not over else "no"))
+    yield section("", what, Text(lines, "yes" if runs(estimate) and not over else "no"))
     yield section("", _parts(estimate), Text([_levels(estimate)]))
     yield section("", Text([shortened(f"Peak in {where(estimate.moment)}", _LONGEST)]), *_curve(estimate))
     yield section("", Text([*remedy(estimate), *_beside(estimate), _rest(estimate)]))

@@ -216,9 +216,10 @@ def serve(
         concurrency_at_lengths=at_lengths,
         load=load,
         choices=_choices(chosen, question, served, quantiles, load) if load is not None else (),
-        changes=_changes(chosen, question, served) if advice else (),
+        # A change by the engine's own code is a start of its own, of half a minute.
+        changes=_changes(chosen, question, served) if advice and served.basis != "engine" else (),
         found=found,
-        assumptions=tuple(assumptions),
+        assumptions=tuple(one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)),
         over_time=None if over_time is None else _followed(served, over_time, speed, max_wait, report),
     )
 

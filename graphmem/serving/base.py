@@ -21,10 +21,11 @@ ENTRIES = ("server", "llm")
 
 
 #: What an answer stands on: the engine was run and its figures are held by tests; figures of public logs are; its
-#: code is run on fake tensors; or it is a formula from the engine's source that nothing holds.
+#: code, or its models', is run on fake tensors; or it is a formula from the engine's source that nothing holds.
 BASES = {
     "recordings": "starts of the engine that were recorded",
     "logs": "the engine's source, and figures of public logs",
+    "engine": "its own installed code, started on the pretended card",
     "captures": "captures of the installed transformers' own code",
     "formula": "the engine's source alone: a formula that no recording holds",
 }

@@ -43,6 +43,7 @@ _FOLLOWED = frozenset(
 #: become; two more where attention and feed-forward layer begin from one sum (observed: GPT-NeoX).
 _ALIVE, _ALIVE_PARALLEL = 4, 6
 _MOST_LAYERS = 1 << 12
+_LONGEST_EXPRESSION = 500
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class _Settings:
     flash: bool
     full_windows: bool
     on_card: bool
+    #: Expressions of tensors' names that stay on the host.
+    on_host: tuple[str, ...] = ()
 
     def shown(self, model: _Model) -> dict[str, Any]:
         """By the engine's own names."""
@@ -100,12 +103,14 @@ READERS = {
     "n_gpu_layers": whole(0, _MOST_LAYERS), "ctx_size": whole(0), "parallel": whole(1, 256), "batch_size": whole(),
     "ubatch_size": whole(), "cache_type_k": one_of(*_CACHE_TYPES), "cache_type_v": one_of(*_CACHE_TYPES),
     "flash_attn": one_of("on", "off", "auto", "true", "false"), "kv_unified": flag, "no_kv_offload": flag,
-    "swa_full": flag, "n_outputs_max": whole(),
+    "swa_full": flag, "n_outputs_max": whole(), "cpu_moe": flag, "n_cpu_moe": whole(0, _MOST_LAYERS),
+    "override_tensor": lambda name, text: _overrides(name, text),
 }  # fmt: skip
 #: Other spellings.
 SHORT = {
     "ngl": "n_gpu_layers", "gpu_layers": "n_gpu_layers", "c": "ctx_size", "np": "parallel", "b": "batch_size",
-    "ub": "ubatch_size", "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified",
+    "ub": "ubatch_size", "nkvo": "no_kv_offload", "cmoe": "cpu_moe", "ncmoe": "n_cpu_moe", "ot": "override_tensor",
+    "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified",
 }  # fmt: skip
 
 #: Names of the context's parameters as logs have them -> of the options.
@@ -245,22 +250,55 @@ def _settings(question: Question, model: _Model) -> _Settings:
         flash=flash,
         full_windows=found.get("swa_full", False),
         on_card=not found.get("no_kv_offload", False),
+        on_host=(*found.get("override_tensor", ()), *_experts_on_host(model, found)),
     )
+
+
+#: Tensors of experts (``LLM_FFN_EXPS_REGEX``, common/common.h).
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+def _experts_on_host(model: _Model, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Expressions of the experts that ``--cpu-moe`` and ``--n-cpu-moe`` keep there (common/arg.cpp)."""
+    layers = model.layers if found.get("cpu_moe") else found.get("n_cpu_moe", 0)
+    return tuple(rf"blk\.{layer}{_EXPERTS}" for layer in range(min(layers, model.layers)))
+
+
+def _overrides(name: str, text: str) -> tuple[str, ...]:
+    """``--override-tensor``: expressions whose tensors go to the host; those that stay on the card say nothing."""
+    found = []
+    for part in text.split(","):
+        expression, _, place = part.rpartition("=")
+        try:
+            re.compile(expression)
+        except re.error:
+            expression = ""
+        if not expression or len(expression) > _LONGEST_EXPRESSION or not re.fullmatch(r"CPU|CUDA0", place):
+            raise UsageError(
+                f"--{name} {shown(text)}; accepted: EXPRESSION=CPU or EXPRESSION=CUDA0, with commas between"
+            )
+        if place == "CPU":
+            found.append(expression)
+    return tuple(found)
 
 
 def _rounded(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def weights_on_card(file: GGUF, layers: int, gpu_layers: int) -> int:
+def weights_on_card(file: GGUF, layers: int, gpu_layers: int, on_host: Sequence[str] = ()) -> int:
     """Bytes of the card's model buffer: the last ``gpu_layers`` of the layers and the output, which counts as one of
-    them; the input's embeddings stay on the host, and are there a second time where the output uses them."""
+    them; the input's embeddings stay on the host, and are there a second time where the output uses them. Tensors that
+    an expression of ``on_host`` finds are not there."""
     first = max(layers + 1 - gpu_layers, 0)
     on_card = gpu_layers > 0
     head = any(tensor.name == "output.weight" for tensor in file.layout)
     total = 0
+    expressions = [re.compile(one) for one in on_host]
     for tensor in file.layout:
         block = _block(tensor.name)
+        if any(one.search(tensor.name) for one in expressions):
+            continue
         if block is not None:
             total += _allocated(tensor) if block >= first else 0
         elif tensor.name.startswith("token_embd") and not head and on_card:
@@ -332,7 +370,7 @@ def compute_bytes(model: _Model, settings: _Settings) -> int:
 
 def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) -> Served:
     device = question.device
-    weights = weights_on_card(file, model.layers, settings.gpu_layers)
+    weights = weights_on_card(file, model.layers, settings.gpu_layers, settings.on_host)
     compute = compute_bytes(model, settings)
     cache = kv_bytes(model, settings)
     outside = device.outside(Loads())
@@ -409,7 +447,8 @@ def _fewer_layers(question: Question, file: GGUF, model: _Model, settings: _Sett
     context = sum(figure.bytes for figure in question.device.outside(Loads()))
     for layers in range(settings.gpu_layers - 1, -1, -1):
         tried = replace(settings, gpu_layers=layers)
-        taken = weights_on_card(file, model.layers, layers) + compute_bytes(model, tried) + kv_bytes(model, tried)
+        weights = weights_on_card(file, model.layers, layers, settings.on_host)
+        taken = weights + compute_bytes(model, tried) + kv_bytes(model, tried)
         if taken + context <= question.device.capacity_bytes:
             return f"--n-gpu-layers {layers} would fit"
     return "nothing of it fits"
@@ -423,6 +462,19 @@ def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
         "the version is that of llama-cpp-python, 0.3.36",
         "not counted: ggml's pools of temporary buffers, which no log prints",
     ]
+    if settings.on_host:
+        notes.append(
+            "tensors that stay on the host: their products are computed there, or with copies that no log prints"
+        )
+    if not settings.on_card:
+        whole = kv_bytes(model, replace(settings, on_card=True))
+        notes.append(f"the KV cache ({whole / GIB:.2f} GiB) is on the host; attention is computed there")
+    if settings.outputs < settings.ubatch and settings.gpu_layers:
+        more = compute_bytes(model, replace(settings, outputs=settings.ubatch)) - compute_bytes(model, settings)
+        notes.append(
+            "servers before June 2026 reserve logits for every token of a micro-batch: for those --n-outputs-max "
+            f"{settings.ubatch}, {more / MIB:,.0f} MiB more"
+        )
     if settings.gpu_layers <= model.layers:
         notes.append("with layers on the host the card also takes copies of what passes between them, not counted")
     return tuple(notes)

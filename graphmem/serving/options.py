@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Protocol
 
@@ -17,6 +18,15 @@ _SPELLED = {"tensor_parallel_size": "tp", "non_torch_bytes": "non-torch"}
 _WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
+#: Options of servers that change no memory: who asks, how it is answered, where weights come from.
+HARMLESS = frozenset((
+    "host", "port", "api_key", "served_model_name", "trust_remote_code", "revision", "log_level", "enable_metrics",
+    "tool_call_parser", "reasoning_parser", "chat_template", "download_dir", "tokenizer", "tokenizer_path",
+    "skip_server_warmup", "random_seed", "seed", "watchdog_timeout", "hostname", "huggingface_hub_cache", "json_output",
+    "max_client_batch_size", "threads", "t", "threads_http", "jinja", "temp", "top_k", "top_p", "min_p", "alias", "a",
+    "metrics", "verbose", "v", "log_disable", "no_webui", "mlock", "no_mmap", "cont_batching", "slots", "timeout",
+    "enable_cache_report", "stream_interval", "dist_init_addr", "nnodes", "node_rank", "backend", "num_gpus",
+))  # fmt: skip
 _AT_ONCE = "--load N (requests at once) or --arrivals 5/s, with --lengths p50=800,p99=6000"
 #: Words that people know from elsewhere -> what to write where the engine has no such option.
 _ELSEWHERE = {
@@ -64,8 +74,10 @@ def options_of(
     for name, text in question.arguments:
         key = name.replace("-", "_")
         key = (short or {}).get(key, key)
+        if key in HARMLESS and key not in readers:
+            continue
         if key not in readers:
-            raise UsageError(here(name) or f"{title}: --{name} is not followed; accepted: {_accepted(readers)}")
+            raise UsageError(here(name) or f"{title}: --{name} is not followed; {nearest(key, tuple(readers))}")
         if key in found:
             raise UsageError(f"{title}: --{name} is given twice")
         found[key] = readers[key](name, text)
@@ -76,6 +88,12 @@ def options_of(
             raise UsageError(f"{title} has no --{spelled}; accepted: {_accepted(readers)}")
         found.setdefault(key, readers[key](field, value) if isinstance(value, str) else value)
     return found
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The three options of a name like this one, as a message ends."""
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.0)
+    return f"nearest: {', '.join('--' + one.replace('_', '-') for one in close)}"
 
 
 def _accepted(readers: Mapping[str, Reader]) -> str:

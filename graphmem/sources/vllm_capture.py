@@ -20,7 +20,7 @@ from graphmem.sources.vllm_modules import Absent, Gated, LookedUp, Normed, Part,
 from graphmem.trace import Category, EventKind, Place, Trace
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 #: Tokens of the two runs that tell how much of each allocation is for one.
 _FEW, _TWICE = 1024, 2048
@@ -57,7 +57,7 @@ class Making:
         try:
             with torch.no_grad(), self._registered():
                 with torch.device("cuda"), _parameters_on_meta(patches):
-                    model = AutoModel.from_config(self.config, dtype=dtype)
+                    model = self._made(AutoModel, dtype)
                 self.architecture = type(model).__name__
                 torch.cuda.empty_cache()
                 self._check(model)
@@ -72,6 +72,19 @@ class Making:
                     del output
         finally:
             patches.undo()
+
+    def _made(self, kind: type[AutoModel], dtype: torch.dtype) -> PreTrainedModel:
+        """The model. Raises :class:`UsageError` for one that has a class of its own for each way to attend."""
+        try:
+            made: PreTrainedModel = kind.from_config(self.config, dtype=dtype)
+        except KeyError as error:
+            if error.args != (self.config._attn_implementation,):
+                raise
+            raise UsageError(
+                f"{self.name}: {self.config.model_type} does not go through transformers' attention interface, which "
+                "is all that vLLM's backend handles, and what is captured here"
+            ) from None
+        return made
 
     @contextlib.contextmanager
     def _registered(self) -> Iterator[None]:
@@ -110,8 +123,7 @@ class Making:
         generates = type(self.config) in AutoModelForCausalLM._model_mapping
         if not generates or getattr(self.config, "is_encoder_decoder", False):
             raise UsageError(f"{self.name}: {self.architecture} is no decoder of text, which is what is served here")
-        experts = [name for name, one in model.named_parameters() if one.ndim == 3]
-        if experts or any(name.rsplit(".", 1)[-1] == "experts" for name, _ in model.named_modules()):
+        if _stacked(model) or any(name.rsplit(".", 1)[-1] == "experts" for name, _ in model.named_modules()):
             raise UsageError(
                 f"{self.name}: {self.architecture} has experts; of architectures that are captured only dense decoders "
                 "are followed"
@@ -321,6 +333,15 @@ class Making:
             if left:
                 raise UsageError(f"{self.name}: what {one.name} takes does not grow with the tokens")
             yield Happening(one.kind, one.storage, one.name, one.bytes - each * _FEW, each)
+
+
+# --- parts of the model -----------------------------------------------------------------------------------------------
+
+
+def _stacked(model: nn.Module) -> bool:
+    """True if weights of several experts are one parameter; those of convolutions have as many dimensions."""
+    owners = (module for module in model.modules() if not isinstance(module, nn.Conv1d))
+    return any(one.ndim == 3 for module in owners for one in module.parameters(recurse=False))
 
 
 # --- parts of the run -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
+from graphmem.capture.patches import Patches  # noqa: E402
 from graphmem.capture.record.cublas_workspaces import LARGE_WORKSPACE  # noqa: E402
 from graphmem.trace import Category, Place, Trace  # noqa: E402
 from tests.support.captures import births, lasts, of, record, sizes  # noqa: E402
@@ -245,6 +246,17 @@ def test_pinned_memory_is_told_apart() -> None:
         assert also.is_pinned()
 
     assert sizes(births(record(step), Place.PINNED)) == [4000, 2000]
+
+
+def test_memory_is_pinned_while_no_name_is_replaced() -> None:
+    """A thread of the program pins what it loaded, while another one imports."""
+
+    def step() -> None:
+        with Patches.lifted():
+            loaded = torch.zeros(500).pin_memory()
+        assert loaded.is_pinned()
+
+    assert sizes(births(record(step), Place.PINNED)) == [2000]
 
 
 def test_inference_holds_parameters_inputs_and_a_workspace_only() -> None:

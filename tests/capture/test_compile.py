@@ -363,6 +363,22 @@ def test_regions_that_are_wrapped_for_modes_take_what_they_take_otherwise(thread
     assert peak({"wrap_inductor_compiled_regions": True}) == peak(None)
 
 
+def test_regions_that_are_wrapped_for_modes_give_their_arguments_back_as_otherwise() -> None:
+    """Without a mode of the program they are called as they are: what a backward pass saved goes when it was used."""
+
+    def changes(options: dict[str, bool] | None) -> list[tuple[EventKind, int]]:
+        function = torch.compile(lambda x, w: (x @ w).cos() @ w, options=options)
+
+        def step() -> None:
+            x, w = (torch.zeros(rows, 64, device="cuda", requires_grad=True) for rows in (256, 64))
+            (function(x * 2, w) * 2).sum().backward()
+
+        trace = record(step)
+        return [(event.kind, trace.storages[event.subject].bytes) for event in trace.events()]
+
+    assert changes({"wrap_inductor_compiled_regions": True}) == changes(None)
+
+
 def test_pytorch_is_left_as_it_was(factories: Path) -> None:
     from torch._dynamo import device_interface, eval_frame
     from torch.nn.modules import module as nn_module

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from graphmem import Training, analyze, sweep
 from graphmem.answering import deep, runs
+from graphmem.answering import sized as sized_runs
 from graphmem.answering.deep import run_of_layers
 from graphmem.answering.question import Question
 from graphmem.answering.runs import RunCache, silent
@@ -231,3 +232,23 @@ def test_another_capture_disproves_it(tmp_path: Path) -> None:
     asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=16, training=Training(dtype="bf16"))
     assert run_of_layers(asked, runs.load(asked), odd) is None
     assert captured == list(range(deep.FEWEST, deep.MOST + 1))
+
+
+def test_a_sweep_of_a_deep_model_captures_a_few_of_its_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[tuple[str, int | None, int | None]] = []
+    record = sized_runs.record
+
+    def recorded(question: Question, *others: Any) -> Run:
+        captured.append((question.setting.device.name, question.batch, question.layers))
+        return record(question, *others)
+
+    monkeypatch.setattr(sized_runs, "record", recorded)
+    asked: dict[str, Any] = {"seq_len": 16, "training": Training(dtype="bf16")}
+    model, cards = written(tmp_path, LLAMA), ["A100-40GB", "RTX-4090"]
+    rows = sweep(model, vary={"device": cards, "batch": [2, 3, 4, 5]}, **asked)
+    first, second = ([one[1:] for one in captured if one[0].startswith(card)] for card in ("A100", "RTX"))
+    assert sorted(first) == [(batch, layers) for batch in (2, 3, 5) for layers in (4, 5, 6)]
+    assert sorted(second) == [(2, layers) for layers in (4, 5, 6)], "the templates of the first card give them"
+    assert rows[6].estimate is not None
+    layers, sizes = [one for one in rows[6].estimate.assumptions if one.startswith("by template")]
+    assert layers.endswith("with 4, 5, 6 of its 40 layers") or sizes.endswith("with 4, 5, 6 of its 40 layers")

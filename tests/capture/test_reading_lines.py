@@ -25,6 +25,10 @@ _ONLY_LOGGED = {
     "an_array_in_a_file": "np.savez(path, neighbours=found.cpu().numpy())  # read",
     "a_checkpoint": "kept = {'steps': steps.item() if fast else 0}  # read\ntorch.save(kept, path)",
     "a_score_under_any_key": "scores[name] = hits.sum().item()  # read\nfor n in scores.values():\n    print(n)",
+    "a_picture": "pixels = grid.to('cpu').numpy()  # read\nim = Image.fromarray(pixels)\nim.save(path, format=format)",
+    "the_state_of_a_scaler": "state = scaler.state_dict()  # read\ntorch.save(state, path)",
+    "a_name_that_was_another": "state = model\nuse(state)\nstate = x.item()  # read\nprint(state)",
+    "a_float_that_is_printed": "print('loss', round(float(x), 3))  # read",
     "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
 _DECIDING = {
@@ -42,6 +46,9 @@ _DECIDING = {
     "a_choice": "n = 3 if lengths.max().item() else 4  # read\nreturn torch.zeros(n)",
     "a_size_under_any_key": "sizes[name] = lengths.max().item()  # read\nfor n in sizes.values():\n    torch.zeros(n)",
     "kept_by_an_object": "n = lengths.max().item()  # read\nstore.save(n)",
+    "a_picture_that_is_cropped": "im = Image.fromarray(x.numpy())  # read\nreturn im.crop((0, 0, n, n))",
+    "used_in_the_next_round": "n = 1\nfor _ in rounds:\n    torch.zeros(n)\n    n = x.item()  # read",
+    "a_state_that_is_loaded": "state = scaler.state_dict()  # read\nother.load_state_dict(state)",
     "floor_division": "n = hits.sum().item()  # read\nreturn n // 2",
 }
 

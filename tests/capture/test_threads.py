@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
@@ -281,6 +281,30 @@ def test_what_a_started_thread_allocates_is_recorded() -> None:
     trace = record(step)
     taken = sorted(storage.bytes for storage in trace.storages if storage.place is Place.DEVICE)
     assert [size for size in taken if size >= 8192] == [4 * size for size in sizes if 4 * size >= 8192]
+
+
+def test_a_fake_kernel_of_one_thread_hides_no_device_from_another() -> None:
+    """A thread that loads works beside the one that trains under autocast, which asks where its tensors are."""
+    shown = []
+
+    def step() -> None:
+        x = torch.zeros(4, device="cuda")
+        running, read = threading.Event(), threading.Event()
+
+        def load() -> None:
+            with in_kernel_invocation_manager(x.fake_mode):
+                running.set()
+                read.wait(10)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        running.wait(10)
+        shown.append(x.device.type)
+        read.set()
+        thread.join()
+
+    record(step)
+    assert shown == ["cuda"]
 
 
 def test_a_thread_that_outlives_its_capture_has_no_modes() -> None:

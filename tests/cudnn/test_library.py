@@ -205,6 +205,7 @@ def test_an_analysis_says_whom_it_asked(tmp_path: Path, monkeypatch: pytest.Monk
     model, example = torch.nn.Conv2d(3, 8, 3), torch.empty(2, 3, 32, 32)
     asked = analyze(model, example, training=False, device="H200", cudnn=named)
     assert any("asked from cuDNN 9.20.0" in line for line in asked.assumptions)
+    assert not any(item.message.startswith("workspaces of convolutions are predicted") for item in asked.diagnostics)
     found = json.loads(asked.to_json())["details"]["cudnn"]
     assert (found["version"], found["plans_asked"], found["plans_made"]) == ("9.20.0", 1, 1)
     assert asked.trace is not None

@@ -67,7 +67,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 def alone(**options: Any) -> str:
     """The answer of one analysis, or its error."""
     try:
-        return graphmem.analyze(**options).to_json()
+        return graphmem.analyze(**options).without_events().to_json()
     except graphmem.GraphmemError as error:
         return str(error)
 

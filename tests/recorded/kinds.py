@@ -131,6 +131,12 @@ KINDS = {
         (f"{_below((2, 13))}/everyday/*.json.gz",),
         on_stub=False,
     ),
+    "lines": Listed(
+        "command lines of training tools, as their users type them",
+        "tests.recorded.lines:KIND",
+        (f"{_below((2, 13))}/lines.json",),
+        on_stub=False,
+    ),
     "left_early": Listed(
         "whole programs that train in several runs or on batches of many sizes, of which a few steps are predicted",
         "tests.recorded.left_early:KIND",

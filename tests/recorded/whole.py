@@ -262,7 +262,7 @@ def _here(program: WholeProgram, folder: Path) -> None:
     report = os.environ["GRAPHMEM_TRUE_VALUES"]
     compiles = getattr(program, "compiles", False)  # values cannot be followed then
     following = contextlib.nullcontext() if compiles else true_values.follow(report)
-    with following, _peaks_of_the_whole() as peaks:
+    with following, peaks_of_the_whole() as peaks:
         held = program.run()
     stats, snapshot = torch.cuda.memory_stats(), torch.cuda.memory._snapshot()
     allocated, reserved = (max(peaks[level], stats[f"{level}_bytes.all.peak"]) for level in peaks)
@@ -296,7 +296,7 @@ def _distribution(package: str) -> str:
 
 
 @contextlib.contextmanager
-def _peaks_of_the_whole() -> Iterator[dict[str, int]]:
+def peaks_of_the_whole() -> Iterator[dict[str, int]]:
     """The peaks that a program has had before it reset them itself."""
     import torch
 

@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from graphmem import analyze
+from graphmem import analyze, compare
+from graphmem.base.figures import Doubts, unknown
 from graphmem.diagnostics import Code
 from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
+from graphmem.planning.advise import Advised
+from graphmem.planning.sweep import Row, Rows
 from graphmem.reports.document import shortened
 from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
 from graphmem.reports.screen import HEIGHT
@@ -182,8 +185,35 @@ def test_colours_are_for_terminals_alone() -> None:
 def test_a_step_that_fails_on_a_card_says_so_before_the_verdict() -> None:
     estimate = training_estimate()
     why = Code.STEP_FAILS.about(tokens=2048, positions=1024)
-    shown = replace(estimate, diagnostics=(*estimate.diagnostics, why)).report()
-    assert shown.index("FAILS BEFORE MEMORY MATTERS: 2048 tokens") < shown.index("FITS")
+    fails = replace(estimate, diagnostics=(*estimate.diagnostics, why))
+    for shown in (fails.report(), fails.report(details=True)):
+        assert "FAILS BEFORE MEMORY MATTERS: 2048 tokens" in shown
+        assert "Its memory alone would fit H100-80GB: needs 5.68 GiB" in " ".join(shown.split())
+        assert "FITS" not in shown
+    assert '<div class="verdict no">' in fails.report("html")
+    assert '<div class="verdict yes">' not in fails.report("html")
+    assert compare(estimate, fails).values["fits"]["after"] == "no, the step fails on any card"
+    (row,) = Rows([Row({"seq_len": 2048}, fails)])
+    assert (row.figures["fits"], row.figures["on_card"]) == ("no", "FAILS on any card")
+    assert "seq-len" not in str(Rows([row])).splitlines()[-1]
+    assert "2048: 2048 tokens are more than" in str(Rows([row]))
+    advised = str(Advised(fails, ()))
+    assert "5.68 GiB of device memory, and fails on any card" in advised
+    assert "BUT 2048 tokens are more than" in advised
+
+
+def test_a_likely_verdict_beside_much_room_says_why() -> None:
+    estimate = training_estimate()
+    assert estimate.fit is not None
+    doubts = Doubts((unknown("values assumed", "the data decides"),))
+    likely = replace(estimate, doubts=doubts, fit=replace(estimate.fit, probability=0.96))
+    shown = " ".join(likely.report().split())
+    assert "LIKELY FITS H100-80GB (96 %): needs 5.68 GiB" in shown
+    assert "73.50 GiB spare, enough unless a doubt without bound takes more." in shown
+    roomy = replace(unknown("values assumed", "the data decides"), times=10)
+    sure = " ".join(replace(estimate, doubts=Doubts((roomy,))).report().split())
+    assert "FITS H100-80GB: needs" in sure
+    assert "or more (the card has room for 10 times the reserved peak" in sure
 
 
 def test_modules_are_a_tree_in_which_layers_that_are_alike_stand_together() -> None:

@@ -20,6 +20,7 @@ from tests import places
 
 FILE = places.GOLDEN / "serving" / "vllm_logs.json"
 REPORT = places.ROOT / "reports" / "serving_logs.md"
+_ARGUMENTS = ("enable_expert_parallel", "use_flashinfer_sampler")
 _BEGIN, _END = "<!-- logs: begin -->\n", "<!-- logs: end -->\n"
 
 Log = dict[str, Any]
@@ -60,9 +61,7 @@ def served(log: Log) -> Served:
     if "total_gib" in log:
         card = replace(card, capacity_bytes=round(log["total_gib"] * GIB))
     settings = dict(log["settings"])
-    arguments = tuple(
-        (name, str(settings.pop(name)).lower()) for name in ("enable_expert_parallel",) if name in settings
-    )
+    arguments = tuple((name, str(settings.pop(name)).lower()) for name in _ARGUMENTS if name in settings)
     major, minor = log["version"].split(".")
     model = ServedModel(log["model"], _configuration(log["model"]))
     question = Question(model, card, version=(int(major), int(minor)), arguments=arguments, **settings)

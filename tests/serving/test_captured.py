@@ -95,6 +95,16 @@ def test_layers_of_states_alone_are_refused() -> None:
         asked(config)
 
 
+def test_weights_of_a_convolution_are_no_experts() -> None:
+    torch = pytest.importorskip("torch")
+    from graphmem.sources.vllm_capture import _stacked
+
+    experts = torch.nn.Module()
+    experts.up = torch.nn.Parameter(torch.zeros(2, 3, 4))
+    assert _stacked(torch.nn.Sequential(experts))
+    assert not _stacked(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.Linear(4, 4)))
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "words"),
     [
@@ -102,6 +112,7 @@ def test_layers_of_states_alone_are_refused() -> None:
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, (), "no decoder of text"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, (), "in both directions"),
         ({"model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"]}, (), "experts"),
+        ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, (), "transformers' attention interface"),
         ({}, (("pipeline_parallel_size", "2"),), "--pipeline-parallel-size is not followed"),
         ({}, (("enable_lora", "true"),), "--enable-lora is not followed"),
         ({"num_hidden_layers": 100_000}, (), "num_hidden_layers"),

@@ -81,6 +81,43 @@ def test_the_command(tmp_path: Path) -> None:
     assert "figures of public logs" in text
 
 
+def _experts(folder: Path, *arguments: tuple[str, str]) -> Served:
+    """A model of four layers of experts."""
+    tensors: list[tuple[str, str, list[int]]] = [
+        ("token_embd.weight", "q8_0", [64, 512]),
+        ("output.weight", "q8_0", [64, 512]),
+    ]
+    for layer in range(4):
+        tensors += [(f"blk.{layer}.ffn_{name}_exps.weight", "q8_0", [512, 512, 8]) for name in ("up", "gate", "down")]
+        tensors.append((f"blk.{layer}.attn_q.weight", "q8_0", [64, 64]))
+    sizes = {"block_count": 4, "attention.head_count": 4, "embedding_length": 64, "expert_used_count": 2,
+             "feed_forward_length": 4096}  # fmt: skip
+    metadata = {"general.architecture": "qwen3moe", **{f"qwen3moe.{name}": value for name, value in sizes.items()}}
+    path = folder / "experts.gguf"
+    path.write_bytes(gguf.header(metadata, tensors))
+    question = Question(model_named(str(path)), device_named("RTX-3090"), arguments=(("c", "512"), *arguments))
+    return engine_named("llamacpp").serve(question)
+
+
+def test_experts_and_chosen_tensors_stay_on_the_host(tmp_path: Path) -> None:
+    layer = 3 * 512 * 512 * 8 // 32 * 34
+    whole, two = _experts(tmp_path), _experts(tmp_path, ("n-cpu-moe", "2"))
+    assert whole.weights_bytes - two.weights_bytes == 2 * layer
+    assert whole.weights_bytes - _experts(tmp_path, ("cpu-moe", "true")).weights_bytes == 4 * layer
+    chosen = _experts(tmp_path, ("ot", r"blk\.[01]\.ffn_up_exps=CPU,\.ffn_down_exps=CPU"))
+    assert whole.weights_bytes - chosen.weights_bytes == 2 * layer // 3 + 4 * layer // 3
+    assert any("stay on the host" in note for note in two.notes)
+
+
+def test_where_the_cache_is_and_what_older_builds_reserve_is_said(tmp_path: Path) -> None:
+    served = _served(tmp_path, "llama3-8b-q4_0", {"c": "4096", "no-kv-offload": "true"})
+    assert served.kv_cache.block_bytes == 0
+    assert any("the KV cache (0.50 GiB) is on the host" in note for note in served.notes)
+    assert any("--n-outputs-max 512" in note for note in served.notes)
+    older = _served(tmp_path, "llama3-8b-q4_0", {"c": "4096", "n-outputs-max": "512"})
+    assert not any("--n-outputs-max" in note for note in older.notes)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -89,7 +126,8 @@ def test_the_command(tmp_path: Path) -> None:
         (["--ctv", "q8_0", "--flash-attn", "off"], "requires Flash Attention"),
         (["--tp", "2"], "llama.cpp has no --tp"),
         (["--gpu-memory-utilization", "0.8"], "has no --gpu-memory-utilization"),
-        (["--threads", "8"], "--threads is not followed; accepted: --n-gpu-layers"),
+        (["--mmproj", "8"], "--mmproj is not followed; nearest: --"),
+        (["-ot", "[=CPU"], "accepted: EXPRESSION=CPU"),
         (["-c", "4096", "--ctx-size", "1"], "given twice"),
         (["-c", "4096", "8192"], "neither an option nor the value of one"),
         (["--engine-version", "9.9"], "followed as 0.3 only"),

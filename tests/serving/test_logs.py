@@ -178,6 +178,13 @@ def test_the_comparison_names_the_term_that_differs(tmp_path: Path) -> None:
     assert "graphmem.serving_log/1" in page.read_text()
 
 
+def test_what_the_environment_chose_is_told_by_lines(tmp_path: Path) -> None:
+    told = "INFO llm_engine.py:230] Initializing a V0 LLM engine (v0.8.5) with config: model='x'\n"
+    first = _read("vllm", told + "Using FlashInfer for top-p & top-k sampling.\n" + OLD, tmp_path)
+    assert (first.settings["use_v1"], first.settings["use_flashinfer_sampler"]) == ("False", "True")
+    assert "use_v1" not in _read("vllm", NEW, tmp_path).settings
+
+
 def test_what_is_outside_torch_belongs_to_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
     path.write_text(OLD.replace("0.8.5", "0.7.3").replace("tensor_parallel_size=2", "tensor_parallel_size=1"))

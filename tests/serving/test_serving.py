@@ -469,6 +469,14 @@ def test_the_first_engine_takes_a_whole_prompt_and_does_not_compile() -> None:
     assert old.settings["max_num_batched_tokens"] == 4096  # cards below 8.0 went to the first engine
 
 
+def test_what_variables_of_the_environment_chose() -> None:
+    sorts = _part(_at((0, 11)), "activation peak")
+    flashinfer = _part(_at((0, 11), arguments=(("use_flashinfer_sampler", "true"),)), "activation peak")
+    assert flashinfer == pytest.approx(_part(_at((0, 17)), "activation peak"), rel=0.01) != sorts
+    first = _at((0, 9), max_model_len=20000, arguments=(("use_v1", "false"),))
+    assert first.settings["max_num_batched_tokens"] == 20000
+
+
 def test_a_newer_version_is_taken_as_the_newest_and_says_how_far_off_it_may_be() -> None:
     newer, newest = _at((0, 99), enforce_eager=True), _at((0, 32), enforce_eager=True)
     assert newer.kv_cache == newest.kv_cache

@@ -30,7 +30,7 @@ from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.started_threads import let_recorder_run
 from graphmem.capture.threads import Threads
-from graphmem.capture.torch_internals import current_graph_task_id
+from graphmem.capture.torch_internals import FakeTensorMode, current_graph_task_id, dispatch_modes
 from graphmem.capture.values.callers import place_of
 from graphmem.devices import Device
 from graphmem.diagnostics import Diagnostic
@@ -160,7 +160,7 @@ class CompiledCode:
             return
         self._ready = True
         _forget_compiled()
-        _follow_wrapped_regions()
+        _follow_wrapped_regions(self._stack.enter_context(Patches()))
         self._stack.enter_context(_quiet())
         self._stack.enter_context(pretend_inductor(self._device, self._recorder, self.assumed))
 
@@ -195,12 +195,14 @@ class CompiledCode:
             _forget_compiled()
 
 
-def _follow_wrapped_regions() -> None:
+def _follow_wrapped_regions(patches: Patches) -> None:
     """Code that is compiled with ``wrap_inductor_compiled_regions`` is an operator of higher order wherever a mode is
-    active (``CompiledFxGraph.post_compile``, torch/_inductor/output_code.py of 2.13): the recorder runs it as without
-    the option."""
+    active (``CompiledFxGraph.post_compile``, torch/_inductor/output_code.py of 2.13): where the program has one, the
+    recorder runs it as without the option; elsewhere it is none, and gives its arguments back one by one."""
     if _WRAPPED is None:
         return
+    output_code = private("torch._inductor.output_code", _LOST)
+    patches.where_found([output_code], {"is_in_torch_dispatch_mode": _program_has_mode})
     compiled = _WRAPPED.py_kernels[_WITHOUT_MODE]
 
     def run(mode: RecordingMode, *args: object, **kwargs: object) -> object:
@@ -208,6 +210,11 @@ def _follow_wrapped_regions() -> None:
             return compiled(*args, **kwargs)
 
     let_recorder_run(_WRAPPED, run)
+
+
+def _program_has_mode(include_infra_modes: bool = True) -> bool:
+    """Whether there is a dispatch mode beside those of the capture."""
+    return any(not isinstance(mode, (RecordingMode, FakeTensorMode)) for mode in dispatch_modes())
 
 
 @contextlib.contextmanager

@@ -346,7 +346,8 @@ def _pin_memory(self: torch.Tensor, *_: object) -> torch.Tensor:
         return self
     if self.is_cuda:
         raise RuntimeError("cannot pin a tensor on the device; only dense CPU tensors can be pinned")
-    return torch.empty_like(self, pin_memory=True).copy_(self)
+    pinned: torch.Tensor = torch.ops.aten._pin_memory(self)
+    return pinned
 
 
 def _share_memory(self: torch.Tensor) -> torch.Tensor:

@@ -130,7 +130,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
         source = self.get_data(path)
-        if not (_USES_TYPE.search(source) and _NAMES_TENSORS.search(source)):
+        if not (_NAMES_TENSORS.search(source) and _USES_TYPE.search(source)):
             return super().get_code(fullname)
         code: CodeType = compile(with_shown_types(ast.parse(source, path)), path, "exec", dont_inherit=True)
         return code

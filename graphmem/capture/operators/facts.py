@@ -209,7 +209,8 @@ class OperatorFacts:
     @cached_property
     def takes_pinned(self) -> bool:
         """True if it can be asked to make a tensor in pinned host memory."""
-        return any(argument.name == "pin_memory" for argument in self.func._schema.arguments)
+        arguments = self.func._schema.arguments
+        return self.func is _aten._pin_memory.default or any(one.name == "pin_memory" for one in arguments)
 
 
 def _takes_outputs_only(func: OpOverload) -> bool:

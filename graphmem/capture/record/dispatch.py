@@ -53,6 +53,7 @@ _COMPOSITE: Any = private(
 _KEYS: Any = private("torch._C.DispatchKey", "operators written in Python are not followed inside", None)
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
+_PIN_MEMORY = _aten._pin_memory.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _IS_SET_TO = _aten.is_set_to.default
@@ -225,6 +226,9 @@ class Route:
 
 
 def _pinned(mode: RecordingMode, call: OperatorCall) -> object:
+    if call.func is _PIN_MEMORY:
+        with mode:
+            return torch.empty_like(call.args[0], pin_memory=True).copy_(call.args[0])
     if not call.kwargs.get("pin_memory"):
         return NOT_HANDLED
     mode.recorder.note(call)

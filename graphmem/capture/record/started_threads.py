@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from graphmem.capture.record.dispatch import Named, RecordingMode
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.threads import Threads, joining
 from graphmem.capture.torch_internals import (
+    FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
     disable_current_modes,
@@ -29,6 +31,28 @@ from graphmem.capture.torch_internals import (
 def patch_threads(patches: Patches) -> None:
     """Let threads that one of the capture starts belong to it, until ``patches`` are undone."""
     patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
+
+
+class _OfThreads(FakeTensorMode):  # type: ignore[misc]
+    """A fake mode of several threads. While a fake kernel runs, fake tensors are ``meta`` to the thread that runs it:
+    PyTorch keeps one answer for all (``FakeTensorMode.in_kernel_invocation``)."""
+
+    invoking: set[int]
+
+    @classmethod
+    def of(cls, mode: FakeTensorMode) -> None:
+        """Let a mode be one of several threads from now on."""
+        if not isinstance(mode, cls):
+            mode.__class__ = cls
+            mode.invoking = set()
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        return get_ident() in self.invoking
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, runs: bool) -> None:
+        (self.invoking.add if runs else self.invoking.discard)(get_ident())
 
 
 class _OneAtATime(RecordingMode):
@@ -79,6 +103,9 @@ def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContex
     if recording is None:
         return contextlib.nullcontext
     _OneAtATime.of(recording)
+    for mode in modes:
+        if isinstance(mode, FakeTensorMode):
+            _OfThreads.of(mode)
     return lambda: _under([*modes, _WhileItLasts(threads)], recording.recorder.streams)
 
 

@@ -27,13 +27,15 @@ _LOGS = {
 }  # fmt: skip
 _PASSES = {
     "int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len", "zip", "concatenate", "stack",
-    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps", "cast",
+    "asarray", "array", "list", "tuple", "sorted", "enumerate", "join", "dumps", "cast", "fromarray",
 }  # fmt: skip
 #: Methods of arrays and dictionaries that give numbers of them, as many or fewer.
 _METHODS = {
     "mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round", "items",
     "values", "get",
 }  # fmt: skip
+#: Methods of arrays and pictures that write them into a file.
+_WRITE_THEMSELVES = {"save", "tofile"}
 _GATHERS = {"append", "extend", "add"}
 _WRITES = {
     ("torch", "save"), ("np", "save"), ("np", "savez"), ("numpy", "save"), ("json", "dump"), ("pickle", "dump"),
@@ -48,7 +50,8 @@ _WHOLE = {"int", "range", "floor", "ceil", "trunc"}
 _SELECTS = {"nonzero", "flatnonzero", "argwhere", "unique", "searchsorted", "compress", "extract"}
 _MATHEMATICS = {"math", "np", "numpy"}
 _CHOOSES = {"min", "max", "sorted"}
-_READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__"}
+#: Those that read numbers; ``state_dict`` those of a gradient scaler.
+_READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__", "state_dict"}
 
 
 def only_logs(
@@ -261,6 +264,22 @@ class _Program:
         uses = (one for one in ast.walk(self.scope(node)) if isinstance(one, ast.Name) and one.id == name)
         return [one for one in uses if isinstance(one.ctx, ast.Load)]
 
+    def loads_behind(self, name: str, node: ast.AST) -> list[ast.Name]:
+        """The same of those that run after ``node``: behind it, in a loop around both, or in a function inside."""
+        scope, line = self.scope(node), getattr(node, "lineno", 0)
+        loops = [one for one in ast.walk(scope) if isinstance(one, (ast.For, ast.While)) and self._holds(one, node)]
+        return [
+            one
+            for one in self.loads(name, node)
+            if one.lineno >= line or self.scope(one) is not scope or any(self._holds(loop, one) for loop in loops)
+        ]
+
+    def _holds(self, outer: ast.AST, node: ast.AST) -> bool:
+        up: ast.AST | None = node
+        while up is not None and up is not outer:
+            up = self.parents.get(up)
+        return up is outer
+
     def is_read_within(self, name: str, statement: ast.AST) -> bool:
         """Whether a variable is read under a statement only."""
         within = set(ast.walk(statement))
@@ -316,9 +335,9 @@ class _Uses:
             return self.are_harmless(up)
         if isinstance(up, ast.IfExp):  # one of the two that a condition chooses from
             return node is not up.test and self.are_harmless(up)
-        if isinstance(up, ast.Attribute) and up.attr in _METHODS:
+        if isinstance(up, ast.Attribute) and up.attr in _METHODS | _WRITE_THEMSELVES:
             call = self._program.parents.get(up)
-            return isinstance(call, ast.Call) and self.are_harmless(call)
+            return isinstance(call, ast.Call) and (up.attr in _WRITE_THEMSELVES or self.are_harmless(call))
         if isinstance(up, ast.comprehension) and node is up.iter:
             return self._are_harmless_items(up)
         if isinstance(up, ast.For) and node is up.iter and self._value is _Value.WHOLE:
@@ -444,7 +463,7 @@ class _Uses:
             return True
         if any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(scope)):
             return self._value is not _Value.WHOLE
-        loads = (one for one in self._program.loads(name, node) if one not in within)
+        loads = (one for one in self._program.loads_behind(name, node) if one not in within)
         return all(self.are_harmless(one) for one in loads if not self._is_gathering(one))
 
     def _is_new(self, name: str) -> bool:

@@ -111,6 +111,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
             f"{format_bytes(fit.device_bytes)} of {format_bytes(fit.capacity_bytes)} on each card, "
             f"{format_bytes(fit.margin_bytes)} spare{tight}"
         )
+        if best.estimate.failure:
+            yield f"BUT {best.estimate.failure}."
         plain = [(number, one) for number, one in enumerate(plan.fitting, 1) if not one.layout.recompute]
         if best.layout.recompute and plain:
             yield f"the first without recomputation is no. {plain[0][0]}: {plain[0][1].layout.words()}"

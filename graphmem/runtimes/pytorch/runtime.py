@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
+from graphmem.allocators.alloc_conf import UNLIMITED, AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.allocators.pytorch_caching.blocks import get_allocation_size, round_size
 from graphmem.base import versions
 from graphmem.base.figures import BOUNDS, Cause, bounded
 from graphmem.devices import Device
@@ -18,7 +19,7 @@ from graphmem.errors import UsageError
 from graphmem.replay import replay
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
-from graphmem.trace import EventKind, Trace
+from graphmem.trace import EventKind, Place, Trace
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class PyTorch(Runtime[PyTorchOptions]):
             trace,
             lambda room: _on_card(options, setting.device, room=0 if room is None else 1),
             setting.device,
-            rules=("pytorch", options.conf, options.version),
+            rules=("pytorch", _told_apart(trace, options.conf), options.version),
         )
         if not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
@@ -123,6 +124,24 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
         source = "taken to be done at once; the most, if none were done before the program waits for it"
         spreads = dict.fromkeys(("reserved", "device"), bounded(0, more))
         yield Cause("work of other streams", BOUNDS, source, spreads)
+
+
+def _told_apart(trace: Trace, conf: AllocConf) -> AllocConf:
+    """The settings that a replay of this trace without a limit can tell apart: others have the same one.
+
+    Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` is for blocks of that
+    size, and those of plain segments are no larger than the segment of the largest request.
+    """
+    conf = replace(conf, throw_on_cudamalloc_oom=False, ignored=(), remarks=())
+    if trace.settings or conf.per_process_memory_fraction < 1:
+        return conf
+    conf = replace(conf, garbage_collection_threshold=0.0)
+    sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
+    rounded = round_size(int(sizes.max(initial=1)), conf.roundup_power2_divisions)
+    largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
+    if conf.expandable_segments or conf.max_split_size_bytes <= largest:
+        return conf
+    return replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=conf.large_segment_size_bytes)
 
 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:

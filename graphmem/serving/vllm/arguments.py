@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
-from graphmem.serving.options import flag, here, one_of, whole
+from graphmem.serving.options import flag, here, nearest, one_of, whole
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
 
@@ -26,6 +26,8 @@ _EXCHANGES = (
     "moonep", "nixl_ep", "flashinfer_all2allv", "flashinfer_nvlink_two_sided", "flashinfer_nvlink_one_sided",
     "passthrough",
 )  # fmt: skip
+#: Whose code answers: ours, and the installed engine's where ours refuses; the engine's; ours.
+BASES = ("auto", "engine", "retold")
 #: ``MaxLoRARanks`` (config/lora.py).
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: ``CUDAGraphMode`` (config/compilation.py) that can be asked for.
@@ -39,14 +41,42 @@ WITHOUT_EFFECT = frozenset((
     "host", "port", "uvicorn_log_level", "api_key", "served_model_name", "chat_template", "tool_call_parser",
     "enable_auto_tool_choice", "reasoning_parser", "trust_remote_code", "seed", "disable_log_stats",
     "disable_log_requests", "enable_log_requests", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "revision",
-    "tokenizer_revision", "download_dir", "distributed_executor_backend", "generation_config",
-    "scheduling_policy",
+    "tokenizer_revision", "download_dir", "distributed_executor_backend", "generation_config", "scheduling_policy",
     "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
     "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
     "ssl_certfile", "media_io_kwargs", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb",
     "mm_hasher_algorithm", "interleave_mm_strings", "allowed_local_media_path", "allowed_media_domains",
-    "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning",
+    "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning", "hf_token",
+    "hf_config_path", "config_format", "code_revision", "enable_prompt_tokens_details", "chat_template_kwargs",
+    "default_chat_template_kwargs", "chat_template_content_format", "override_generation_config", "logits_processors",
+    "logprobs_mode", "structured_outputs_config", "reasoning_config", "otlp_traces_endpoint", "collect_detailed_traces",
+    "kv_cache_metrics", "cudagraph_metrics", "enable_mfu_metrics", "enable_force_include_usage",
+    "enable_request_id_headers", "log_config_file", "log_level", "uds", "middleware", "lora_modules", "headless",
+    "nnodes", "node_rank", "master_addr", "master_port", "data_parallel_address", "data_parallel_backend",
+    "data_parallel_rpc_port", "data_parallel_size_local", "safetensors_load_strategy", "model_loader_extra_config",
+    "ignore_patterns", "pt_load_map_location", "use_tqdm_on_load", "prefix_caching_hash_algo", "kv_events_config",
+    "stream_interval", "shutdown_timeout", "enable_log_deltas", "disable_fastapi_docs", "enable_server_load_tracking",
+    "tool_server", "tool_parser_plugin", "exclude_tools_when_tool_choice_none", "long_prefill_token_threshold",
+    "max_parallel_loading_workers", "numa_bind", "disable_cascade_attn",
 ))  # fmt: skip
+
+
+#: Options that are taken, and whose memory on the card is not followed: what the answer says of each.
+NOT_COUNTED = {
+    "attention_backend": "--attention-backend: attention is that of the card's usual kernels; another one's buffers, "
+    "and what it takes in graphs, are not counted",
+    "kv_transfer_config": "--kv-transfer-config: what the connector keeps on the card is not counted",
+    "moe_backend": "--moe-backend: experts run on Triton's kernels; another one's scratch is not counted",
+    "enable_sleep_mode": "--enable-sleep-mode: memory comes from its own allocator, whose granularity is not counted",
+    "ec_transfer_config": "--ec-transfer-config: what the connector keeps on the card is not counted",
+    "task": "--task: generation, as it is by default",
+    "convert": "--convert: generation, as it is by default",
+}
+#: ``--task``, ``--runner`` and ``--convert`` that generate, and those that return states of the model.
+_GENERATES = ("auto", "generate", "none")
+_POOLS = ("pooling", "embed", "embedding", "classify", "score", "reward")
+#: ``PerformanceMode`` (config/vllm.py).
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 
 
 @dataclass(frozen=True)
@@ -65,14 +95,16 @@ def _size(name: str, text: str) -> int:
     return parse_bytes(text)
 
 
-def _gigabytes(name: str, text: str) -> int:
+def _gigabytes(name: str, text: str, least: float = 1e-9) -> int:
     """A number of GiB, as the engine takes it."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value <= 1 << 20:
-        raise UsageError(f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB above 0")
+    if not least <= value <= 1 << 20:
+        raise UsageError(
+            f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0"
+        )
     return int(value * GIB)
 
 
@@ -161,6 +193,11 @@ def _is_data_parallel(name: str, text: str) -> bool:
     return bool(one_of("weights", "data")(name, text) == "data")
 
 
+def _pools(name: str, text: str) -> bool:
+    """Whether a model is asked to pool."""
+    return one_of(*_GENERATES, *_POOLS)(name, text) in _POOLS
+
+
 def _state_bytes(name: str, text: str) -> int | None:
     return _STATE_BYTES[one_of(*_STATE_BYTES)(name, text)]
 
@@ -171,6 +208,7 @@ _STATE_BYTES = {"auto": None, "float32": 4, "float16": 2, "bfloat16": 2}
 _SHORT = {
     "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ep": "enable_expert_parallel",
     "sc": "speculative_config", "cc": "compilation_config", "O": "optimization_level",
+    "dcp": "decode_context_parallel_size", "tp": "tensor_parallel_size", "kv_cache_memory": "kv_cache_memory_bytes",
 }  # fmt: skip
 
 
@@ -187,6 +225,7 @@ class Arguments:
     """The further options, read. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and ``processor``
     are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
 
+    basis: str = _asked("basis", one_of(*BASES), BASES[0])
     model_runner: str | None = _asked("model_runner", one_of("v1", "v2"), None)
     model_impl: str = _asked("model_impl", one_of("auto", "vllm", "transformers"), "auto")
     outside: int | None = _asked("outside", _size, None)
@@ -216,6 +255,16 @@ class Arguments:
     encoder_data_parallel: bool = _asked("mm_encoder_tp_mode", _is_data_parallel, False)
     conv_state_bytes: int | None = _asked("mamba_cache_dtype", _state_bytes, None)
     scan_state_bytes: int | None = _asked("mamba_ssm_cache_dtype", _state_bytes, None)
+    overrides: str = _asked("hf_overrides", _json, "{}")
+    offloaded_bytes: int = _asked("cpu_offload_gb", lambda name, text: _gigabytes(name, text, least=0), 0)
+    context_parallel: int = _asked("decode_context_parallel_size", whole(1, 1024), 1)
+    performance: str = _asked("performance_mode", one_of(*PERFORMANCE_MODES), "balanced")
+    pools: bool = _asked("runner", _pools, False)
+    #: Of versions that had both: whether the second engine runs (``VLLM_USE_V1``), and whether FlashInfer samples, as
+    #: it did up to 0.11.0 where it was installed, as in the published images (``VLLM_USE_FLASHINFER_SAMPLER``).
+    second_engine: bool = _asked("use_v1", flag, True)
+    flashinfer_samples: bool = _asked("use_flashinfer_sampler", flag, False)
+    not_counted: tuple[str, ...] = ()
 
 
 #: How an option is read, by the engine's name for it: those of fields, and those that several fields are made of.
@@ -232,9 +281,15 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
 }
 
 
+def basis_of(given: tuple[tuple[str, str], ...]) -> str:
+    """One of :data:`BASES`, whatever else is given. Raises :class:`UsageError` for another word."""
+    return str(_READERS["basis"]("basis", dict(given).get("basis", BASES[0])))
+
+
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:
     """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
     found: dict[str, Any] = {}
+    noted: list[str] = []
     for name, text in given:
         key = name.replace("-", "_")
         if key[:1] == "O" and key[1:].isdigit():
@@ -242,19 +297,25 @@ def read(given: tuple[tuple[str, str], ...]) -> Arguments:
         key = _SHORT.get(key, key)
         if key.startswith("no_") and key[3:] in _READERS:
             key, text = key[3:], "false"
+        if key in ("task", "convert") and _pools(key, text):
+            key = "runner"
+        if key in NOT_COUNTED:
+            noted.append(NOT_COUNTED[key])
+            continue
         if key in WITHOUT_EFFECT and key not in _READERS:
             continue
         if key not in _READERS:
-            raise UsageError(
-                here(name)
-                or f"vLLM's option --{name.replace('_', '-')} is not followed; accepted: "
-                f"{', '.join('--' + one.replace('_', '-') for one in sorted(_READERS))}, and options without effect "
-                "on memory"
-            )
+            raise UsageError(here(name) or _unknown(key))
         if key in found:
             raise UsageError(f"--{name.replace('_', '-')} is given twice")
         found[key] = _READERS[key](name, text)
-    return _resolved(found)
+    return replace(_resolved(found), not_counted=tuple(dict.fromkeys(noted)))
+
+
+def _unknown(key: str) -> str:
+    """The message for an option that is not followed: the three nearest that are."""
+    near = nearest(key, (*_READERS, *NOT_COUNTED, *WITHOUT_EFFECT))
+    return f"vLLM's option --{key.replace('_', '-')} is not followed; {near}"
 
 
 def _resolved(values: Mapping[str, Any]) -> Arguments:

@@ -7,6 +7,8 @@ profile run, and headroom the run's peak above the bytes that stay.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -16,12 +18,12 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
-from graphmem.errors import UsageError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
-from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, order, versions
+from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, installed, order, versions
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -78,6 +80,23 @@ class VLLM:
         """See :class:`graphmem.serving.base.Engine`."""
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
+        asked = arguments.basis_of(question.arguments)
+        if asked == "engine":
+            return installed.serve(question)
+        try:
+            return self._retold(question)
+        except GraphmemError as error:
+            if asked == "retold" or installed.why_not(question) is not None:
+                raise
+            return installed.serve_instead(question, error)
+
+    def _retold(self, question: Question) -> Served:
+        """The answer by our own account of the engine's code."""
+        question = _overridden(question)
+        if question.max_model_len == -1:  # ``_auto_fit_max_model_len``: the longest that fits
+            whole = self._worst(question.with_(max_model_len=None))
+            fits = whole.kv_cache.longest
+            question = question.with_(max_model_len=None if whole.refusal is None or not fits else fits)
         found = self._worst(question)
         if question.version is None or question.version <= versions.NEWEST:
             return found
@@ -168,9 +187,11 @@ class VLLM:
         drafting = draft.shape if draft is not None else None
         only_states = shape.state is not None and not shape.attends
         size = settings.batch.length if only_states else settings.batch.block_size
-        return layout_of(
+        found = layout_of(
             shape, settings.tensor_parallel, size, element, in_flight, drafting, prefixes=settings.more.prefix_caching
         )
+        # Ranks that share out the context keep each their tokens of a block (``dcp_world_size``, kv_cache_utils.py).
+        return replace(found, block_size=found.block_size * settings.more.context_parallel)
 
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
@@ -242,6 +263,23 @@ def _stages_in_words(answers: list[Served], worst: Served) -> str:
     )
 
 
+def _overridden(question: Question) -> Question:
+    """The question about the configuration with ``--hf-overrides``, which reach into objects."""
+    values = json.loads(arguments.read(question.arguments).overrides)
+    if not values:
+        return question
+    model = question.model
+    return question.with_(model=replace(model, config=_merged(model.config, values)))
+
+
+def _merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for name, other in others.items():
+        own = merged.get(name)
+        merged[name] = _merged(own, other) if isinstance(own, Mapping) and isinstance(other, Mapping) else other
+    return merged
+
+
 def _newer_in_words(version: tuple[int, int], found: Served, before: list[Served]) -> str:
     """How far a version that nobody read may be from the newest that is followed."""
     tokens = [one.kv_cache.tokens for one in (found, *before)]
@@ -287,6 +325,8 @@ def _start(
     sampling = allocated[marks.loaded] - allocated[marks.drafting]
     workspaces = stays - allocated[marks.before]
     captured = marks.graphs
+    away = min(settings.more.offloaded_bytes, weights)
+    weights, consumed = weights - away, consumed - away
     return Start(
         weights=weights,
         adapters=allocated[marks.adapted] - allocated[marks.weights],
@@ -294,10 +334,10 @@ def _start(
         runner_buffers=allocated[marks.buffers],
         sampling_buffers=sampling,
         workspaces=workspaces,
-        slack=consumed - stays,
+        slack=consumed + away - stays,
         consumed=consumed,
         headroom=peak - stays,
-        loading=max(allocated[: marks.before]),
+        loading=max(allocated[: marks.before]) - away,
         graphs_estimate=graphs.estimate(captured, reserved) if captured else 0,
         graphs_taken=reserved[captured.end] - reserved[captured.start] if captured else 0,
     )
@@ -373,7 +413,9 @@ def _basis(question: Question, settings: Settings, shape: Shape, method: str | N
     recorded = question.device.limits.vllm_attention in _RECORDED_ATTENTION and method in _RECORDED_METHODS
     if settings.version != versions.NEWEST:
         return "logs"
-    return "recordings" if recorded else "formula"
+    more = settings.more
+    others = more.pools or more.offloaded_bytes or more.context_parallel > 1 or more.not_counted
+    return "recordings" if recorded and not others else "formula"
 
 
 def _words(shape: Shape, spec: Spec) -> str:
@@ -429,7 +471,7 @@ def _charged_outside(device: Device, settings: Settings, shape: Shape) -> int:
         return 0
     every = sum(figure.bytes for figure in _outside(device, settings, shape))
     alone = sum(figure.bytes for figure in device.outside(Loads()))
-    second = versions.has_second_engine(settings.version, device.capability)
+    second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     is_all = second and not versions.GROWTH_ALONE.holds(settings.version)
     return every if is_all else every - alone
 
@@ -505,7 +547,11 @@ def _gib(size: int) -> str:
 
 def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
     """The assumptions of an answer that a reader has to know, as sentences."""
-    notes = []
+    notes = list(settings.more.not_counted)
+    if settings.more.offloaded_bytes:
+        notes.append("weights are moved to the host by whole parameters, so up to one more than --cpu-offload-gb says")
+    if settings.more.pools:
+        notes.append("a model that pools: no sampler and no head; what its pooler takes is not followed")
     if not settings.eager and not settings.cold:
         notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")
         if question.device.limits.vllm_attention not in (FlashAttention2.name, FlashAttention3.name):

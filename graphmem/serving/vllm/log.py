@@ -34,6 +34,12 @@ _BESIDE = (
     ("max_model_len", re.compile(r"Maximum concurrency for ([\d,]+) tokens")),
 )
 
+#: What is chosen by variables of the environment, by the words of lines that tell it.
+_TOLD = (
+    ("a V0 LLM engine", "use_v1", "False"),
+    ("Using FlashInfer for top-p & top-k sampling", "use_flashinfer_sampler", "True"),
+)
+
 
 def _settings(lines: Sequence[str]) -> Mapping[str, str]:
     """What was given is stronger than what was made of it; what other lines say is the weakest."""
@@ -58,6 +64,9 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
                 given[name] = value.replace(",", "")
     if not any("APIServer" in line or "api_server" in line for line in lines):
         given["entry"] = "llm"
+    for words, option, text in _TOLD:
+        if any(words in line for line in lines):
+            given[option] = text
     return given
 
 

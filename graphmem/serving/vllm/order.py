@@ -53,13 +53,14 @@ def start(
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
-    second = versions.has_second_engine(settings.version, device.capability)
+    second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     compiles = second and not settings.eager and settings.more.compiled
     run.native = compiles
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
-    runner.unsorted = versions.SAMPLES_UNSORTED.holds(version)
+    runner.unsorted = versions.SAMPLES_UNSORTED.holds(version) or settings.more.flashinfer_samples
+    runner.pools = settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
     buffers = run.mark() - 1
@@ -69,6 +70,8 @@ def start(
     ):
         tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
         model = families.family(run, shape)
+        if settings.more.pools and not shape.tied:  # ``as_embedding_model`` lets go of the head (models/adapters.py)
+            run.free(model.head.weight)
         run.empty_cache()
         if isinstance(shape.linear, Unquantized):
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)

@@ -38,6 +38,8 @@ class ModelRunner(ABC):
     name: str
     #: Whether the sampler leaves logits where they are: older ones sort them.
     unsorted: bool = True
+    #: Whether the model returns states instead of tokens, and nothing is sampled.
+    pools: bool = False
 
     def __init__(self, run: Run, batch: Batch, shape: Shape, speculator: Speculator | None = None) -> None:
         self.run, self.batch, self.shape, self.speculator = run, batch, shape, speculator
@@ -188,6 +190,9 @@ class V1(ModelRunner):
             model.receive(self.batch.tokens)
         hidden = forward(self.batch.tokens)
         run.enter("sampled hidden states")
+        if self.pools:
+            run.free(hidden)
+            return
         indices = run.new(rows * 8)
         if not self.shape.own.last:
             run.free(indices)

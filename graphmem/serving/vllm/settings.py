@@ -91,9 +91,11 @@ class Settings:
             "enable_expert_parallel": more.expert_parallel, "num_redundant_experts": more.redundant_experts,
             "cudagraph_mode": more.graph_mode, "kv_cache_memory_bytes": more.cache_bytes,
             "num_gpu_blocks_override": more.blocks, "enable_prefix_caching": more.prefix_caching,
-            "enable_chunked_prefill": more.chunked_prefill,
+            "enable_chunked_prefill": more.chunked_prefill, "cpu_offload_bytes": more.offloaded_bytes,
+            "decode_context_parallel_size": more.context_parallel, "performance_mode": more.performance,
+            "pooling": more.pools,
         }  # fmt: skip
-        plain = (1, 1, False, 0, usual.graph_mode, None, None, True, True)
+        plain = (1, 1, False, 0, usual.graph_mode, None, None, True, True, 0, 1, usual.performance, False)
         shown = {name: value for (name, value), one in zip(found.items(), plain, strict=True) if value != one}
         if more.adapters:
             shown |= {"max_loras": more.adapters.slots, "max_lora_rank": more.adapters.rank}
@@ -108,10 +110,13 @@ def resolve(question: Question) -> Settings:
     config = question.model.config
     more = arguments.read(question.arguments)
     length, longest = _length(question.model, question.max_model_len)
-    tokens, requests = _batch_defaults(question, version)
+    tokens, requests = _batch_defaults(question, version, more)
+    if more.performance == "throughput":  # both defaults are doubled (engine/arg_utils.py)
+        tokens, requests = 2 * tokens, 2 * requests
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
     if question.max_num_batched_tokens is None:
-        chunked = more.chunked_prefill and (_has_second_engine(question, version) or length > _IN_ONE_BATCH)
+        second = _has_second_engine(question, version, more)
+        chunked = more.chunked_prefill and (second or length > _IN_ONE_BATCH)
         tokens = min(requests * length, tokens if chunked else max(length, tokens))
     else:
         tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
@@ -138,6 +143,7 @@ def resolve(question: Question) -> Settings:
         raise UsageError(f"block_size is {block_size}; FlashAttention takes multiples of {_BLOCK_STEP}")
     dtype, itemsize = _dtype(question, config)
     check_parallel(question.model, question.tensor_parallel_size)
+    _check_context_parallel(question.model, question.tensor_parallel_size, more.context_parallel)
     runner = _runner(more, version, question)
     _check_followed(more, runner)
     eager = question.enforce_eager or (not more.compiled and more.graph_mode == "NONE")
@@ -171,6 +177,8 @@ def _check_followed(more: Arguments, runner: str) -> None:
         ),
         "speculative_config with a pipeline": more.speculation and more.pipeline > 1,
     }  # fmt: skip
+    if more.pools and runner == "V2":
+        raise UsageError("a model that pools is followed with the first model runner only: leave --engine-arg out")
     for name, given in asked.items():
         if given:
             raise UsageError(f"vLLM's {name} is not followed yet: leave it out")
@@ -186,7 +194,7 @@ def _runner(more: Arguments, version: Version, question: Question) -> str:
         quantized=bool(question.quantization or config.get("quantization_config")),
     )
     usual = "v2" if second else "v1"
-    if more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY:
+    if more.pools or (more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY):
         usual = "v1"
     runner = (more.model_runner or usual).upper()
     if runner == "V2" and version < versions.FIRST_WITH_SECOND_RUNNER:
@@ -205,8 +213,8 @@ def _batches_in_flight(more: Arguments, version: Version, runner: str) -> int:
     return more.pipeline
 
 
-def _has_second_engine(question: Question, version: Version) -> bool:
-    return versions.has_second_engine(version, question.device.capability)
+def _has_second_engine(question: Question, version: Version, more: Arguments) -> bool:
+    return more.second_engine and versions.has_second_engine(version, question.device.capability)
 
 
 def _positive(name: str, value: int | None) -> int:
@@ -242,11 +250,11 @@ def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
     return asked, longest
 
 
-def _batch_defaults(question: Question, version: Version) -> tuple[int, int]:
+def _batch_defaults(question: Question, version: Version, more: Arguments) -> tuple[int, int]:
     """(tokens, requests): ``get_batch_defaults``; the first engine's are the same on every card."""
     if question.entry not in ENTRIES:
         raise UsageError(f"entry is {question.entry!r}; accepted: {', '.join(ENTRIES)}")
-    if not _has_second_engine(question, version):
+    if not _has_second_engine(question, version, more):
         return 2048, 256
     server = question.entry == "server"
     memory = question.device.capacity_bytes
@@ -286,6 +294,20 @@ def check_parallel(model: ServedModel, tp: int) -> None:
         )
 
 
+def _check_context_parallel(model: ServedModel, tp: int, ranks: int) -> None:
+    """``verify_with_parallel_config``: ranks that would hold the same keys share out the context."""
+    if ranks == 1:
+        return
+    kv_heads = 1 if model.config.get("kv_lora_rank") else count(model, "num_key_value_heads", 1)
+    most = tp // kv_heads
+    if tp % ranks or ranks > most:
+        good = [size for size in range(1, max(1, most) + 1) if tp % size == 0]
+        raise UsageError(
+            f"decode_context_parallel_size is {ranks}; accepted with {tp} cards and {kv_heads} heads of keys: "
+            f"{', '.join(map(str, good))}"
+        )
+
+
 def _divides(heads: int, kv_heads: int, tp: int) -> bool:
     return heads % tp == 0 and (kv_heads % tp == 0 if kv_heads >= tp else tp % kv_heads == 0)
 
@@ -303,7 +325,8 @@ def _capture_sizes(question: Question, batch: Batch, more: Arguments) -> tuple[i
     largest = question.device.limits.vllm_largest_graph
     drafted = 1 + (more.speculation.tokens if more.speculation else 0)
     most = min(more.largest_graph or min(batch.requests * drafted * 2, largest), batch.tokens)
-    found = {1, 2, 4, *range(8, min(most + 1, 256), 8), *range(256, most + 1, 16)}
+    small = range(1, min(most, 32) + 1) if more.performance == "interactivity" else (1, 2, 4)
+    found = {*small, *range(8, min(most + 1, 256), 8), *range(256, most + 1, 16)}
     if batch.tokens <= most:
         found.add(batch.tokens)
     return tuple(sorted(size for size in found if size <= most))

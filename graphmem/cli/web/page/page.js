@@ -98,6 +98,8 @@ function verdict(told, question) {
   if (told.schema === "graphmem.serving/1") return [told.starts ? `${told.kv_cache.tokens} tokens of KV cache` : told.refusal, told.starts];
   if (told.schema === "graphmem.plan/1") return [`${told.fitting.length} layouts fit`, told.fitting.length > 0];
   const needs = `${size(estimate.peak.device_bytes)} of device memory`;
+  const fails = (estimate.diagnostics ?? []).find(({ code }) => code === "step_fails");
+  if (fails) return [`Fails on any card: ${fails.message}. Its memory: ${needs}`, false];
   if (!estimate.fits) return [`Needs ${needs}`, true];
   const isAssumed = !question.gpu && !question.gpu_memory && !estimate.details.out_of_memory;
   const card = `${estimate.fits.gpu}${isAssumed ? " (assumed: no card was named)" : ""}`;

@@ -62,6 +62,9 @@ class _Alone(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
         return _done(tensors)
 
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        return _done(tensors)
+
     def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
         return _done(tensors)
 

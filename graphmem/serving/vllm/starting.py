@@ -1,0 +1,193 @@
+"""``python -m graphmem.serving.vllm.starting ANSWER.json``: the installed engine starts on the pretended card.
+
+A process of its own, which :mod:`graphmem.serving.vllm.installed` begins: an engine changes the process it runs in.
+What to start comes pickled on standard input from there; the engine's own figures go to the file, as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from graphmem.devices import Device
+from graphmem.errors import GraphmemError
+
+#: Methods of the engine's worker around which the allocator is read.
+STAGES = ("load_model", "determine_available_memory")
+_COUNTERS = {
+    "allocated": "allocated_bytes.all.current", "reserved": "reserved_bytes.all.current",
+    "requested": "requested_bytes.all.current", "peak": "allocated_bytes.all.peak",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A start: the engine's options as on its command line, whether as a server, the card, the allocator's options."""
+
+    options: tuple[str, ...]
+    is_server: bool
+    device: Device
+    alloc_conf: str
+
+
+class Watched:
+    """What is read while the engine starts: ``stages`` by name, the worker, and the engine's figures at its end."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, dict[str, int]] = {}
+        self.worker: Any = None
+
+    @contextmanager
+    def methods(self, worker_class: Any) -> Iterator[None]:
+        """Until the end, the worker's methods are marked."""
+        before = {name: getattr(worker_class, name) for name in STAGES}
+        for name, method in before.items():
+            setattr(worker_class, name, self._marked(name, method))
+        try:
+            yield
+        finally:
+            for name, method in before.items():
+                setattr(worker_class, name, method)
+
+    def _marked(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def marking(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            self.worker = worker
+            self._note(f"before {name}")
+            result = method(worker, *args, **kwargs)
+            self._note(f"after {name}")
+            return result
+
+        return marking
+
+    def _note(self, stage: str) -> None:
+        counters = import_module("torch").cuda.memory_stats()
+        self.stages[stage] = {name: int(counters.get(counter, 0)) for name, counter in _COUNTERS.items()}
+
+
+def main() -> None:
+    """Start, and write the figures; an error of the engine's is among them."""
+    asked: Asked = pickle.load(sys.stdin.buffer)
+    from graphmem import analyze
+
+    watched, found = Watched(), dict[str, Any]()
+
+    def step() -> None:
+        try:
+            found.update(_start(asked, watched))
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+        found.update(_of_worker(watched.worker), stages=watched.stages)
+
+    try:
+        analyze(step, device=asked.device, alloc_conf=asked.alloc_conf or None)
+    except GraphmemError:  # an engine that ended early, with nothing on the card, has said why
+        if "error" not in found:
+            raise
+    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # the engine's own end asks for a card
+
+
+def _start(asked: Asked, watched: Watched) -> dict[str, Any]:
+    worker = import_module("vllm.v1.worker.gpu_worker").Worker
+    arguments = import_module("vllm.engine.arg_utils").EngineArgs
+    context = import_module("vllm.usage.usage_lib").UsageContext
+    parser = arguments.add_cli_args(_parser_class()())
+    args = arguments.from_cli_args(parser.parse_args(list(asked.options)))
+    engine_class = import_module("vllm.v1.engine.llm_engine").LLMEngine
+    gc.collect()
+    gc.freeze()  # the engine looks for garbage at every stage, among a million objects of its modules
+    with watched.methods(worker):
+        engine = engine_class.from_engine_args(
+            args, usage_context=context.OPENAI_API_SERVER if asked.is_server else context.LLM_CLASS
+        )
+    return _of_engine(engine.engine_core.engine_core)
+
+
+def _parser_class() -> Any:
+    """``FlexibleArgumentParser``, which moved (vllm/utils, since 0.12 vllm/utils/argparse_utils.py)."""
+    for name in ("vllm.utils.argparse_utils", "vllm.utils"):
+        try:
+            return import_module(name).FlexibleArgumentParser
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError("vLLM has no FlexibleArgumentParser")
+
+
+# --- the engine's figures ---------------------------------------------------------------------------------------------
+
+
+def _of_worker(worker: Any) -> dict[str, Any]:
+    """Of the worker, as far as it came: bytes."""
+    if worker is None:
+        return {}
+    names = {
+        "requested": "requested_memory", "available": "available_kv_cache_memory_bytes",
+        "graphs_estimate": "cudagraph_memory_estimate",
+    }  # fmt: skip
+    found = {name: int(getattr(worker, attribute, 0) or 0) for name, attribute in names.items()}
+    found["weights"] = int(getattr(getattr(worker, "model_runner", None), "model_memory_usage", 0) or 0)
+    snapshot = getattr(worker, "init_snapshot", None)
+    found["total"] = int(getattr(snapshot, "total_memory", 0) or 0)
+    return {**found, "settings": _settings(worker.vllm_config, worker)}
+
+
+def _settings(config: Any, worker: Any) -> dict[str, Any]:
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    sizes = [] if model.enforce_eager else list(config.compilation_config.cudagraph_capture_sizes or ())
+    return {
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "block_size": cache.block_size,
+        "enforce_eager": bool(model.enforce_eager),
+        "cudagraph_capture_sizes": sizes,
+        "model_runner": "V2" if getattr(worker, "use_v2_model_runner", False) else "V1",
+        "architecture": ", ".join(model.architectures or ()),
+        "batches_in_flight": int(getattr(config, "max_concurrent_batches", 0) or 0),
+    }
+
+
+def _of_engine(core: Any) -> dict[str, Any]:
+    """Of the KV cache, as it was cut."""
+    cache = core.scheduler.kv_cache_config
+    config = core.vllm_config
+    utils = import_module("vllm.v1.core.kv_cache_utils")
+    groups = [_group(group) for group in cache.kv_cache_groups]
+    return {
+        "blocks": cache.num_blocks,
+        "concurrency": float(utils.get_max_concurrency_for_kv_cache_config(config, cache)),
+        "groups": groups,
+    }
+
+
+def _group(group: Any) -> dict[str, Any]:
+    spec = group.kv_cache_spec
+    kind = type(spec).__name__
+    return {
+        "kind": kind,
+        "layers": len(group.layer_names),
+        "page_bytes": int(spec.page_size_bytes),
+        "block_size": int(spec.block_size),
+        "window": getattr(spec, "sliding_window", None) if kind.startswith("SlidingWindow") else None,
+        "is_state": kind.startswith("Mamba"),
+        "is_whole": kind == "UniformTypeKVCacheSpecs",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The installed engine's own answer: with a stand-in of it that starts for real, and beside recorded starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from graphmem.devices import device_named
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.serving import engine_named
+from graphmem.serving.answer import serve
+from graphmem.serving.base import Question, ServedModel
+from graphmem.serving.vllm import installed
+from tests.recorded import serving as recorded
+
+_CONFIG = {"model_type": "of-nobody", "architectures": ["OfNobody"]}
+#: As much of the engine as a start needs: weights of 64 MiB in two pieces, one of 1 MiB that stays, a profile run that
+#: takes 32 MiB, and a cache of what is left in blocks of 1 MiB.
+_ENGINE = {
+    "__init__.py": "",
+    "engine/__init__.py": "",
+    "engine/arg_utils.py": """
+class EngineArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        for name in ("model", "load-format", "tensor-parallel-size", "max-model-len", "gpu-memory-utilization"):
+            parser.add_argument("--" + name)
+        for name in ("skip-tokenizer-init", "enforce-eager"):
+            parser.add_argument("--" + name, action="store_true")
+        return parser
+    @classmethod
+    def from_cli_args(cls, args):
+        return args
+""",
+    "usage/__init__.py": "",
+    "usage/usage_lib.py": "class UsageContext:\n    OPENAI_API_SERVER, LLM_CLASS = 'server', 'llm'\n",
+    "utils/__init__.py": "",
+    "utils/argparse_utils.py": "from argparse import ArgumentParser as FlexibleArgumentParser\n",
+    "v1/__init__.py": "",
+    "v1/core/__init__.py": "",
+    "v1/core/kv_cache_utils.py": """
+def get_max_concurrency_for_kv_cache_config(config, cache):
+    return cache.num_blocks / 4
+""",
+    "v1/worker/__init__.py": "",
+    "v1/worker/gpu_worker.py": """
+import gc
+import torch
+from types import SimpleNamespace as Some
+MIB = 1 << 20
+class Worker:
+    def __init__(self, args):
+        free, total = torch.cuda.mem_get_info()
+        if args.max_model_len == "1":
+            raise ValueError("max_model_len is too small")
+        self.init_snapshot = Some(total_memory=total)
+        self.requested_memory = int(total * float(args.gpu_memory_utilization))
+        self.model_runner = Some(model_memory_usage=64 * MIB)
+        self.vllm_config = Some(
+            model_config=Some(max_model_len=int(args.max_model_len), enforce_eager=args.enforce_eager, dtype=torch.half,
+                quantization=None, architectures=["OfNobody"]),
+            cache_config=Some(gpu_memory_utilization=float(args.gpu_memory_utilization), cache_dtype="auto",
+                block_size=16),
+            scheduler_config=Some(max_num_seqs=4, max_num_batched_tokens=64),
+            parallel_config=Some(tensor_parallel_size=1), compilation_config=Some(cudagraph_capture_sizes=[]))
+        self.free = free
+    def load_model(self):
+        self.weights = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    def determine_available_memory(self):
+        self.kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+        gc.collect()
+        torch.cuda.empty_cache()
+        consumed = self.free - torch.cuda.mem_get_info()[0]
+        self.available_kv_cache_memory_bytes = self.requested_memory - consumed - 32 * MIB
+        if self.available_kv_cache_memory_bytes <= 0:
+            raise ValueError("No available memory for the cache blocks. Try more.")
+""",
+    "v1/engine/__init__.py": "",
+    "v1/engine/llm_engine.py": """
+from types import SimpleNamespace as Some
+from vllm.v1.worker.gpu_worker import MIB, Worker
+class FullAttentionSpec:
+    page_size_bytes, block_size = MIB // 2, 16
+class LLMEngine:
+    @classmethod
+    def from_engine_args(cls, args, usage_context):
+        assert usage_context == "llm", usage_context
+        worker = Worker(args)
+        worker.load_model()
+        worker.determine_available_memory()
+        groups = [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
+        cache = Some(num_blocks=worker.available_kv_cache_memory_bytes // MIB, kv_cache_groups=groups)
+        core = Some(scheduler=Some(kv_cache_config=cache), vllm_config=worker.vllm_config)
+        return Some(engine_core=Some(engine_core=core))
+""",
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in is installed; memory of former starts is gone."""
+    for name, text in _ENGINE.items():
+        path = tmp_path / "vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installed, "version", lambda: "0.99.1")
+    installed._started.cache_clear()
+
+
+def _question(**changes: Any) -> Question:
+    card = replace(device_named("T4"), capacity_bytes=1 << 30, context_bytes=64 << 20)
+    asked = Question(ServedModel("nobody/model", _CONFIG), card, entry="llm", max_model_len=64, enforce_eager=True)
+    return asked.with_(gpu_memory_utilization=0.5, **changes)
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_engine_starts_and_its_figures_are_the_answer() -> None:
+    """Which our account of its code does not have of this model."""
+    served = engine_named("vllm").serve(_question())
+    assert (served.basis, served.version, served.refusal) == ("engine", "0.99.1", None)
+    sizes = {part.name: part.bytes >> 20 for part in served.parts}
+    assert sizes == {
+        "not asked for": 512, "weights": 64, "buffers": 0, "workspaces": 1, "segment slack": 1, "activation peak": 32
+    }  # fmt: skip
+    assert served.kv_cache.available_bytes >> 20 == served.kv_cache.blocks == 512 - 64 - 2 - 32
+    assert served.concurrency_at([64]) == served.kv_cache.concurrency == served.kv_cache.blocks / 4
+    assert any("of-nobody" in note for note in served.notes)
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_engine_that_lacks_memory_is_an_answer_and_another_error_is_its_own() -> None:
+    refused = installed.serve(_question().with_(gpu_memory_utilization=0.05))
+    assert refused.refusal == "No available memory for the cache blocks. Try more."
+    assert refused.kv_cache.blocks == 0
+    with pytest.raises(UsageError, match="does not start: max_model_len is too small"):
+        installed.serve(_question(max_model_len=1))
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tensor_parallel_size": 2}, "on one card"),
+        ({"version": (0, 98)}, "0.99.1 is installed, and 0.98 is asked for"),
+        ({"arguments": (("pipeline_parallel_size", "2"),)}, "on one card"),
+    ],
+)
+def test_what_the_installed_engine_is_not_asked(changes: dict[str, Any], said: str) -> None:
+    question = _question(**changes)
+    with pytest.raises(UsageError, match=said):
+        installed.serve(question)
+    with pytest.raises(GraphmemError, match="of-nobody"):
+        engine_named("vllm").serve(question)
+
+
+def test_without_an_engine_our_account_refuses_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "version", lambda: None)
+    with pytest.raises(GraphmemError, match="of-nobody"):
+        engine_named("vllm").serve(_question())
+    with pytest.raises(UsageError, match="not installed"):
+        engine_named("vllm").serve(_question(arguments=(("basis", "engine"),)))
+    with pytest.raises(UsageError, match="accepted"):
+        engine_named("vllm").serve(_question(arguments=(("basis", "neither"),)))
+
+
+def test_options_are_spelled_as_the_engine_reads_them(tmp_path: Path) -> None:
+    arguments = (
+        ("enable_expert_parallel", "true"), ("enable_prefix_caching", "false"), ("cudagraph_capture_sizes", "[1, 2]"),
+        ("limit_mm_per_prompt", '{"image": 2}'), ("model_runner", "v2"), ("outside", "0"),
+    )  # fmt: skip
+    options = " ".join(installed._options(_question(arguments=arguments, kv_cache_dtype="fp8"), tmp_path))
+    assert options == (
+        f"--model {tmp_path} --load-format dummy --skip-tokenizer-init --tensor-parallel-size 1 --max-model-len 64 "
+        "--gpu-memory-utilization 0.5 --kv-cache-dtype fp8 --enforce-eager --enable-expert-parallel "
+        '--no-enable-prefix-caching --cudagraph-capture-sizes 1 2 --limit-mm-per-prompt {"image": 2}'
+    )
+
+
+#: Recorded starts that the engine of that version repeats in every column, and how long that may take one is no matter.
+_REPEATED = ("opt-125m-eager", "llama3-8b-eager-srv")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")
+@pytest.mark.parametrize("name", _REPEATED)
+def test_a_recorded_start_is_repeated_by_the_engine(name: str) -> None:
+    if installed.version() != "0.32.0":
+        pytest.skip("the recordings are of 0.32.0")
+    run = recorded.runs()[name]
+    question = recorded.question(name, run)
+    served = installed.serve(question.with_(arguments=(*question.arguments, ("basis", "engine"))))
+    cache = served.kv_cache
+    assert (cache.available_bytes, cache.blocks, cache.tokens) == (run["available"], run["blocks"], run["tokens"])
+    assert served.weights_bytes == run["weights"]
+
+
+def test_a_report_says_by_whose_code(monkeypatch: pytest.MonkeyPatch, engine: None) -> None:
+    del engine
+    question = _question()
+    monkeypatch.setattr("graphmem.serving.answer._question", lambda *_: question)
+    report = serve("nobody/model", device=question.device, lengths="p50=32")
+    assert "from its own installed code" in report.report()
+    assert report.changes == ()
