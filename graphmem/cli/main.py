@@ -13,7 +13,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import click
 
@@ -241,8 +242,17 @@ def main() -> None:
         if not isinstance(error.code, int):
             raise
         if error.code not in {128 + number for number in ENDINGS}:
-            atexit._run_exitfuncs()
+            _end_as_python_does()
         _leave(error.code)
+
+
+def _end_as_python_does() -> None:
+    """Call what is to be called at exit: first what ends pools of workers (``Py_FinalizeEx``: ``threading._shutdown``),
+    for which the rest waits. Threads themselves are not waited for."""
+    calls: list[Callable[[], object]] = getattr(threading, "_threading_atexits", [])
+    while calls:
+        calls.pop()()
+    atexit._run_exitfuncs()
 
 
 def _leave(code: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import sys
 
+from graphmem.base.rewritten import AS_WRITTEN
 from graphmem.following.words import WORKERS, PythonLine, launched_options, rank_of
 
 TYPE_CHECKING = False  # that of ``typing``, which takes long to import
@@ -66,6 +68,7 @@ def note(kind: str, text: str = "") -> None:
 def begin() -> None:
     """Decide what becomes of this process; called before its first line."""
     note("seen")
+    vars(builtins).update(AS_WRITTEN)  # functions of the program may be sent here by their code (joblib, cloudpickle)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: note("seen"))
     if not is_followed():

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from graphmem.analyze import analyze
+from graphmem.base.rewritten import AS_WRITTEN
 from graphmem.capture.program import host_draws
 from graphmem.capture.program.iterations import MOST_REPEATED
-from graphmem.capture.program.loops import BEGIN, CALLS, GO_ON, GOES_ON, LEFT, OVER, compiled
+from graphmem.capture.program.loops import compiled
 from graphmem.devices import custom_device
 from graphmem.diagnostics import Code, Effect
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
@@ -957,14 +958,7 @@ answer = f(), C.k
 
     plain: dict[str, object] = {}
     exec(source, plain)
-    rewritten: dict[str, object] = {
-        OVER: lambda items, where, **_: items,
-        BEGIN: lambda where, **_: where,
-        GOES_ON: lambda loop: True,
-        CALLS: lambda *_, **__: None,
-        LEFT: KeyError,
-        GO_ON: lambda: None,
-    }
+    rewritten: dict[str, object] = dict(AS_WRITTEN)
     exec(compiled(source, "train.py"), rewritten)
     assert rewritten["answer"] == plain["answer"]
 

@@ -260,3 +260,26 @@ def test_a_process_hands_over_all_of_its_estimate(folder: Path) -> None:
     assert again.timeline is not None
     assert estimate.timeline is not None
     assert again.timeline.reserved_bytes.tolist() == estimate.timeline.reserved_bytes.tolist()
+
+
+def test_workers_that_are_sent_a_function_run_it_as_it_is_written(folder: Path) -> None:
+    """joblib sends a program's function by its code, loops and all; its workers end with the program, in no five
+    minutes."""
+    pytest.importorskip("joblib")
+    source = """
+import torch
+from joblib import Parallel, delayed
+def work(n):
+    total = 0
+    for i in range(n):
+        total += i
+    while total > 100:
+        total -= 1
+    return total
+print(Parallel(n_jobs=2)(delayed(work)(n) for n in (3, 30)))
+torch.ones(9, device="cuda")
+"""
+    (folder / "joined.py").write_text(source, encoding="utf-8")
+    code, document, words = run(folder, "joined.py")
+    assert (code, document["peak"]["requested_bytes"]) == (0, 36)
+    assert "[3, 100]" in words

@@ -36,6 +36,7 @@ from types import CodeType
 from typing import Any, cast
 
 from graphmem.base.imports import library_folder
+from graphmem.base.rewritten import AS_WRITTEN, BEGIN, BY, CALLS, GO_ON, GOES_ON, LEFT, OVER
 from graphmem.capture.device.unnoticed import with_shown_types
 from graphmem.capture.program.asking import Loops
 from graphmem.capture.program.counted import AnyLoop, counted
@@ -43,10 +44,6 @@ from graphmem.capture.program.derived import derived, is_handed_on
 from graphmem.capture.program.leaving import Left, Loop
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
-OVER, BEGIN, GOES_ON = "__graphmem_over__", "__graphmem_begin__", "__graphmem_goes_on__"
-BY = "__graphmem_by__"
-CALLS = "__graphmem_calls__"
-LEFT, GO_ON = "__graphmem_left__", "__graphmem_go_on__"
 _COMPILES = ("torch.compile", "compile")
 #: Methods in which no loop trains.
 _OF_ONE_STEP = frozenset({"step", "update"})
@@ -263,30 +260,9 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
 
     called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on, BY: by, CALLS: loops.know}
     called |= {LEFT: Left, GO_ON: loops.go_on}
-    for name, traced in _COMPILED.items():
-        called[name]._torchdynamo_inline = traced
+    for name in (OVER, BEGIN, GOES_ON, BY):
+        called[name]._torchdynamo_inline = AS_WRITTEN[name]
     return called
-
-
-def _compiled_over(items: object, *_: object, **__: object) -> object:
-    return items
-
-
-def _compiled_begin(*_: object, **__: object) -> None:
-    return None
-
-
-def _compiled_goes_on(_: Any) -> bool:
-    return True
-
-
-def _compiled_by(_: Any, __: int, ___: object, step: object) -> object:
-    return step
-
-
-_COMPILED: dict[str, Any] = {
-    OVER: _compiled_over, BEGIN: _compiled_begin, GOES_ON: _compiled_goes_on, BY: _compiled_by,
-}  # fmt: skip
 
 
 # --- modules beside the program ---------------------------------------------------------------------------------------
@@ -323,6 +299,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def rewritten_loops(loops: Loops, folder: Path) -> Iterator[None]:
     """Modules below ``folder`` that are imported now ask ``loops``; they are forgotten at the end."""
     finder, before, called = _Finder(folder), set(sys.modules), functions(loops)
+    names = {name: value for name, value in vars(builtins).items() if name in called}
     vars(builtins).update(called)
     sys.meta_path.insert(0, finder)
     try:
@@ -334,3 +311,4 @@ def rewritten_loops(loops: Loops, folder: Path) -> Iterator[None]:
                 del sys.modules[name]
         for name in called:
             delattr(builtins, name)
+        vars(builtins).update(names)
