@@ -8,7 +8,6 @@ from tests.serving import public_logs
 from tests.serving.public_logs import compared, logs, served
 
 
-
 def _check(name: str) -> None:
     log, found = logs()[name], compared(name)
     assert abs(found.share) <= 0.02
