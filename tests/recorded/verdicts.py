@@ -244,8 +244,8 @@ _HEAD = """# Verdicts against truth
 
 Recorded whole programs whose packages were installed, answered as `graphmem run` answers them (loops left after three
 optimizer steps, on the card of the recordings), against both peaks that the stub driver recorded. *Exact*, *interval*
-and *open* (not bounded on one side at least) are the claims about the reserved peak; *met*: the recorded peak lies
-where it was said to lie. *Likely*: verdicts that are neither yes nor no, and those of them whose peaks were equal.
+and *open* (not bounded on one side at least) are the claims about the reserved peak; *met*: both recorded peaks
+lie where they were said to lie. *Likely*: verdicts that are neither yes nor no, and those of them whose peaks were equal.
 `python -m tests.recorded.verdicts` makes this page of `tests/golden/pytorch/2.13/verdicts.jsonl`, and that file anew.
 
 | programs | number | equal in both peaks | exact | met | interval | met | open | met | likely | though equal |
@@ -283,7 +283,7 @@ def _cells(name: str, rows: Sequence[Row]) -> list[object]:
     cells: list[object] = [name, len(rows), sum(map(_is_equal, rows))]
     for kind in ("exact", "interval", "open"):
         claimed = [row for row in rows if claim(row["reserved"]) == kind]
-        cells += [len(claimed), sum(is_met(row[level]) for row in claimed for level in LEVELS) // len(LEVELS)]
+        cells += [len(claimed), sum(all(is_met(row[level]) for level in LEVELS) for row in claimed)]
     likely = [row for row in rows if row["verdict"].startswith("likely")]
     return [*cells, len(likely), sum(map(_is_equal, likely))]
 
