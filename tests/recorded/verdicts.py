@@ -245,7 +245,7 @@ _HEAD = """# Verdicts against truth
 Recorded whole programs whose packages were installed, answered as `graphmem run` answers them (loops left after three
 optimizer steps, on the card of the recordings), against both peaks that the stub driver recorded. *Exact*, *interval*
 and *open* (not bounded on one side at least) are the claims about the reserved peak; *met*: both recorded peaks
-lie where they were said to lie. *Likely*: verdicts that are neither yes nor no, and those of them whose peaks were equal.
+lie where they were said to lie. *Likely*: verdicts that are neither yes nor no, and those whose peaks were equal.
 `python -m tests.recorded.verdicts` makes this page of `tests/golden/pytorch/2.13/verdicts.jsonl`, and that file anew.
 
 | programs | number | equal in both peaks | exact | met | interval | met | open | met | likely | though equal |
