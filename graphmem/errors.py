@@ -6,8 +6,9 @@ the error, its place, and a remedy.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: The most characters of a message: names in it come from files, and may be of any length.
@@ -73,6 +74,17 @@ class NotModelledError(UsageError):
 
 class SourceError(GraphmemError):
     """The thing to analyse cannot be loaded: missing, truncated, of the wrong kind, or failing on its own."""
+
+
+@contextlib.contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Raises :class:`SourceError` where a file is not there, or the system does not let it be read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from None
 
 
 class NothingOnDevice(SourceError):

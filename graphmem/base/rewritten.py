@@ -19,7 +19,7 @@ def over(items: object, *_: object, **__: object) -> object:
     return items
 
 
-def begin(*_: object, **__: object) -> None:
+def nothing(*_: object, **__: object) -> None:
     """Nothing is noted."""
 
 
@@ -39,5 +39,5 @@ class Never(BaseException):
 
 #: By name: functions, and an error, that change nothing.
 AS_WRITTEN: dict[str, Any] = {
-    OVER: over, BEGIN: begin, GOES_ON: goes_on, BY: by, CALLS: begin, LEFT: Never, GO_ON: begin,
+    OVER: over, BEGIN: nothing, GOES_ON: goes_on, BY: by, CALLS: nothing, LEFT: Never, GO_ON: nothing,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphmem.base.documents import read_yamls, shown
-from graphmem.errors import SourceError, UsageError
+from graphmem.errors import SourceError, UsageError, reading
 
 #: The ends of files that hold a server.
 SUFFIXES = (".yaml", ".yml")
@@ -143,13 +143,10 @@ def asked_in(path: Path) -> list[str]:
 
 def _documents(path: Path) -> list[object]:
     try:
-        return read_yamls(path)
+        with reading(path):
+            return read_yamls(path)
     except ImportError:
         raise SourceError(f"{path}: YAML is read with PyYAML; install it with: pip install pyyaml") from None
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist") from None
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise SourceError(f"{path}: {error}") from None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from graphmem.base.documents import open_file, shown
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, reading
 from graphmem.sources.checkpoints import Checkpoint
 
 #: (name, elements of a block, bytes of a block) by number: ``enum ggml_type`` (ggml/include/ggml.h) and the blocks of
@@ -88,12 +88,8 @@ def _parts(path: Path) -> list[Path]:
 
 def _read_one(path: Path) -> tuple[dict[str, object], list[Tensor]]:
     try:
-        with open_file(path) as file:
+        with reading(path), open_file(path) as file:
             return _header(_Reader(file))
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist") from None
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise SourceError(f"{path} is no GGUF file that is understood: {error}") from None
 

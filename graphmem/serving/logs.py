@@ -16,7 +16,7 @@ from pathlib import Path
 
 from graphmem.base.documents import open_file
 from graphmem.devices import device_named
-from graphmem.errors import SourceError, UsageError
+from graphmem.errors import SourceError, UsageError, reading
 from graphmem.units import GIB
 
 #: Bytes that are read of a file, and of a line; lines of requests are longer, and say nothing of memory.
@@ -174,13 +174,8 @@ def _of_ranks(one: Said, values: Sequence[tuple[float, float]]) -> Printed:
 
 def lines_of(path: Path) -> list[str]:
     """The lines of a log, without colours. Raises :class:`SourceError` for a file that is none."""
-    try:
-        with open_file(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist") from None
-    except OSError as error:
-        raise SourceError(f"{path}: {error.strerror or error}") from None
+    with reading(path), open_file(path) as file:
+        content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise SourceError(
             f"{path} has more than {_MOST_BYTES >> 20} MiB; give the part of it from the engine's start on, for "

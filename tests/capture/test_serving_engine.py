@@ -19,7 +19,8 @@ _FILES = {
     "model_executor/models/__init__.py": "",
     "model_executor/models/registry.py": "def _run_in_subprocess(function): raise AssertionError('a process')\n",
     "model_executor/warmup/__init__.py": "",
-    "model_executor/warmup/kernel_warmup.py": "def cutedsl_warmup(runner): raise AssertionError('a compiler')\n",
+    "model_executor/warmup/kernel_warmup.py": "def cutedsl_warmup(runner): raise AssertionError('a compiler')\n"
+    "def flashinfer_autotune(runner): raise AssertionError('timed')\n",
     "engine.py": "def shutdown(): pass\n",
 }
 
@@ -48,6 +49,7 @@ def test_the_engine_is_this_process() -> None:
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         assert registry._run_in_subprocess(lambda: 3) == 3
         assert kernel_warmup.cutedsl_warmup(None) is None
+        assert kernel_warmup.flashinfer_autotune(None) is None
         made.append(torch.nn.Linear(2, 2, device="cuda"))
         made.append(weakref.finalize(made[0], engine.shutdown))
         assert made[1].atexit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,16 @@ def test_without_an_engine_our_account_refuses_as_before(monkeypatch: pytest.Mon
         engine_named("vllm").serve(_question(arguments=(("basis", "engine"),)))
     with pytest.raises(UsageError, match="accepted"):
         engine_named("vllm").serve(_question(arguments=(("basis", "neither"),)))
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model without a folder one is made, for as long as the engine starts."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    engine_named("vllm").serve(_question())
+    assert list(scratch.iterdir()) == []
 
 
 def test_options_are_spelled_as_the_engine_reads_them(tmp_path: Path) -> None:

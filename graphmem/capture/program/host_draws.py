@@ -18,7 +18,7 @@ def count(own: Sequence[Any] = ()) -> tuple[Any, ...]:
 
 
 def own_generators() -> list[Any]:
-    """The generators of numpy's that the program has made, wherever it keeps them: all that there are. Some 50 ms.
+    """The generators of numpy's that the program has made, wherever it keeps them: all that there are. A few ms.
     Python's are left out, as libraries have their own, for the names of files and symbols."""
     numpy = sys.modules.get("numpy")
     kinds = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
@@ -76,15 +75,16 @@ def serve(question: Question) -> Served:
     reason = why_not(question)
     if reason is not None:
         raise UsageError(f"--basis engine: {reason}")
-    with _folder(question.model) as folder:
-        asked = Asked(
-            options=tuple(_options(question, folder)),
-            is_server=question.entry == "server",
-            device=question.device,
-            alloc_conf=question.alloc_conf,
-        )
-        runner = dict(question.arguments).get("model_runner", "")
-        return _answer(question, _started(asked, runner.lower(), json.dumps(dict(question.model.config), default=str)))
+    folder = _folder(question.model)
+    asked = Asked(
+        options=tuple(_options(question, folder)),
+        is_server=question.entry == "server",
+        device=question.device,
+        alloc_conf=question.alloc_conf,
+    )
+    runner = dict(question.arguments).get("model_runner", "")
+    configuration = json.dumps(dict(question.model.config), default=str)
+    return _answer(question, _started(asked, runner.lower(), configuration))
 
 
 def serve_instead(question: Question, refused: GraphmemError) -> Served:
@@ -104,22 +104,18 @@ def _short(text: str) -> Version:
     return major, minor
 
 
-@contextmanager
-def _folder(model: ServedModel) -> Iterator[Path]:
-    """A folder with the model's configuration: its own, or one that is made for a name of the table."""
-    if model.path is not None and model.path.name == "config.json":
-        yield model.path.parent.resolve()
-        return
-    folder = Path(tempfile.gettempdir(), "graphmem-vllm", model.name.replace("/", "--"))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dict(model.config)), encoding="utf-8")
-    yield folder
+def _folder(model: ServedModel) -> Path | None:
+    """The model's own folder; None where its configuration is one of the table."""
+    path = model.path
+    return path.parent.resolve() if path is not None and path.name == "config.json" else None
 
 
-def _options(question: Question, folder: Path) -> Iterator[str]:
-    """The engine's command line."""
-    yield from ("--model", str(folder), "--load-format", "dummy")
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+def _options(question: Question, folder: Path | None) -> Iterator[str]:
+    """The engine's command line, but for a model without a folder of its own."""
+    if folder is not None:
+        yield from ("--model", str(folder))
+    yield from ("--load-format", "dummy")
+    if folder is None or not any((folder / name).is_file() for name in _TOKENIZERS):
         yield "--skip-tokenizer-init"
     for name in _FIELDS:
         value = getattr(question, name)
@@ -149,13 +145,19 @@ def _spelled(name: str) -> str:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _started(asked: Asked, runner: str, _: str) -> Mapping[str, Any]:
-    """The figures of a start. The last argument is the configuration, by which a start is remembered.
+def _started(asked: Asked, runner: str, configuration: str) -> Mapping[str, Any]:
+    """The figures of a start. Where the model has no folder one is made of its ``configuration`` for as long; by that a
+    start is remembered too.
 
     Raises :class:`UsageError` for one that ends in another way.
     """
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "answer.json")
+        if asked.options[:1] != ("--model",):
+            folder = Path(scratch, "model")
+            folder.mkdir()
+            (folder / "config.json").write_text(configuration, encoding="utf-8")
+            asked = replace(asked, options=("--model", str(folder), *asked.options))
         environment = {**os.environ, **_environment(scratch)}
         if runner:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "v2"))
@@ -179,6 +181,7 @@ def _environment(scratch: str) -> dict[str, str]:
     return {
         "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "VLLM_CACHE_ROOT": scratch,
+        "TRITON_CACHE_DIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch,
         "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # fmt: skip
 
