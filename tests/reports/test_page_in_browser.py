@@ -481,6 +481,28 @@ def test_a_comparison_page_says_what_grew(browser: _Browser, tmp_path: Path, est
     assert bars == pytest.approx([100 * row["before"] / most, 100 * row["after"] / most, 100], abs=0.06)
 
 
+def test_a_notebook_shows_an_estimate_to_look_around_in(browser: _Browser, tmp_path: Path, estimate: Estimate) -> None:
+    from selenium.webdriver import Keys
+
+    shown, plotted = (one._repr_mimebundle_()["text/html"] for one in (estimate, estimate.plot()))
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!DOCTYPE html><html lang=en><title>cells</title>{shown}{plotted}</html>", encoding="utf-8")
+    for number in range(2):
+        browser.driver.get(path.as_uri())
+        frame = browser.all("iframe")[number]
+        assert browser.run("try { return !arguments[0].contentDocument } catch { return true }", frame), "apart"
+        browser.driver.switch_to.frame(frame)
+        browser.until(lambda: browser.run("return document.getElementById('moments').dataset.ready"))
+        _shows_moment(browser, estimate, estimate.moment.event)
+        browser.press(browser.one("[role=slider]"), Keys.HOME)
+        _shows_moment(browser, estimate, 0)
+        browser.driver.switch_to.default_content()
+    written = tmp_path / "run.html"
+    estimate.plot().save(written)
+    browser.open(written)
+    _shows_moment(browser, estimate, estimate.moment.event)
+
+
 def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_path: Path) -> None:
     rows = [(f"row {number}", size) for number, size in enumerate((5, 1 << 31, 700, 1 << 20, *range(10)))]
     curve = Curves([Curve("device memory", [1 * MIB, 2 * MIB, 5 * MIB])], "", "", "bytes", over=([1, 2, 4], "batch"))

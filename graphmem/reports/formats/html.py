@@ -73,7 +73,7 @@ class _Html(Format):
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-            f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body(document, _curves)}\n</main>\n"
+            f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body(document, _drawn)}\n</main>\n"
             f'<script type="application/json" id="graphmem-{document.kind}">\n{data}\n</script>\n'
             f"<script>{script}</script>\n</body>\n</html>\n"
         )
@@ -92,15 +92,15 @@ def _colours() -> str:
     return f":root{{{';'.join(f'--c{number}:{colour}' for number, colour in enumerate(COLOURS))}}}"
 
 
-def body(document: Document, curves: Callable[[Curves], str]) -> str:
-    """The sections, without a page around them; ``curves`` draws those."""
+def body(document: Document, drawn: Callable[[Curves | Moments], str]) -> str:
+    """The sections, without a page around them; ``drawn`` makes what a script draws on a page."""
     return "\n".join(
         part
         for section in document.sections
         for part in (
             "<section>",
             *([f"<h2>{_words(section.title)}</h2>"] if section.title else []),
-            *(curves(block) if isinstance(block, Curves) else _block(block) for block in section.blocks),
+            *(drawn(one) if isinstance(one, (Curves, Moments)) else _block(one) for one in section.blocks),
             "</section>",
         )
     )
@@ -124,8 +124,6 @@ def _block(block: Block) -> str:
         return _heat_map(block)
     if isinstance(block, Points):
         return _points(block)
-    if isinstance(block, Moments):
-        return _moments(block)
     if isinstance(block, Choices):
         return _choices(block)
     if isinstance(block, Picture):
@@ -353,6 +351,10 @@ def _choices(block: Choices) -> str:
 
 
 # --- what the script draws --------------------------------------------------------------------------------------------
+
+
+def _drawn(block: Curves | Moments) -> str:
+    return _curves(block) if isinstance(block, Curves) else _moments(block)
 
 
 def _curves(block: Curves) -> str:
