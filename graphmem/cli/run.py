@@ -28,7 +28,15 @@ from graphmem.estimate import Estimate
 from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
-from graphmem.training.program import EPOCH_BATCHES, EPOCH_NUMBERS, OPTIMIZER_STEPS, DataSet, Program, parse_data_set
+from graphmem.training.program import (
+    EPOCH_BATCHES,
+    EPOCH_NUMBERS,
+    OPTIMIZER_STEPS,
+    SHORT_EVENTS,
+    DataSet,
+    Program,
+    parse_data_set,
+)
 
 #: Options with a program as their value, behind which all words are the program's.
 _NAMED = ("-m", "--module", "-c", "--code")
@@ -72,7 +80,12 @@ class Followed:
         None, "Run a module (package.module) instead of a file.", flags="-m --module", metavar="MODULE"
     )
     code: str | None = option(None, "Run this program text instead of a file.", flags="-c --code", metavar="TEXT")
-    iterations: int = option(OPTIMIZER_STEPS, "Optimizer steps after which the program's loops end.", Whole())
+    iterations: int | None = option(
+        None,
+        f"Optimizer steps after which the program's loops end. By default {OPTIMIZER_STEPS}, or all steps of a program "
+        f"where they are few events ({SHORT_EVENTS:,}).",
+        Whole(),
+    )
     epoch: str = option(
         "auto",
         f"Batches whose shapes are looked at behind those of the steps, the largest of which are analysed too: as many "
@@ -167,8 +180,8 @@ def run_command(
 
     COMMAND is a Python script, a notebook, or any command line that starts Python: torchrun, accelerate launch,
     deepspeed, bash train.sh, the command of a package. Options of graphmem stand before it; what follows belongs to
-    it. Its Python processes are followed; of several ranks one is (--rank), and no other is started. Loops end
-    after --iterations optimizer steps (three), or some more where these differ or larger batches come, and what
+    it. Its Python processes are followed; of several ranks one is (--rank), and no other is started. Long loops
+    end after three optimizer steps (--iterations), or some more where these differ or larger batches come, and what
     comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr. It changes no file
     and reaches no other machine: what it writes and deletes is in a temporary folder, which it reads through, and
     the report lists it. The checkpoints that it saves have their true size and no weights.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from graphmem.base.records import public_value
 from graphmem.errors import UsageError
@@ -11,12 +12,22 @@ from graphmem.errors import UsageError
 #: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
 #: first, the third finds the rare step whose fragmentation still grows.
 OPTIMIZER_STEPS = 3
+#: Events of a program that is followed to its end instead: some seconds.
+SHORT_EVENTS = 20_000
 #: The batches of an epoch that are looked at: those of :data:`EPOCH_BATCHES` and :data:`EPOCH_NUMBERS`, the first ones
 #: alone, or all.
 EPOCHS = ("auto", "first", "all")
 #: Batches of all epochs of a program that are read unasked, and the numbers in them: 1 GiB of ``float32``. A count, and
 #: no time: the same program has the same figures on every machine.
 EPOCH_BATCHES, EPOCH_NUMBERS = 1000, 1 << 28
+
+
+class Steps(NamedTuple):
+    """How far a program is followed: ``count`` steps of each optimizer, and to its end if all its steps are at most so
+    many ``events`` (allocations and frees)."""
+
+    count: int = OPTIMIZER_STEPS
+    events: int = SHORT_EVENTS
 
 
 @public_value(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from graphmem.capture.program import decoding
 from graphmem.capture.session.session import capture
 from graphmem.run import RunMode
 from graphmem.trace import Trace
+from graphmem.training.program import Steps
 from tests.support.captures import H100, TORCH_VERSION, rows
 
 torch = pytest.importorskip("torch")
@@ -42,7 +43,7 @@ def generated(
         source="test",
         device=H100,
         torch_version=TORCH_VERSION,
-        leave_after=3,
+        leave_after=Steps(3),
         mode=RunMode(shortens=shortens),
     )
     return captured.trace, shapes[0]

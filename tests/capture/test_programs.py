@@ -38,7 +38,7 @@ def train_step():
 """
 
 
-def run(folder: Path, source: str, *arguments: str, iterations: int = 3, prelude: str = MODEL) -> Estimate:
+def run(folder: Path, source: str, *arguments: str, iterations: int | None = 3, prelude: str = MODEL) -> Estimate:
     path = folder / "train.py"
     path.write_text(prelude + source, encoding="utf-8")
     return analyze(Program(str(path), arguments), iterations=iterations)
@@ -489,6 +489,30 @@ print(len(seen))
 """
     run(tmp_path, source)
     assert said(capsys) == "3"
+
+
+SHORT = """
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(300, 64)), batch_size=64)
+for epoch in range(%d):
+    for (batch,) in data:
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+        seen.append(len(batch))
+print(len(seen))
+"""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "iterations", "steps"), [(6, None, 30), (6, 3, 8), (10_000, None, 8)], ids=["short", "asked", "long"]
+)
+def test_a_program_of_few_events_is_followed_to_its_end(
+    epochs: int, iterations: int | None, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no number of steps is asked for; then nothing is left out."""
+    estimate = run(tmp_path, SHORT % epochs, iterations=iterations)
+    assert said(capsys) == str(steps)
+    assert ending(estimate)[:2] == (("itself" if steps == 30 else "shortened"), steps)
+    assert ("SHORTENED" in {one.code.name for one in estimate.diagnostics}) == (steps != 30)
 
 
 def test_batches_that_are_read_ahead_have_a_second_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

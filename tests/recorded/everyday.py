@@ -25,10 +25,10 @@ _STEPS = 200
 
 @dataclass(frozen=True)
 class EverydayProgram:
-    """A file, predicted in ``steps`` optimizer steps."""
+    """A file, predicted in ``steps`` optimizer steps; None for as many as ``graphmem run`` follows."""
 
     path: Path
-    steps: int = _STEPS
+    steps: int | None = _STEPS
 
     @property
     def name(self) -> str:

@@ -160,7 +160,7 @@ def predict(script: Script, short: bool = False) -> dict[str, Any]:
     from graphmem.replay import replay
     from graphmem.trace import EventKind, Place
     from graphmem.training.processes import Processes
-    from graphmem.training.program import Program
+    from graphmem.training.program import Program, Steps
     from tests.recorded.device import CARD, TORCH_VERSION
 
     program = Program(str(script.path), (*script.given, *(script.short if short else ())))
@@ -180,7 +180,7 @@ def predict(script: Script, short: bool = False) -> dict[str, Any]:
         torch_version=TORCH_VERSION,
         cudnn_workspaces=False,
         processes=processes,
-        leave_after=script.steps,
+        leave_after=Steps(script.steps, 0),
     ).trace
     held = replay(trace, PyTorchCachingAllocator())
     changes = []

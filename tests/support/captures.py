@@ -10,6 +10,7 @@ from graphmem.capture.session.session import Session, capture
 from graphmem.devices import Device, described_device
 from graphmem.trace import Category, EventKind, Phase, Place, Trace
 from graphmem.training.processes import Processes
+from graphmem.training.program import Steps
 from graphmem.units import GIB
 
 H100 = described_device("H100", (9, 0), 80 * GIB, 132, 2048)
@@ -53,7 +54,12 @@ def record(
 
     processes = None if world_size is None else Processes(world_size)
     return capture(
-        run, source="test", device=device, torch_version=TORCH_VERSION, processes=processes, leave_after=leave_after
+        run,
+        source="test",
+        device=device,
+        torch_version=TORCH_VERSION,
+        processes=processes,
+        leave_after=None if leave_after is None else Steps(leave_after, 0),
     ).trace
 
 

@@ -27,14 +27,14 @@ from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
 from graphmem.capture.values.tensors import parts_of
 from graphmem.torch_names import private
-from graphmem.training.program import LibraryFunction
+from graphmem.training.program import LibraryFunction, Steps
 
 # --- data loaders and optimizers --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def loops_left(
-    steps: int, recorder: Recorder, ends_alike: bool, shortens: bool, opens: Sequence[LibraryFunction] = ()
+    steps: Steps, recorder: Recorder, ends_alike: bool, shortens: bool, opens: Sequence[LibraryFunction] = ()
 ) -> Iterator[Leaving]:
     """End the loops of a whole program after so many optimizer steps; options as of :class:`Leaving`."""
     leaving = Leaving(steps, recorder, ends_alike, shortens, opens)

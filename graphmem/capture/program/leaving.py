@@ -48,7 +48,7 @@ from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.training.program import ItemRun, LibraryFunction
+from graphmem.training.program import ItemRun, LibraryFunction, Steps
 from graphmem.units import format_bytes
 
 #: Epochs that a library may begin on a loader that has no batches left.
@@ -74,16 +74,17 @@ class Left(BaseException):
 
 
 class Leaving:
-    """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes in a run.
-    ``ends_alike_loops``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
-    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`). ``opens``: functions
-    of libraries whose loops end as the program's own do (:mod:`.library_loops`)."""
+    """Counts optimizer steps and decides which loops are over. ``steps``: how many each optimizer makes in a run, and
+    the events of a program that is followed to its end. ``ends_alike_loops``: whether loops without a backward pass end
+    when their iterations are alike. ``shortens``: whether of long loops whose iterations grow evenly only some are
+    followed (:mod:`.decoding`). ``opens``: functions of libraries whose loops end as the program's own do
+    (:mod:`.library_loops`)."""
 
     def __init__(
-        self, steps: int, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False,
+        self, steps: Steps, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False,
         opens: Sequence[LibraryFunction] = (),
     ) -> None:  # fmt: skip
-        self.wanted = steps
+        self.wanted, self.short_events = steps
         self.ends_alike_loops = ends_alike_loops
         self.shortens = shortens
         self.opens = opens
@@ -522,6 +523,7 @@ class Loop:
     def _goes_on(self) -> bool:
         """Whether the loop goes on though its optimizers have made their steps; why is noted."""
         ways = (
+            (self._is_of_short_program, "to the end is not far"),
             (self._tries_another_size, "a search tries other sizes"),
             (self._settles, "its steps differ"),
             (self._goes_to_other_sizes, "later steps compute other sizes"),
@@ -533,6 +535,25 @@ class Loop:
         if found is not None:
             self._leaving.went_on[found] = None
         return found is not None
+
+    def _is_of_short_program(self) -> bool:
+        """Whether all iterations of the program's loop, and of those around it, are few events."""
+        loop = self._of_program()
+        if loop is None or loop.is_at_others:
+            return False
+        if len(loop._marks) > 1 and loop.steps_itself:
+            events = (loop._marks[-1] - loop._marks[-2]) // loop._iterations
+        else:
+            events = loop._now()[0] - loop._top[0]
+        for one in self._leaving._active():
+            if one.runs is not None and not one.is_of_parts:
+                left = one._iterations_left(one is self)
+                if left is None:
+                    return False
+                events *= left + (one._items if one is loop else 1)
+            if one is loop:
+                break
+        return events <= self._leaving.short_events
 
     def _settles(self) -> bool:
         """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and
@@ -715,13 +736,17 @@ class Loop:
         inside = loops.index(self) if self in loops else 0
         found = 0
         for loop in loops[max(0, inside - counter.around) : inside + 1]:
-            left = loop._left
+            left = loop._iterations_left(loop is self)
             if left is None:
                 return None
-            if loop.is_fed:  # loaders give their length
-                left += (loop is not self) - loop._items
             found = found * (loop._items + left) + left
         return found * counter.times // max(1, self._items)
+
+    def _iterations_left(self, is_at_top: bool) -> int | None:
+        """How many iterations follow the one that runs, or, at the loop's top, the last; None where nobody knows."""
+        if self._left is None or not self.is_fed:
+            return self._left
+        return self._left + (not is_at_top) - self._items  # loaders give their length
 
     def _repeat(self) -> int | None:
         """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from graphmem.capture.program.leaving import Leaving
     from graphmem.capture.record.modules import ModuleWatch
     from graphmem.capture.record.recorder import Recorder
-    from graphmem.training.program import LibraryFunction
+    from graphmem.training.program import LibraryFunction, Steps
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Context:
     shown_card: ShownCard
     recorder: Recorder
     processes: Processes | None
-    leave_after: int | None = None
+    leave_after: Steps | None = None
     shortens: bool = False
     ends_alike_loops: bool = True
     opens: Sequence[LibraryFunction] = ()

@@ -29,7 +29,7 @@ from graphmem.errors import CannotShortenError, CaptureError, GraphmemError, sai
 from graphmem.run import Run, RunMode
 from graphmem.training import Inference, Training
 from graphmem.training.optimizers import is_own
-from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
+from graphmem.training.program import Ending, Program, Steps
 from graphmem.units import MIB
 
 if TYPE_CHECKING:
@@ -94,7 +94,11 @@ def capture_subject(
         assume=step.assume,
         budget=Budget(step.host_values_mb * MIB, 8 * step.host_values_mb * MIB),
         processes=step.processes,
-        leave_after=None if subject.program is None else subject.iterations or OPTIMIZER_STEPS,
+        leave_after=None
+        if subject.program is None
+        else Steps(subject.iterations, 0)
+        if subject.iterations
+        else Steps(),
         mode=mode,
         memory=memory,
         record_graph=record_graph,

@@ -48,6 +48,7 @@ from graphmem.units import format_bytes
 if TYPE_CHECKING:
     from graphmem.capture.program.leaving import Leaving
     from graphmem.capture.record import modules
+    from graphmem.training.program import Steps
 
 _LOST = "why an operator cannot be followed is told in PyTorch's words"
 DataDependentOutputException: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException", _LOST, Never)
@@ -126,7 +127,7 @@ def capture(
     assume: Assumptions = (),
     budget: Budget | None = None,
     asked: set[str] | None = None,
-    leave_after: int | None = None,
+    leave_after: Steps | None = None,
     mode: RunMode | None = None,
     memory: DeviceMemory | None = None,
     own_settings: bool = True,
@@ -138,7 +139,7 @@ def capture(
     known; None for all. ``assume``: the values that lines read; ``budget`` how much of host tensors is real.
     ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the one to
     ask for the plans of convolutions, which are predicted without one. ``asked`` is filled with the facts of the card
-    that the step's own code read. After ``leave_after`` optimizer steps the loops of the step are over. ``memory``
+    that the step's own code read. After the steps of ``leave_after`` the loops of a program are over. ``memory``
     answers its questions about memory, and refuses requests beyond it. Where the step dropped objects that another loop
     holds, the run of that one is the run's ``other_loop``. ``calls`` notes the calls of kernels' rules.
 
