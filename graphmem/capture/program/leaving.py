@@ -807,16 +807,20 @@ class Loop:
         self.is_list = True
         builder = leaving.recorder.builder
         leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
+        if self._is_of_short_program():
+            return self._begin_run()
         goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
         goes_on = self._goes_on_growing() or goes_on
         if runs.skipped and not goes_on:
             code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
             leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1
         leaving.note_end()
-        if goes_on:
-            leaving.begin_run()
-            self._since = len(leaving.log)
-        return goes_on
+        return goes_on and self._begin_run()
+
+    def _begin_run(self) -> bool:
+        self._leaving.begin_run()
+        self._since = len(self._leaving.log)
+        return True
 
     # --- a search ---
 
@@ -825,9 +829,7 @@ class Loop:
         if self._trials_left == 0 or self._peaks[-2:-1] == self._peaks[-1:]:
             return False
         self._trials_left -= 1
-        self._since = len(self._leaving.log)
-        self._leaving.begin_run()
-        return True
+        return self._begin_run()
 
     def _note_end_of_step(self) -> None:
         """Note the end of an iteration with a step, or of any where there was none before."""
