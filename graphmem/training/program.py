@@ -13,7 +13,7 @@ from graphmem.errors import UsageError
 #: first, the third finds the rare step whose fragmentation still grows.
 OPTIMIZER_STEPS = 3
 #: Events of a program that is followed to its end instead: some seconds.
-SHORT_EVENTS = 100_000
+SHORT_EVENTS = 50_000
 #: The batches of an epoch that are looked at: those of :data:`EPOCH_BATCHES` and :data:`EPOCH_NUMBERS`, the first ones
 #: alone, or all.
 EPOCHS = ("auto", "first", "all")

@@ -27,7 +27,7 @@ import sys, torch
 from torch import nn
 model = nn.Linear(64, 64).cuda()
 optimizer = torch.optim.Adam(model.parameters())
-for _ in range(1000):
+for _ in range(100_000):
     optimizer.zero_grad()
     model(torch.randn(int(sys.argv[1]), 64, device="cuda")).sum().backward()
     optimizer.step()

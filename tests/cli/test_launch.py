@@ -27,7 +27,7 @@ print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL
 print(dist.get_rank(), dist.get_world_size(), os.environ.get("ACCELERATE_MIXED_PRECISION"))
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).to(f"cuda:{local}"), device_ids=[local])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(1000):
+for _ in range(100_000):
     model(torch.zeros(8, 512, device="cuda")).sum().backward()
     optimizer.step()
 """
