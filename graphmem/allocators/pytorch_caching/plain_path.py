@@ -34,6 +34,8 @@ from graphmem.allocators.pytorch_caching.table import (
 
 Numbers = npt.NDArray[np.int64]
 
+_ONE = np.uint64(1)
+
 
 @njit(cache=True, inline="always")
 def _place(table: Table, pool: int, size: int, serial: int, address: int) -> int:
@@ -58,23 +60,25 @@ def _place(table: Table, pool: int, size: int, serial: int, address: int) -> int
 @njit(cache=True, inline="always")
 def _insert(table: Table, row: int) -> None:
     blocks, pool = table.blocks, table.blocks[row, SET]
-    sizes, free, count = table.free_sizes, table.free, table.counts[pool]
+    sizes, free, count = table.free_sizes[pool], table.free[pool], table.counts[pool]
     place = _place(table, pool, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS])
-    for number in range(count, place, -1):
-        free[pool, number] = free[pool, number - 1]
-        sizes[pool, number] = sizes[pool, number - 1]
-    free[pool, place], sizes[pool, place] = row, blocks[row, SIZE]
+    end = np.uint64(count)
+    for moved in range(np.uint64(count - place)):  # without a sign, as no index is then counted from the end
+        free[end - moved] = free[end - moved - _ONE]
+        sizes[end - moved] = sizes[end - moved - _ONE]
+    free[place], sizes[place] = row, blocks[row, SIZE]
     table.counts[pool] = count + 1
 
 
 @njit(cache=True, inline="always")
 def _remove_at(table: Table, pool: int, place: int) -> int:
     """Take the row at a place out of a set; the row."""
-    sizes, free, count = table.free_sizes, table.free, table.counts[pool]
-    row: int = free[pool, place]
-    for number in range(place, count - 1):
-        free[pool, number] = free[pool, number + 1]
-        sizes[pool, number] = sizes[pool, number + 1]
+    sizes, free, count = table.free_sizes[pool], table.free[pool], table.counts[pool]
+    row: int = free[place]
+    for moved in range(np.uint64(count - 1 - place)):
+        gap = np.uint64(place) + moved
+        free[gap] = free[gap + _ONE]
+        sizes[gap] = sizes[gap + _ONE]
     table.counts[pool] = count - 1
     return row
 
