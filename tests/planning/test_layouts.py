@@ -401,7 +401,7 @@ def test_a_plan_captures_the_cheapest_and_says_why_not_the_others(tiny: str) -> 
     assert found.captured <= 2
     assert all(one.estimate is not None for one in found.fitting)
     assert "BEST: DDP" in str(found)
-    assert found._repr_html_().startswith('<div class="graphmem">')
+    assert found._repr_mimebundle_()["text/html"].startswith('<div class="graphmem">')
     assert len(repr(found)) < 120
     document = found.to_dict()
     assert document["schema"] == "graphmem.plan/1"
