@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class Question:
     def is_onnx(self) -> bool:
         """True if the model is an ONNX file, or a list of them."""
         names = self.model if isinstance(self.model, (list, tuple)) else [self.model]
-        return all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
+        return all(isinstance(name, (str, Path)) and splitext(name)[1].lower() == ".onnx" for name in names)
 
     @cached_property
     def setting(self) -> Setting:

@@ -198,14 +198,19 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequ
     groups: list[list[int]] = []
     of_sizes: dict[Hashable, list[tuple[CaptureKey | None, list[int]]]] = {}  # keys are compared, and sizes hashed
     cards: dict[int, tuple[str, int]] = {}
+    key: CaptureKey | None = None
+    before: dict[str, object] | None = None
     for number in left:
-        key: CaptureKey | None = None
-        sizes: tuple[int | None, int | None] = (None, None)
-        cards[number] = "", 0
-        with contextlib.suppress(GraphmemError):  # its own analysis will say why
-            question = request.changed(**chosen[number]).question
-            cards[number] = question.setting.device.name, question.setting.device.capacity_bytes
-            key, sizes = capture_key(question), (question.batch, question.seq_len)
+        others = {name: value for name, value in chosen[number].items() if name != "alloc_conf"}
+        if key is None or key.plan is not None or others != before:  # else the allocator's settings alone are others
+            key, before = None, others
+            sizes: tuple[int | None, int | None] = (None, None)
+            card = "", 0
+            with contextlib.suppress(GraphmemError):  # its own analysis will say why
+                question = request.changed(**chosen[number]).question
+                card = question.setting.device.name, question.setting.device.capacity_bytes
+                key, sizes = capture_key(question), (question.batch, question.seq_len)
+        cards[number] = card
         group = _member(of_sizes.setdefault(sizes, []), key)
         if not group:
             groups.append(group)
