@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from os.path import splitext
 from pathlib import Path
@@ -68,6 +69,13 @@ class Question:
         self._check_batches()
         if self.is_onnx and isinstance(self.step, Inference) and self.step.generate is not None:
             raise UsageError("generate is a method of transformers' models (hf:...); an ONNX file has none")
+
+    def with_alloc_conf(self, text: str | None) -> Question:
+        """The same with other options of the runtime's allocator; all else is as it was read here."""
+        made = copy(self)
+        object.__setattr__(made, "alloc_conf", text)
+        vars(made).pop("optimization", None)
+        return made
 
     @cached_property
     def margin_share(self) -> float | None:
