@@ -628,7 +628,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     ),
     Interceptor(
         "memory of others",
-        "vLLM's kernels read pinned memory where it is, and its graphs do not hold results, by operators without shapes",
+        "vLLM's kernels read pinned memory where it is, and its graphs hold no results, by operators without shapes",
         lambda facts: facts.name in _OF_OTHERS,
         _of_others,
         is_noted=False,
