@@ -31,7 +31,7 @@ def _schedule(_: Selection, call: Arguments) -> Tensor:
         is_causal = False  # one token sees all keys; heads of 128 keep the tile of causal attention
     vectors = 1 + (call.batch_size <= _MOST_SPLIT and call.num_splits > 1) + (is_causal or left >= 0 or right >= 0)
     rounded = -(-call.batch_size // _ROUNDED) * _ROUNDED
-    return call.seqused_k.new_empty(1 + rounded * vectors, dtype=int32)  # type: ignore[no-any-return]
+    return call.seqused_k.new_empty(1 + rounded * vectors, dtype=int32)
 
 
 @named("_vllm_fa3_C.fwd.default")
