@@ -369,7 +369,7 @@ class TrueValues(TorchFunctionMode):
             by_cudnn = len(asked) == 2 * values[1].numel() + 1 and self.fits_cudnn_ctc(*values[1:])
             return [*asked, targets, *(asked if by_cudnn else (steps, lengths))]
         if n in SIZED or n in SIZED_OF_NONE:
-            args = args[n in SIZED :]
+            args = args[1:] if n in SIZED else args
             fl, _ = tree_flatten((args, kwargs))
             out = []
             for x in fl:
