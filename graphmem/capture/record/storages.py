@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from graphmem.base.environment import having
 from graphmem.capture.kernels.parts.script import Step
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.memory_pools import MemoryPools
@@ -181,14 +182,9 @@ class Storages:
         if size:
             self.builder.free(self.alloc(size, category, label), self.operator)
 
-    @contextlib.contextmanager
-    def births(self, category: Category, label: str) -> Iterator[None]:
+    def births(self, category: Category, label: str) -> contextlib.AbstractContextManager[None]:
         """Storages that are born in this context are for ``category``."""
-        before, self._purpose = self._purpose, (category, label)
-        try:
-            yield
-        finally:
-            self._purpose = before
+        return having(self, _purpose=(category, label))
 
     def record_stream(self, tensor: object, stream: int) -> None:
         """The work of another stream uses the tensor's storage."""
