@@ -1,4 +1,4 @@
-"""No library finds out that it is being analysed.
+"""Hides fake tensors from libraries, so that they run the code that they run on a card.
 
 Libraries ask whether a tensor is fake, and then take the path they keep for exporters: transformers builds a 4-D mask
 that no card makes (``is_tracing`` in ``transformers/utils/import_utils.py``, 5.x). PyTorch's own code has to know, so
@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
-from graphmem.base.imports import is_watched
+from graphmem.base.imports import asked_first, is_watched
 from graphmem.capture.device.factories import LazyBuffer, LazyParameter
 from graphmem.capture.device.fake_tensors import library_class
 from graphmem.capture.threads import current_threads
@@ -166,9 +166,5 @@ setattr(builtins, TYPE, _type_function())
 @contextlib.contextmanager
 def _shown_types() -> Iterator[None]:
     """Libraries that are imported until the end read the classes that a card's tensors have."""
-    finder = _Finder()
-    sys.meta_path.insert(0, finder)
-    try:
+    with asked_first(_Finder()):
         yield
-    finally:
-        sys.meta_path.remove(finder)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from graphmem.base import deferred
+from graphmem.base.imports import asked_first
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
 from graphmem.torch_names import owner
@@ -57,20 +58,15 @@ def doors(
     def put_up(path: str, _: object = None) -> None:
         patches.wrap(path, lost, door(path))
 
-    finder = _Finder(patches.threads, libraries, open_)
-    undone = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as undone:
+        undone.callback(patches.undo)
         for path in functions:
             if waiting := deferred.module_of(path):
                 undone.callback(deferred.afterwards(waiting, partial(put_up, path)))
             else:
                 put_up(path)
-        sys.meta_path.insert(0, finder)
+        undone.enter_context(asked_first(_Finder(patches.threads, libraries, open_)))
         yield
-    finally:
-        sys.meta_path.remove(finder)
-        undone.close()
-        patches.undo()
 
 
 class _Finder(importlib.abc.MetaPathFinder):

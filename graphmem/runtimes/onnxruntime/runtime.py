@@ -1,4 +1,4 @@
-"""ONNX Runtime as a runtime."""
+"""The runtime ``onnxruntime``: its options, its plans of graphs, and what its arenas do with a trace."""
 
 from __future__ import annotations
 
