@@ -14,7 +14,6 @@ from graphmem.diagnostics import Code
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
-from graphmem.runtimes.onnxruntime import layout_order
 from graphmem.runtimes.onnxruntime.arenas import (
     OnnxRuntimeSessions,
     default_allocator,
@@ -22,10 +21,9 @@ from graphmem.runtimes.onnxruntime.arenas import (
     session_count,
 )
 from graphmem.runtimes.onnxruntime.findings import findings
-from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
 from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
-from graphmem.runtimes.onnxruntime.layout_order import orders_of
 from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, WITHOUT_EFFECT, Options, parse_options
+from graphmem.runtimes.onnxruntime.orders import LAYOUT_NAME, LAYOUT_SOURCE, cause, orders_of, typical
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
 from graphmem.runtimes.onnxruntime.plan.session import CALLER, SessionPlans
 from graphmem.trace import Place, Trace
@@ -186,7 +184,7 @@ class OnnxRuntime(Runtime[Options]):
             if others is None:
                 return runs
             drawn = [runs.main, *(replay(other, make(None)) for other in others)]
-            of_order = cause(runs.main, drawn, layout_order.NAME, layout_order.SOURCE)
+            of_order = cause(runs.main, drawn, LAYOUT_NAME, LAYOUT_SOURCE)
             return replace(runs, doubts=() if of_order is None else (of_order,))
         known = self._drawn.get(trace)
         if known is None or known[0] != options:
