@@ -43,11 +43,11 @@ PLAIN = (
     if hasattr(torch.nn, "Buffer")
     else (torch.Tensor, torch.nn.Parameter)
 )
-#: Types that kernels pack into nested tensors; others are selected by a mask.
 #: What multiplies a sparse matrix, and coalesces it before.
 PRODUCTS = ("mm", "_sparse_mm", "spmm", "matmul", "__matmul__", "addmm", "_sparse_addmm", "mv")
 #: Nodes of products, of whose gradient a sparse matrix's transpose is a factor.
 PRODUCTS_OF_SPARSE = ("SparseAddmm", "MmBackward", "AddmmBackward", "MvBackward")
+#: Types that kernels pack into nested tensors; others are selected by a mask.
 PACKED_BY_KERNEL = (torch.float32, torch.float16)
 
 
