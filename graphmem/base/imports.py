@@ -20,13 +20,7 @@ Execute = Callable[[ModuleType, Callable[[], None]], None]
 @contextlib.contextmanager
 def watched_imports(executed: Mapping[str, Execute], applies: Callable[[], object] = lambda: True) -> Iterator[None]:
     """Until the end, a module that is imported where it ``applies`` is executed by the function of its full name."""
-    with asked_first(_Finder(executed, applies)):
-        yield
-
-
-@contextlib.contextmanager
-def asked_first(finder: importlib.abc.MetaPathFinder) -> Iterator[None]:
-    """Until the end, imports ask this finder before all others."""
+    finder = _Finder(executed, applies)
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
-from graphmem.base.imports import asked_first, is_watched
+from graphmem.base.imports import is_watched
 from graphmem.capture.device.factories import LazyBuffer, LazyParameter
 from graphmem.capture.device.fake_tensors import library_class
 from graphmem.capture.threads import current_threads
@@ -166,5 +166,9 @@ setattr(builtins, TYPE, _type_function())
 @contextlib.contextmanager
 def _shown_types() -> Iterator[None]:
     """Libraries that are imported until the end read the classes that a card's tensors have."""
-    with asked_first(_Finder()):
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
         yield
+    finally:
+        sys.meta_path.remove(finder)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphmem.base.environment import having
 from graphmem.base.textbook import Sharded
 from graphmem.capture.kernels.parts.known import is_exact, layout_of
 from graphmem.capture.kernels.parts.script import Card
@@ -225,9 +224,14 @@ class Recorder:
         """The cuBLAS workspaces of a stream, or all, are given back."""
         self.births.clear_workspaces(stream)
 
-    def paused(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
         """A context whose operators are no part of the step, and that leaves no tensor behind."""
-        return having(self, is_paused=True)
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
 
     def calibrate(self) -> None:
         """Learn how this build of PyTorch counts references, once for as many as Python calls hold."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from graphmem.base.environment import having
 from graphmem.capture.kernels.parts.script import Step
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.memory_pools import MemoryPools
@@ -182,9 +181,14 @@ class Storages:
         if size:
             self.builder.free(self.alloc(size, category, label), self.operator)
 
-    def births(self, category: Category, label: str) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def births(self, category: Category, label: str) -> Iterator[None]:
         """Storages that are born in this context are for ``category``."""
-        return having(self, _purpose=(category, label))
+        before, self._purpose = self._purpose, (category, label)
+        try:
+            yield
+        finally:
+            self._purpose = before
 
     def record_stream(self, tensor: object, stream: int) -> None:
         """The work of another stream uses the tensor's storage."""

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from graphmem.base import deferred
-from graphmem.base.imports import asked_first
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
 from graphmem.torch_names import owner
@@ -58,15 +57,20 @@ def doors(
     def put_up(path: str, _: object = None) -> None:
         patches.wrap(path, lost, door(path))
 
-    with contextlib.ExitStack() as undone:
-        undone.callback(patches.undo)
+    finder = _Finder(patches.threads, libraries, open_)
+    undone = contextlib.ExitStack()
+    try:
         for path in functions:
             if waiting := deferred.module_of(path):
                 undone.callback(deferred.afterwards(waiting, partial(put_up, path)))
             else:
                 put_up(path)
-        undone.enter_context(asked_first(_Finder(patches.threads, libraries, open_)))
+        sys.meta_path.insert(0, finder)
         yield
+    finally:
+        sys.meta_path.remove(finder)
+        undone.close()
+        patches.undo()
 
 
 class _Finder(importlib.abc.MetaPathFinder):

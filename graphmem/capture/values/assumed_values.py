@@ -6,13 +6,13 @@ named with the line that reads it, for the top of the report, and the user may s
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from graphmem.base.environment import having
 from graphmem.capture.values import callers, reading_lines
 from graphmem.diagnostics import Argument, Code, Diagnostic
 from graphmem.errors import CaptureError
@@ -47,9 +47,14 @@ class AssumedValues:
         """Lines whose value the user gives and where nothing unknown was read."""
         return [line for line, _ in self._given if line not in self.used]
 
-    def reading(self, how: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def reading(self, how: str) -> Iterator[None]:
         """Numbers that are read inside are read as ``index``, ``int`` or ``bool``."""
-        return having(self, _reading=how)
+        before, self._reading = self._reading, how
+        try:
+            yield
+        finally:
+            self._reading = before
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -351,6 +356,11 @@ class Selection:
         """The number selected, where it is known; nothing is assumed."""
         return self._exact
 
-    def exactly(self, rows: int | None) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def exactly(self, rows: int | None) -> Iterator[None]:
         """Selections inside are of ``rows``; None changes nothing."""
-        return having(self, _exact=rows)
+        self._exact, before = rows, self._exact
+        try:
+            yield
+        finally:
+            self._exact = before
