@@ -7,21 +7,27 @@ the proven ones, with their proof; it is generated from recordings (``tests/reco
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
+from importlib import resources
 from typing import Any
 
 import torch
 
-from graphmem.base.tables import read_table
 from graphmem.capture.kernels.parts.layout import is_dense
 from graphmem.diagnostics import Code
 
-#: The package of the tables of operators.
-TABLES = __name__.rpartition(".")[0]
+
+def read_table(name: str) -> dict[str, Any]:
+    """A table of operators beside this file."""
+    table: dict[str, Any] = json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return table
+
+
 #: ``unmodelled.json``. ``memory``: beginning of an operator's name -> what it holds; the longest that fits counts.
 #: ``estimated``: those that have a rule all the same, which estimates. ``libraries``: namespaces of operators whose
 #: kernels have rules, or allocate nothing but outputs.
-_TABLE = read_table(TABLES, "unmodelled.json")
+_TABLE = read_table("unmodelled.json")
 _UNMODELLED: dict[str, str] = _TABLE["memory"]
 _ESTIMATED, _MODELLED_LIBRARIES = tuple(_TABLE["estimated"]), set(_TABLE["libraries"])
 
@@ -98,8 +104,7 @@ def layout_of(tensor: torch.Tensor) -> str:
 def _evidence() -> dict[str, Any]:
     """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``layouts``: operator -> those in
     which that is proven too; ``taking``: operator -> a case in which it takes more."""
-    evidence: dict[str, Any] = read_table(TABLES, "outputs_only.json")
-    return evidence
+    return read_table("outputs_only.json")
 
 
 def is_exact(name: str, args: Sequence[object]) -> bool:

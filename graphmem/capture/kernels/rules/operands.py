@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from graphmem.base.tables import read_table
 from graphmem.capture.kernels.parts.conv_backend import View
-from graphmem.capture.kernels.parts.known import TABLES
+from graphmem.capture.kernels.parts.known import read_table
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, recorded_rule
 
@@ -31,7 +30,7 @@ _LABELS = {
 #: stays (observed on 2.13). ``format_of_input``: operands that are copied unless they are dense in the memory format
 #: that ``self`` suggests. ``order``: that in which the outputs are made: the mask of dropout before its output, of bags
 #: the sizes and the bag of every index before the result.
-_TABLE = read_table(TABLES, "operands.json")
+_TABLE = read_table("operands.json")
 _CONTIGUOUS, _EITHER_FORMAT = _TABLE["contiguous"], _TABLE["either_format"]
 _FORMAT_OF_INPUT, _ORDER, _NOT_IF_SAME_SIZE = _TABLE["format_of_input"], _TABLE["order"], _TABLE["not_if_same_size"]
 
