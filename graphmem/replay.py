@@ -292,7 +292,7 @@ def replay_kept(trace: Trace, rules: Hashable, make: Callable[[], Allocator]) ->
 
 
 def _played_whole(trace: Trace, allocator: Allocator, played: Played) -> Replay:
-    """The replay of events that were all played at once: nothing was refused, or given back."""
+    """The replay of events that were all played at once: nothing was refused."""
 
     def segments() -> tuple[SegmentView, ...]:
         played.restore()
@@ -304,7 +304,7 @@ def _played_whole(trace: Trace, allocator: Allocator, played: Played) -> Replay:
         peak_allocated_bytes=played.peak_allocated,
         peak_reserved_bytes=_peak(played.reserved),
         out_of_memory=None,
-        retries=0,
+        retries=played.retries,
         find_segments=segments,
         **_live_of(trace)._asdict(),
     )
