@@ -203,8 +203,8 @@ def test_options_are_spelled_as_the_engine_reads_them(tmp_path: Path) -> None:
     )
 
 
-#: Recorded starts that the engine of that version repeats in every column, and how long that may take one is no matter.
-_REPEATED = ("opt-125m-eager", "llama3-8b-eager-srv")
+#: Recorded starts that the engine of that version repeats: eager ones in every column, and a compiled one with graphs.
+_REPEATED = ("opt-125m-eager", "llama3-8b-eager-srv", "llama3.2-1b-l4-warm")
 
 
 @pytest.mark.slow
@@ -219,6 +219,12 @@ def test_a_recorded_start_is_repeated_by_the_engine(name: str) -> None:
     cache = served.kv_cache
     assert (cache.available_bytes, cache.blocks, cache.tokens) == (run["available"], run["blocks"], run["tokens"])
     assert served.weights_bytes == run["weights"]
+
+
+def test_the_reason_of_an_engine_is_a_line_that_says_something() -> None:
+    assert installed._first("ValueError: too long\nmore") == "too long"
+    pydantic = "ValidationError: 1 validation error for ModelConfig\n  Value error, no such model [type=value_error]"
+    assert installed._first(pydantic) == "Value error, no such model [type=value_error]"
 
 
 def test_a_report_says_by_whose_code(monkeypatch: pytest.MonkeyPatch, engine: None) -> None:

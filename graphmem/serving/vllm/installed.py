@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -237,7 +238,9 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
 
 
 def _first(error: str) -> str:
-    return error.partition(": ")[2].strip().splitlines()[0]
+    """What it says first: of options that pydantic refuses, the line behind their number."""
+    lines = [line.strip() for line in error.partition(": ")[2].splitlines() if line.strip()]
+    return next((line for line in lines if not re.match(r"\d+ validation errors? for", line)), error)
 
 
 def _parts(found: Mapping[str, Any], unrequested: int, settings: Mapping[str, Any]) -> tuple[Part, ...]:
