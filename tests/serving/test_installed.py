@@ -49,6 +49,12 @@ class EngineArgs:
 def get_max_concurrency_for_kv_cache_config(config, cache):
     return cache.num_blocks / 4
 """,
+    "v1/executor/__init__.py": "",
+    "v1/executor/abstract.py": """
+class Executor:
+    def compile_or_warm_up_model(self):
+        raise AssertionError("graphs are captured for use")
+""",
     "v1/worker/__init__.py": "",
     "v1/worker/gpu_worker.py": """
 import gc
@@ -86,6 +92,7 @@ class Worker:
     "v1/engine/__init__.py": "",
     "v1/engine/llm_engine.py": """
 from types import SimpleNamespace as Some
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.gpu_worker import MIB, Worker
 class FullAttentionSpec:
     page_size_bytes, block_size = MIB // 2, 16
@@ -96,6 +103,7 @@ class LLMEngine:
         worker = Worker(args)
         worker.load_model()
         worker.determine_available_memory()
+        Executor().compile_or_warm_up_model()
         groups = [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
         cache = Some(num_blocks=worker.available_kv_cache_memory_bytes // MIB, kv_cache_groups=groups)
         core = Some(scheduler=Some(kv_cache_config=cache), vllm_config=worker.vllm_config)
