@@ -221,7 +221,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
     kinds, at_once = _kinds(trace, in_pools=private is not None)
     played = None
-    if _is_worth_compiling() and isinstance(allocator, ForwardingAllocator):
+    if max(next(_made), _expected) > _BEFORE_COMPILING and isinstance(allocator, ForwardingAllocator):
         played = allocator.fast_forward(at_once, trace.subjects, columns.bytes, columns.streams)
     if played is not None and len(played.allocated) == len(trace):
         return _played_whole(trace, allocator, played)
@@ -274,10 +274,6 @@ def expect_replays(count: int) -> None:
     """So many replays are about to be made: many are worth loading compiled code before the first."""
     global _expected
     _expected = count
-
-
-def _is_worth_compiling() -> bool:
-    return max(next(_made), _expected) > _BEFORE_COMPILING
 
 
 #: Replays of a trace that are kept: as many as a sweep may have settings of the allocator.
