@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from graphmem.allocators.alloc_conf import UNLIMITED, AllocConf, parse_alloc_conf
@@ -56,9 +56,7 @@ class PyTorch(Runtime[PyTorchOptions]):
                 "for the caching allocator's figures"
             )
         chosen = configuration_text(text, setting.torch_version)
-        options = PyTorchOptions(chosen, parse_alloc_conf(chosen, setting.torch_version), setting.torch_version)
-        PyTorchCachingAllocator(None, options.conf, options.version)  # refuses backends that are not simulated
-        return options
+        return _options(chosen, setting.torch_version)
 
     def describe(self, options: PyTorchOptions, setting: Setting) -> str:
         """The version and the configuration as given."""
@@ -109,6 +107,14 @@ class PyTorch(Runtime[PyTorchOptions]):
 RUNTIME = PyTorch()
 
 
+@lru_cache(maxsize=256)
+def _options(text: str, version: tuple[int, int]) -> PyTorchOptions:
+    """Read once: a sweep asks for the same ones at every size."""
+    options = PyTorchOptions(text, parse_alloc_conf(text, version), version)
+    PyTorchCachingAllocator(None, options.conf, options.version)  # refuses backends that are not simulated
+    return options
+
+
 def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> Iterator[Cause]:
     """More than ``reserved_bytes`` are reserved where events of other streams are late: up to what it is if none were
     ready before the program synchronizes.
@@ -136,12 +142,20 @@ def _told_apart(trace: Trace, conf: AllocConf) -> AllocConf:
     if trace.settings or conf.per_process_memory_fraction < 1:
         return conf
     conf = replace(conf, garbage_collection_threshold=0.0)
-    sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
-    rounded = round_size(int(sizes.max(initial=1)), conf.roundup_power2_divisions)
+    rounded = round_size(_largest(trace), conf.roundup_power2_divisions)
     largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
     if conf.expandable_segments or conf.max_split_size_bytes <= largest:
         return conf
     return replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=conf.large_segment_size_bytes)
+
+
+def _largest(trace: Trace) -> int:
+    """Bytes of the largest storage on the device, at least 1."""
+    if "largest" not in trace.kept:
+        sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
+        trace.kept["largest"] = int(sizes.max(initial=1))
+    found: int = trace.kept["largest"]
+    return found
 
 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:
