@@ -372,6 +372,12 @@ class Estimate(reports.Answer):
 
         return tables.frame(self, table, library)
 
+    def plot(self) -> reports.Shown:
+        """The run over its events, to look around in: shown by a notebook, or written by ``.save("run.html")``."""
+        from graphmem.reports import screen
+
+        return reports.Shown(screen.picture(self))
+
     @property
     def failure(self) -> str:
         """Why the step fails on every card, whatever memory there is; empty where it does not."""

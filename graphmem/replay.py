@@ -221,7 +221,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
     kinds, at_once = _kinds(trace, in_pools=private is not None)
     played = None
-    if _is_worth_compiling() and isinstance(allocator, ForwardingAllocator):
+    if max(next(_made), _expected) > _BEFORE_COMPILING and isinstance(allocator, ForwardingAllocator):
         played = allocator.fast_forward(at_once, trace.subjects, columns.bytes, columns.streams)
     if played is not None and len(played.allocated) == len(trace):
         return _played_whole(trace, allocator, played)
@@ -276,10 +276,6 @@ def expect_replays(count: int) -> None:
     _expected = count
 
 
-def _is_worth_compiling() -> bool:
-    return max(next(_made), _expected) > _BEFORE_COMPILING
-
-
 #: Replays of a trace that are kept: as many as a sweep may have settings of the allocator.
 _MOST_KEPT = 32
 
@@ -296,7 +292,7 @@ def replay_kept(trace: Trace, rules: Hashable, make: Callable[[], Allocator]) ->
 
 
 def _played_whole(trace: Trace, allocator: Allocator, played: Played) -> Replay:
-    """The replay of events that were all played at once: nothing was refused, or given back."""
+    """The replay of events that were all played at once: nothing was refused."""
 
     def segments() -> tuple[SegmentView, ...]:
         played.restore()
@@ -308,7 +304,7 @@ def _played_whole(trace: Trace, allocator: Allocator, played: Played) -> Replay:
         peak_allocated_bytes=played.peak_allocated,
         peak_reserved_bytes=_peak(played.reserved),
         out_of_memory=None,
-        retries=0,
+        retries=played.retries,
         find_segments=segments,
         **_live_of(trace)._asdict(),
     )

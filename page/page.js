@@ -5,6 +5,7 @@ import { Flame, WAYS, tree } from "./flame.js";
 import { points } from "./points.js";
 import { read } from "./run.js";
 import { segments } from "./segments.js";
+import { stacks } from "./stacks.js";
 import { enhance, grid, searchBox } from "./tables.js";
 import { Timeline } from "./timeline.js";
 import { bytes, count, element, share } from "./words.js";
@@ -149,11 +150,12 @@ async function moments(host) {
   host.dataset.ready = "yes";
 }
 
-document.querySelectorAll("table").forEach(enhance);
+document.querySelectorAll("table:not(.heat)").forEach(enhance);
 for (const part of document.querySelectorAll(".wide")) {
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; // to scroll it by keys
 }
 document.querySelectorAll(".curves").forEach(curves);
+document.querySelectorAll(".stacks").forEach(stacks);
 document.querySelectorAll(".points").forEach(points);
 document.querySelectorAll(".choices").forEach(choices);
 const host = document.getElementById("moments");

@@ -73,12 +73,14 @@ class Allocator(Protocol):
 
 
 class Played(NamedTuple):
-    """Events that an allocator played at once: its levels after each of them. ``restore``, called once at most, makes
-    the allocator as if it had played them itself, and gives the handles of the storages that live."""
+    """Events that an allocator played at once: its levels after each of them, and how often it gave back all it could.
+    ``restore``, called once at most, makes the allocator as if it had played them itself, and gives the handles of the
+    storages that live."""
 
     allocated: npt.NDArray[np.int64]
     reserved: npt.NDArray[np.int64]
     peak_allocated: int
+    retries: int
     restore: Callable[[], dict[int, Any]]
 
 

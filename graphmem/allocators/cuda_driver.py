@@ -7,6 +7,8 @@ parameter, and a recorded run can feed the very addresses its driver returned. A
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from graphmem.units import MIB
@@ -31,11 +33,20 @@ class AddressPolicy(Protocol):
 
 
 class LowestHole:
-    """The lowest free range that fits: the model's default, and what its recordings were made with."""
+    """The lowest free range that fits: the model's default, and what its recordings were made with. ``taken``: ranges
+    that were given out, bytes by addresses."""
 
-    def __init__(self, base: int = MALLOC_BASE, span: int = SPAN_BYTES) -> None:
-        self._starts = [base]  # of the free ranges, neighbours joined
-        self._sizes = [span]
+    def __init__(
+        self, base: int = MALLOC_BASE, span: int = SPAN_BYTES, taken: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        self._starts: list[int] = []  # of the free ranges, neighbours joined
+        self._sizes: list[int] = []
+        start = base
+        for address, size in (*sorted(taken.items()), (base + span, 0)):
+            if address > start:
+                self._starts.append(start)
+                self._sizes.append(address - start)
+            start = address + size
 
     def take(self, size: int) -> int:
         """Lowest address where ``size`` bytes fit."""
@@ -120,6 +131,12 @@ class CudaDriver:
         pages = self._sizes.pop(address)
         self.used_bytes -= pages
         self.addresses.give(address, pages)
+
+    def hold(self, sizes: Mapping[int, int], most_bytes: int) -> None:
+        """Have given out this memory by ``cudaMalloc``, bytes by addresses, and ``most_bytes`` at one time."""
+        self._sizes = {address: -(-size // PAGE_BYTES) * PAGE_BYTES for address, size in sizes.items()}
+        self.used_bytes, self.peak_used_bytes = sum(self._sizes.values()), most_bytes
+        self.addresses = LowestHole(taken=self._sizes)
 
     def reserve_address(self, size: int) -> int:
         """``cuMemAddressReserve``: a virtual range of ``size`` bytes, never reused."""

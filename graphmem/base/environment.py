@@ -1,10 +1,11 @@
-"""Variables of this process's environment that are others for a while."""
+"""What is otherwise for a while: variables of this process's environment, and attributes of objects."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -20,3 +21,16 @@ def changed(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def having(owner: Any, **values: object) -> Iterator[None]:
+    """Until the end these attributes of ``owner``, which it has, have these values; afterwards their own."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""How often Python looks for cycles that are garbage."""
+"""Settings of Python's garbage collector: after how many new objects it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole numbers as kernels round them."""
+"""Rounding of whole numbers as CUDA kernels do it: up to a multiple, up in a division, down to a power of 2."""
 
 from __future__ import annotations
 

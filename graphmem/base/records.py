@@ -1,4 +1,4 @@
-"""Dataclasses that are quick to make.
+"""``dataclass`` as the standard library has it, but imported faster: it compiles less for every class.
 
 Python compiles up to six functions for every dataclass while its module is imported, which was a quarter of the time of
 a short command. Here it compiles ``__init__`` alone; comparing, hashing and showing are shared, with the same results.

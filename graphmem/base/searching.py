@@ -1,4 +1,4 @@
-"""The largest number that does."""
+"""Finds the largest whole number that passes a check, with few calls of the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that have two names."""
+"""Functions that accept a keyword argument under a second name, such as another tool's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Tables in TOML, those that lie beside the modules that read them among them."""
+"""Tables in TOML and JSON, those that lie beside the modules that read them among them."""
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.resources import files
 from typing import Any
@@ -12,9 +13,10 @@ else:
     import tomli as tomllib
 
 
-def read_table(package: str, name: str) -> dict[str, Any]:
-    """The table of a file of a package."""
-    return parse_table(files(package).joinpath(name).read_text(encoding="utf-8"))
+def read_table(package: str, name: str) -> Any:
+    """The table of a file of a package, of TOML or of JSON by the end of its name."""
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    return json.loads(text) if name.endswith(".json") else parse_table(text)
 
 
 def parse_table(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The memory of the card, as a runtime's allocator keeps it, as a capture asks it while a program runs."""
+"""The interface by which a capture asks a runtime's allocator about the card's memory while a program runs."""
 
 from __future__ import annotations
 

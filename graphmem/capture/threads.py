@@ -1,4 +1,4 @@
-"""Whose capture it is: one at a time in a process, and the threads that belong to it.
+"""Which threads belong to the running capture. There is one capture at a time in a process; others wait.
 
 A capture replaces names of PyTorch, which all threads of a process share. The replacements act for the threads of the
 capture alone (:mod:`graphmem.capture.patches`); this module finds those. They are the thread that analyses, every

@@ -6,13 +6,48 @@ _GRAPHMEM_COMPLETE=fish_source graphmem | source       # in ~/.config/fish/compl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, split_arg_string
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 Names = Callable[[click.Context], Iterable[str]]
+
+
+class Bash(BashComplete):
+    """For bash a word ends at a colon too: what is written is read from the line, and what is completed is given
+    without what stands before its last colon."""
+
+    source_template = """
+%(complete_func)s() {
+    local kind name
+    COMPREPLY=()
+    while IFS=, read -r kind name; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            *) COMPREPLY+=("$name"); [[ $name != *: ]] || compopt -o nospace ;;
+        esac
+    done < <(env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
+             %(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor, and the one that is begun there."""
+        line = os.environ["COMP_LINE"]
+        words = split_arg_string(line)[1:]
+        begun = words.pop() if words and not line[-1:].isspace() else ""
+        return words, begun
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Its kind and what bash puts in place of the last word."""
+        _, begun = self.get_completion_args()
+        given = begun.rpartition(":")[0] + ":" if ":" in begun and ":" in os.environ["COMP_WORDBREAKS"] else ""
+        return f"{item.type},{item.value.removeprefix(given)}"
 
 
 def of(parameter: str) -> Completion | None:

@@ -1,4 +1,4 @@
-"""Options that people know from other tools, and the options here that mean the same."""
+"""Messages for options of other tools (``--fp16``, ``--bs``): the option of graphmem that means the same."""
 
 from __future__ import annotations
 

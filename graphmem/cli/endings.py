@@ -1,4 +1,4 @@
-"""The end of the program by a signal: in one line, or as an exception while folders for temporary files are there."""
+"""Handlers of signals: they end the program with one line, or by an exception while temporary folders exist."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from graphmem.base.figures import Communicator, Figure
+from graphmem.base.figures import Communicator
 from graphmem.cli.options import form_options
 from graphmem.cli.output import check_output, publish
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
@@ -73,7 +73,8 @@ def _facts(device: Device) -> Iterator[tuple[str, str]]:
     yield "  source", device.capacity_source
     yield "context", f"{format_bytes(device.context_bytes)}{'' if device.context_measured else ' (not measured)'}"
     for figure in device.outside(_EVERYTHING):
-        yield f"  {figure.name}", _interval(figure)
+        least, most = format_bytes(figure.least_bytes), format_bytes(figure.most_bytes)
+        yield f"  {figure.name}", f"{format_bytes(figure.bytes)} ({least} to {most}); {figure.source}"
     yield "driver's share", "not known" if device.driver_bytes is None else format_bytes(device.driver_bytes)
     yield "capability", _capability(device)
     threads = f"{device.sm_count} SMs of {device.max_threads_per_sm} threads" if device.sm_count else "not known"
@@ -83,13 +84,6 @@ def _facts(device: Device) -> Iterator[tuple[str, str]]:
 
 #: The libraries that a convolutional network in two processes loads.
 _EVERYTHING = Loads(cudnn=True, communicators=(Communicator(2),))
-
-
-def _interval(figure: Figure) -> str:
-    return (
-        f"{format_bytes(figure.bytes)} ({format_bytes(figure.least_bytes)} to {format_bytes(figure.most_bytes)}); "
-        f"{figure.source}"
-    )
 
 
 def _capability(device: Device) -> str:

@@ -232,6 +232,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:  # closed: what would be said there goes nowhere
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if "_GRAPHMEM_COMPLETE" in os.environ:
+        _complete_in_bash()
     try:
         cli(prog_name="graphmem", obj=OWN_PROCESS)
     except OSError as error:  # of click's own output: the help, the version
@@ -244,6 +246,15 @@ def main() -> None:
         if error.code not in {128 + number for number in ENDINGS}:
             _end_as_python_does()
         _leave(error.code)
+
+
+def _complete_in_bash() -> None:
+    """Have click complete by our script in bash."""
+    from click.shell_completion import add_completion_class
+
+    from graphmem.cli.completion import Bash
+
+    add_completion_class(Bash, "bash")
 
 
 def _end_as_python_does() -> None:

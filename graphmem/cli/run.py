@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from graphmem import sandbox
-from graphmem.base.environment import changed
+from graphmem.base.environment import changed, having
 from graphmem.base.options import Whole, option, option_of
 from graphmem.cli.command_line import launch_of, program_or_command
 from graphmem.cli.endings import OWN_PROCESS
@@ -323,10 +323,5 @@ def _silenced(quiet: bool) -> Iterator[None]:
     if not quiet:
         yield
         return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        stdout, stderr = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = stdout, stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, having(sys, stdout=nowhere, stderr=nowhere):
+        yield

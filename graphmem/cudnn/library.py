@@ -9,8 +9,8 @@ import select
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +104,20 @@ def find_library(named: str | Path) -> str | None:
 
 
 def _wheel() -> str | None:
-    return _first_file(os.path.join(folder, "nvidia", "cudnn", "lib", _NAME) for folder in sys.path)
+    return _first_file(tuple(sys.path), os.path.join("nvidia", "cudnn", "lib", _NAME))
 
 
 def _known_to_loader() -> str | None:
     """Where packages of Linux distributions and CUDA's installer put it, and where the user's environment points to;
     the loader's own list can only be read by starting other programs."""
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_FOLDERS]
-    return _first_file(os.path.join(folder, _NAME) for folder in folders if folder)
+    return _first_file(tuple(filter(None, folders)), _NAME)
 
 
-def _first_file(paths: Iterable[str]) -> str | None:
-    """By the names as they are: every question looks for them."""
-    return next((path for path in paths if os.path.isfile(path)), None)
+@cache
+def _first_file(folders: tuple[str, ...], name: str) -> str | None:
+    """Looked for once a process: every question asks."""
+    return next((path for path in (os.path.join(folder, name) for folder in folders) if os.path.isfile(path)), None)
 
 
 class Cudnn:

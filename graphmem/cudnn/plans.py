@@ -17,6 +17,8 @@ from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind
 
 #: Types of values by their names in PyTorch: ``cudnnDataType_t``.
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+#: Bytes of a value of each type.
+ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 #: Kinds of operations, and the numbers of their first attributes: alpha, beta, convolution, and three tensors.
 _OPERATIONS = {
     "forward": (Kind.FORWARD, 700),

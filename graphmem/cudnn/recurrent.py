@@ -14,13 +14,11 @@ from typing import Any
 
 from graphmem.base.records import dataclass
 from graphmem.cudnn.descriptors import CudnnError
+from graphmem.cudnn.plans import DATA_TYPES, ITEM_BYTES
 
 #: ``cudnnRNNMode_t`` and ``cudnnRNNAlgo_t`` (cudnn_adv_v9.h).
 RELU, TANH, LSTM, GRU = range(4)
 STANDARD, PERSIST_STATIC, PERSIST_STATIC_SMALL_H = 0, 1, 3
-#: Types of values by their names in PyTorch: ``cudnnDataType_t`` (cudnn_graph_v9.h).
-_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
-_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _DOUBLE_BIAS, _LINEAR_INPUT = 2, 0
 #: Whether input and output may be padded, and how they lie: padded (steps first), or packed.
 _PADDED, _PADDED_LAYOUT = 1, 0
@@ -74,7 +72,7 @@ class Network:
     @property
     def itemsize(self) -> int:
         """Bytes of a value."""
-        return _BYTES[self.dtype]
+        return ITEM_BYTES[self.dtype]
 
     @property
     def multiplies_fully(self) -> bool:
@@ -131,7 +129,7 @@ def _handle(version: int, device: dict[str, Any]) -> Any:
 
 def _describe(library: c.CDLL, handle: Any, network: Network, made: list[tuple[str, c.c_void_p]]) -> c.c_void_p:
     """``RNNDescriptor::set`` of ``aten/src/ATen/cudnn/Descriptors.h``: half types are summed in fp32."""
-    dtype, half = _TYPES[network.dtype], network.itemsize == _BYTES["float16"]
+    dtype, half = DATA_TYPES[network.dtype], network.itemsize == ITEM_BYTES["float16"]
     math = _TENSOR_MATH if network.dtype == "float16" else _FMA_MATH if network.multiplies_fully else _DEFAULT_MATH
     dropout = _new(library, "Dropout", made)
     if network.dropout:
@@ -144,7 +142,7 @@ def _describe(library: c.CDLL, handle: Any, network: Network, made: list[tuple[s
     described = _new(library, "RNN", made)
     _call(
         library.cudnnSetRNNDescriptor_v8, described, network.algorithm, network.mode, _DOUBLE_BIAS,
-        network.directions - 1, _LINEAR_INPUT, dtype, _TYPES["float32"] if half else dtype, math, network.inputs,
+        network.directions - 1, _LINEAR_INPUT, dtype, DATA_TYPES["float32"] if half else dtype, math, network.inputs,
         network.hidden, network.outputs, network.layers, dropout, _PACKED if network.lengths else _PADDED,
     )  # fmt: skip
     return described
@@ -154,7 +152,7 @@ def _data(library: c.CDLL, network: Network, made: list[tuple[str, c.c_void_p]])
     lengths = network.lengths or (network.steps,) * network.batch
     data = _new(library, "RNNData", made)
     _call(
-        library.cudnnSetRNNDataDescriptor, data, _TYPES[network.dtype],
+        library.cudnnSetRNNDataDescriptor, data, DATA_TYPES[network.dtype],
         _PACKED_LAYOUT if network.lengths else _PADDED_LAYOUT, network.steps, network.batch, network.inputs,
         (c.c_int * len(lengths))(*lengths), c.byref(c.c_double(0)),
     )  # fmt: skip

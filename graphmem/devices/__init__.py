@@ -6,17 +6,16 @@ Every figure carries its source; a capacity that is a guess is marked as one. Ca
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from graphmem.base.figures import Figure
 from graphmem.base.figures import Loads as Loads
 from graphmem.base.records import public_value
+from graphmem.base.tables import read_table
 from graphmem.devices import context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
@@ -153,8 +152,7 @@ def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
 @cache
 def all_devices() -> tuple[Device, ...]:
     """Every known card, in the order of the table; those that the user measured take the place of the table's."""
-    text = files("graphmem.devices").joinpath("table.json").read_text(encoding="utf-8")
-    rows = {row["name"]: row for row in json.loads(text)}
+    rows = {row["name"]: row for row in read_table("graphmem.devices", "table.json")}
     for row in read_user_table():
         known = rows.get(row["name"], {})
         aliases = [*known.get("aliases", []), *row.get("aliases", [])]

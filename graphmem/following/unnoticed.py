@@ -1,4 +1,4 @@
-"""Processes that use PyTorch and never ran the hook: they are known by the libraries in their memory (Linux)."""
+"""Finds child processes that use PyTorch but never ran the hook, by the libraries mapped into their memory (Linux)."""
 
 from __future__ import annotations
 

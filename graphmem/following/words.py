@@ -1,4 +1,4 @@
-"""Command lines of Python, read as Python reads them. Every followed process imports it, so it imports little."""
+"""Parses command lines of Python: flags, program, arguments. Every followed process imports it: it imports little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of folding the constants of a graph: bytes made, and multiplications.
+"""How much work it would be to fold the constants of an ONNX graph, in bytes and multiplications, before it is done.
 
 A file of 200 bytes may expand a scalar to gigabytes and multiply them. onnxruntime folds whatever it can, so this is
 asked first, from shapes alone: the nodes that see nothing but constants are taken out of the graph, and ONNX's own

@@ -13,7 +13,8 @@ import onnx
 
 from graphmem.graph.onnx_import import subgraphs
 
-_PAYLOADS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+#: The fields of a tensor in which its elements may be.
+PAYLOADS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
 
@@ -56,7 +57,7 @@ def _of_outputs(node: onnx.NodeProto, known: Mapping[str, str]) -> Iterator[tupl
 def _of_tensor(tensor: onnx.TensorProto) -> str:
     """``""`` where nothing is known of the elements: they lie in another file, or were left out."""
     is_inside = tensor.data_location != onnx.TensorProto.EXTERNAL
-    if not (tensor.doc_string.isdecimal() or (is_inside and any(len(getattr(tensor, field)) for field in _PAYLOADS))):
+    if not (tensor.doc_string.isdecimal() or (is_inside and any(len(getattr(tensor, field)) for field in PAYLOADS))):
         return ""
     kind = f"{tensor.data_type} {list(tensor.dims)}"
     copy = onnx.TensorProto()

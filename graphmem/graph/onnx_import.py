@@ -6,7 +6,7 @@ Initializers of up to 1 KiB keep their values, because shapes, axes and indices 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,26 +226,23 @@ def node_of_proto(proto: onnx.NodeProto, index: int) -> Node:
     """The node as a value. A nameless one is called after its first output, which is unique in a graph."""
     outputs = tuple(proto.output)
     name = proto.name or next(filter(None, outputs), f"{proto.op_type}_{index}")
-    attributes = {a.name: _attribute(a) for a in proto.attribute}
+    attributes = {a.name: _VALUES[a.type](a) for a in proto.attribute if a.type in _VALUES}
     kept = {key: value for key, value in attributes.items() if value is not None}
     return Node(name, proto.op_type, canonical_domain(proto.domain), tuple(proto.input), outputs, kept)
 
 
-def _attribute(attribute: onnx.AttributeProto) -> Any:
-    kind = attribute.type
-    if kind == onnx.AttributeProto.INT:
-        return int(attribute.i)
-    if kind == onnx.AttributeProto.FLOAT:
-        return float(attribute.f)
-    if kind == onnx.AttributeProto.STRING:
-        return attribute.s.decode("utf-8", "replace")
-    if kind == onnx.AttributeProto.INTS:
-        return tuple(attribute.ints)
-    if kind == onnx.AttributeProto.FLOATS:
-        return tuple(attribute.floats)
-    if kind == onnx.AttributeProto.STRINGS:
-        return tuple(text.decode("utf-8", "replace") for text in attribute.strings)
-    if kind == onnx.AttributeProto.TENSOR:
-        value = value_of_tensor(attribute.t)
-        return None if value is None or value.size != 1 else tuple(value.reshape(-1).tolist())
-    return None
+#: The value of an attribute by its type; others have none here.
+_VALUES: Mapping[int, Callable[[onnx.AttributeProto], Any]] = {
+    onnx.AttributeProto.INT: lambda given: int(given.i),
+    onnx.AttributeProto.FLOAT: lambda given: float(given.f),
+    onnx.AttributeProto.STRING: lambda given: given.s.decode("utf-8", "replace"),
+    onnx.AttributeProto.INTS: lambda given: tuple(given.ints),
+    onnx.AttributeProto.FLOATS: lambda given: tuple(given.floats),
+    onnx.AttributeProto.STRINGS: lambda given: tuple(text.decode("utf-8", "replace") for text in given.strings),
+    onnx.AttributeProto.TENSOR: lambda given: _one_number(given.t),
+}
+
+
+def _one_number(tensor: onnx.TensorProto) -> tuple[Any, ...] | None:
+    value = value_of_tensor(tensor)
+    return None if value is None or value.size != 1 else tuple(value.reshape(-1).tolist())

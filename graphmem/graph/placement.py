@@ -131,7 +131,8 @@ def _host_nodes(graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph
     host: set[int] = set()
     for index in order:
         node = graph.nodes[index]
-        if _has_string(graph, node) or not takes(node, graph):
+        has_string = any(graph.tensors[name].dtype == "string" for name in (*node.inputs, *node.outputs) if name)
+        if has_string or not takes(node, graph):
             host.add(index)
         elif _prefers_cpu(graph, node, on_cpu, anywhere):
             host.add(index)
@@ -155,7 +156,3 @@ def _prefers_cpu(graph: Graph, node: Node, on_cpu: set[str], anywhere: set[str])
         if name not in on_cpu or position in wanted_on_cpu:
             return False
     return True
-
-
-def _has_string(graph: Graph, node: Node) -> bool:
-    return any(graph.tensors[name].dtype == "string" for name in (*node.inputs, *node.outputs) if name)

@@ -1,4 +1,4 @@
-"""What rules gave for an operator, taken again for an equal one: another layer's, or that of another size.
+"""A cache of shapes: what was inferred for a node is used again for every equal node, and for other input sizes.
 
 A rule sees the operator, its attributes and which of its inputs and outputs are there, and of its inputs the types, the
 shapes and what is known of their elements; it does not see names. Two nodes that are alike in all of this have equal

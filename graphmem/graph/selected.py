@@ -1,4 +1,4 @@
-"""How much operators return whose output's size is decided by data: at most what they select from.
+"""Shapes of outputs whose size depends on data (``NonZero``, ``Unique`` and others): the most that they can be.
 
 Without the data nobody knows, so the bound is taken, or the share of it that the user names (``--data-dependent``).
 What is below it is cut off in rounding, never to less than one.

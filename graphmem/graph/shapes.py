@@ -9,7 +9,7 @@ scope of its own that sees what is around it.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -136,7 +136,7 @@ def _facts_of(graph: onnx.GraphProto, facts: ModelFacts) -> ModelFacts:
     facts.protos = tuple(graph.node)
     facts.order = tuple(execution_order(facts.nodes))
     facts.inputs = tuple(value.name for value in graph.input if value.name not in facts.specs)
-    facts.inner = tuple(_declared_tensors((*graph.value_info, *graph.output)))
+    facts.inner = tuple(filter(None, map(_declared, (*graph.value_info, *graph.output))))
     facts.outputs = tuple((value.name, _declared(value)) for value in graph.output)
     return facts
 
@@ -151,10 +151,6 @@ def _inside(facts: ModelFacts) -> ModelFacts:
 def _declared(value: onnx.ValueInfoProto) -> TensorSpec | None:
     """The spec of an output as declared; None where that is left to inference, or is no tensor's."""
     return onnx_import.spec_of_value(value) if value.type.WhichOneof("value") == "tensor_type" else None
-
-
-def _declared_tensors(values: Iterable[onnx.ValueInfoProto]) -> Iterator[TensorSpec]:
-    yield from filter(None, map(_declared, values))
 
 
 #: Shape rules of operators that ONNX does not know: (model, node, types by tensor, constants by tensor) -> types of the

@@ -13,12 +13,13 @@ from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Estimate, Fit
 from graphmem.planning.grown import grown
 from graphmem.reports import Answer
-from graphmem.reports.document import Column, Document, Facts, Section, Table, Text, Value, section
+from graphmem.reports.document import Column, Document, Facts, Section, Stack, Stacks, Table, Text, Value, section
 from graphmem.reports.estimate import WORDS
 from graphmem.units import format_bytes
 
 _ABOUT = ("model", "step", "runtime", "allocator", "gpu")
-_FIGURES = (Column("before", "bytes"), Column("after", "bytes"), Column("change", "change", bars=True))
+_UNITS = {"before": "bytes", "after": "bytes", "change": "change"}
+_FIGURES = tuple(Column(name, unit, bars=True) for name, unit in _UNITS.items())
 _COLUMNS = (Column(name="part"), *_FIGURES)
 
 #: Modules and lines that changed most, on a screen; and with details.
@@ -88,10 +89,17 @@ def _document(compared: Mapping[str, Any], most: int) -> Document:
         section("", Text([_growth(compared)], _tone(fits["after"]))),
         section("", Facts(about)),
         section("Peak memory", Table(_COLUMNS, peaks)),
-        section("What it is made of at the peak", Table(_COLUMNS, parts)),
+        section("What it is made of at the peak", _side_by_side(compared), Table(_COLUMNS, parts)),
         *(one for name, title in _BY.items() for one in _changes_by(title, compared[name], most)),
     )
     return Document("comparison", "Two reports side by side", sections, lambda: dict(compared))
+
+
+def _side_by_side(compared: Mapping[str, Any]) -> Stacks:
+    """Both as bars of the same parts."""
+    parts = compared["breakdown"]
+    rows = [Stack(when, [row[when] for row in parts.values()]) for when in ("before", "after")]
+    return Stacks([WORDS.get(name, name).partition(" (")[0] for name in parts], rows)
 
 
 #: What changes are told by, and the titles of the names.

@@ -9,28 +9,32 @@ from typing import TYPE_CHECKING
 from graphmem.answering.sized import BY_TEMPLATE
 from graphmem.estimate import LEVELS, Estimate, Fit, no_card_named
 from graphmem.reports.document import (
+    Cell,
     Choices,
     Column,
     Curve,
     Curves,
     Document,
     Facts,
+    HeatMap,
     Items,
     Moments,
     Section,
     Shares,
+    Stack,
+    Stacks,
     Table,
     Text,
     Value,
     section,
 )
-from graphmem.reports.estimate import edge, parts
+from graphmem.reports.estimate import WORDS, edge, parts
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from graphmem.planning.advise import Advice, Advised
     from graphmem.planning.fit import Largest
-    from graphmem.planning.sweep import Rows
+    from graphmem.planning.sweep import Row, Rows
 
 
 def verdict_words(fit: Fit, no: str = "does not fit") -> str:
@@ -225,10 +229,47 @@ def of_sweep(rows: Rows) -> Document:
     columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
     found = {tuple(row.words.values()): row.estimate for row in rows if row.estimate is not None}
     sections = [section("", table), *_sentences(*errors, *notes)]
+    if maps := _heat_maps(names, rows):
+        sections.append(section(f"Over two settings ({_HEAT_KEY})", *maps))
     sections += [section("Over one setting", one) for one in _lines(names, found)]
     sections += [section("What it is made of", one) for one in _cases(names, found)]
     title = f"Combinations of {', '.join(names)}"
     return Document("sweep", title, sections, rows.to_dict, Table(columns, whole))
+
+
+#: Maps of a page, and their cells together.
+_MOST_MAPS, _MOST_CELLS = 24, 1_000
+#: What the colours and signs of a heat map mean.
+_HEAT_KEY = "the stronger the colour, the fuller the card; a cross: does not fit, a wave: likely, -: not analysed"
+
+
+def _heat_maps(names: Sequence[str], rows: Rows) -> list[HeatMap]:
+    """The device memory over the two settings with the most values, a map for every combination of the others."""
+    cells = {tuple(row.words.values()): _cell(row) for row in rows}
+    values = [_in_order(case[at] for case in cells) for at in range(len(names))]
+    by_count = sorted((at for at in range(len(names)) if len(values[at]) > 1), key=lambda at: -len(values[at]))
+    if len(by_count) < 2 or len(cells) > _MOST_CELLS:
+        return []
+    across, down = by_count[:2]
+    if not all(map(_is_number, values[across])) and all(map(_is_number, values[down])):
+        across, down = down, across
+    others = [at for at in range(len(names)) if at not in (across, down)]
+    maps: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
+    for case, cell in cells.items():
+        maps.setdefault(tuple(case[at] for at in others), {})[case[down], case[across]] = cell
+    if len(maps) > _MOST_MAPS:
+        return []
+    axes, most = [(names[at], values[at]) for at in (down, across)], max(cell.size or 0 for cell in cells.values())
+    return [
+        HeatMap(axes[0], axes[1], found, most, ", ".join(f"{names[at]} {case[n]}" for n, at in enumerate(others)))
+        for case, found in maps.items()
+    ]
+
+
+def _cell(row: Row) -> Cell:
+    figures = row.figures
+    verdict = figures["error"] or figures["on_card"] or "no card"
+    return Cell(figures["device"], verdict, figures["capacity"] or 0, tuple(row.words.values()))
 
 
 #: Curves that can be told apart, and values of a setting that make one.
@@ -301,11 +342,23 @@ def of_advice(advised: Advised) -> Document:
         sizes = Column("saves", "bytes"), Column("needs", "bytes", bars=True)
         columns = (*sizes, Column(name="fits"), Column("change"), Column("options"))
         sections.append(section("", Table(columns, list(map(_change, saving)))))
+        wholes = {"as it is": base} | {one.change.partition(":")[0]: one.estimate for one in saving if one.estimate}
+        sections.append(section("What each change leaves of it (a frame: what it saves)", stacks(wholes, edge(base))))
     else:
         sections += _sentences("No change that was tried saves memory.")
     nothing = [f"saves nothing: {', '.join(useless)}"] if useless else []
     sections += _sentences(*nothing, *impossible, *_assumed_card(base))
     return Document("advice", f"What saves memory in {base.model}", sections, advised.to_dict)
+
+
+def stacks(wholes: Mapping[str, Estimate], room: tuple[str, int] | None) -> Stacks:
+    """What the device memory is made of in each of several estimates, by their names."""
+    parts = dict.fromkeys(name for one in wholes.values() for name in one.breakdown)
+    rows = [
+        Stack(name, [one.breakdown.get(part, 0) for part in parts], "" if one.fit is None else verdict_words(one.fit))
+        for name, one in wholes.items()
+    ]
+    return Stacks([WORDS.get(part, part).partition(" (")[0] for part in parts], rows, room)
 
 
 def _useless(one: Advice, base: Estimate) -> str:

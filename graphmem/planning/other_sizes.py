@@ -20,8 +20,8 @@ from graphmem.planning.request import Request, option_of
 _GRID, _TIMES = 24, 4
 #: The first captures, in blocks of the size.
 _SMALL = (2, 3)
-#: Events of a step, above which three more captures take too long for a page.
-_MOST_EVENTS = 10_000
+#: Events of a step, above which more captures (of 20,000 events, three to six seconds each) take too long for a page.
+_MOST_EVENTS = 30_000
 
 
 def other_sizes(
@@ -53,6 +53,8 @@ def _is_short(estimate: Estimate) -> bool:
 
 def _at_sizes(request: Request, size: str, value: int, estimate: Estimate, say: Progress) -> dict[int, Estimate]:
     """Estimates by the size around the ``value`` that was asked for; none where there is no proven template."""
+    if value < _SMALL[0]:  # the smallest that a template gives, as one row often goes another way
+        return {}
     captures = RunCache()
     asked = f"page of {value}"
     with SizedRunsOfLayers(size, lambda one: request.changed(**{size: one}).question, captures, keeps=asked) as sized:

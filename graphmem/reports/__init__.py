@@ -78,8 +78,21 @@ class Answer:
     def __str__(self) -> str:
         return format_named("text").render(self.document())
 
-    def _repr_html_(self) -> str:
-        return format_named("notebook").render(self.document())
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What Jupyter, VS Code and Marimo ask for, each of which takes the richest that it can show."""
+        forms = {"text/plain": "text", "text/markdown": "markdown", "text/html": "notebook"}
+        return {kind: format_named(name).render(self.document()) for kind, name in forms.items()}
 
-    def _repr_markdown_(self) -> str:
-        return format_named("markdown").render(self.document())
+
+class Shown(Answer):
+    """A document that is an answer of its own: a part of another's."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def document(self, *, details: bool = False) -> Document:
+        """It, whatever is asked for."""
+        return self._document
+
+    def __repr__(self) -> str:
+        return f"<{self._document.title}>"

@@ -38,7 +38,8 @@ Value: TypeAlias = "str | int | float | None"
 class Column:
     """A column of a table. ``unit``: one of :data:`UNITS`, whose figures stand to the right and are never broken; none
     for words. ``wraps``: whether words are folded where there is no room; ``name``: what programs call a column that
-    needs no title (``fits``: of verdicts, which may be coloured); ``bars``: whether a page draws its figures too."""
+    needs no title (``fits``: of verdicts, which may be coloured); ``bars``: whether a page draws its figures too, in
+    one scale with the other columns of its unit."""
 
     title: str = ""
     unit: str = ""
@@ -145,6 +146,50 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A whole as a bar: its name, the bytes of each of its parts, and whether it fits, in words."""
+
+    name: str
+    sizes: Sequence[int]
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Wholes of the same ``parts``, a bar each in one scale, which are compared with the first: of a smaller one, what
+    is gone is seen too. ``edge``: the name and the bytes of the room that they should stay in. Formats without pictures
+    leave them out: tables have the same figures."""
+
+    parts: Sequence[str]
+    rows: Sequence[Stack]
+    edge: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure of a heat map: bytes (None: there is none, for the reason in ``verdict``), whether they fit, in words,
+    the bytes of the room they should stay in (0: none is known), and the case of :class:`Choices` that it is of."""
+
+    size: int | None
+    verdict: str
+    room: int
+    case: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Figures over two settings, coloured the stronger the fuller their room (or without one, the nearer to ``most``).
+    ``down`` and ``across``: the settings' names, each with its values; ``cells`` by a value of each; ``caption``: what
+    else is set. Formats without pictures leave it out: tables have the same figures."""
+
+    down: tuple[str, Sequence[str]]
+    across: tuple[str, Sequence[str]]
+    cells: Mapping[tuple[str, str], Cell]
+    most: int
+    caption: str = ""
+
+
+@dataclass(frozen=True)
 class Curve:
     """Values over time, at least one; ``name``: of which quantity."""
 
@@ -223,7 +268,9 @@ class Picture:
     svg: Callable[[], str]
 
 
-Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Points | Moments | Choices | Code | Picture
+Block: TypeAlias = (
+    Text | Items | Facts | Table | Shares | Stacks | HeatMap | Curves | Points | Moments | Choices | Code | Picture
+)
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,7 @@ def _sections(estimate: Estimate) -> Iterator[Section]:
     if other is not None:
         yield section(other[0], Text([other[1]]))
     yield _breakdown(estimate)
-    if estimate.trace is not None and estimate.timeline is not None and len(estimate.trace):
-        yield section("Over the events of the run", Moments(partial(moments.tables, estimate)))
+    yield from events(estimate, "Over the events of the run")
     if estimate.card is not None:
         yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
@@ -111,6 +110,12 @@ def _sections(estimate: Estimate) -> Iterator[Section]:
     if estimate.phases:
         yield _phases(estimate)
     yield from _beside_the_peak(estimate)
+
+
+def events(estimate: Estimate, title: str = "") -> Iterator[Section]:
+    """The run over its events, where they are kept."""
+    if estimate.trace is not None and estimate.timeline is not None and len(estimate.trace):
+        yield section(title, Moments(partial(moments.tables, estimate)))
 
 
 def _beside_the_peak(estimate: Estimate) -> Iterator[Section]:

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 from graphmem.reports import flight
 from graphmem.reports import tree as modules
 from graphmem.reports.document import Curve, Curves, Document, Section, Shares, Text, section, shortened
-from graphmem.reports.estimate import about, budget_lines, decided, edge, head_lines, parts, remedy, runs, where
+from graphmem.reports.estimate import (
+    about,
+    budget_lines,
+    decided,
+    edge,
+    events,
+    head_lines,
+    parts,
+    remedy,
+    runs,
+    verdict,
+    where,
+)
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +57,14 @@ def _sections(estimate: Estimate, budget_bytes: int | None) -> Iterator[Section]
     yield section("", _parts(estimate), Text([_levels(estimate)]))
     yield section("", Text([shortened(f"Peak in {where(estimate.moment)}", _LONGEST)]), *_curve(estimate))
     yield section("", Text([*remedy(estimate), *_beside(estimate), _rest(estimate)]))
+    yield from events(estimate)  # a notebook draws them
+
+
+def picture(estimate: Estimate) -> Document:
+    """The verdict and the run over its events."""
+    said = Text(list(verdict(estimate))[:1], "yes" if runs(estimate) else "no")
+    sections = [section("", said), *events(estimate)]
+    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict, about=about(estimate))
 
 
 def _places(estimate: Estimate) -> Iterator[str]:

@@ -69,18 +69,11 @@ class Guard:
             }
 
     @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
-        """In this context this thread works for graphmem itself, and nothing is asked."""
-        yield from self._being(True)
-
-    @contextlib.contextmanager
-    def program(self) -> Iterator[None]:
-        """Inside :meth:`own`, a function of the program's is called."""
-        yield from self._being(False)
-
-    def _being(self, own: bool) -> Iterator[None]:
+    def own(self, is_own: bool = True) -> Iterator[None]:
+        """In this context this thread works for graphmem itself, and nothing is asked; with False, inside of it, for
+        the program."""
         before = self.is_own
-        self._own.value = own
+        self._own.value = is_own
         try:
             yield
         finally:

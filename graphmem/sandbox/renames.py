@@ -11,25 +11,20 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 
+from graphmem.base.environment import having
 from graphmem.sandbox.copies import StrOrBytesPath, check_replaced, copy_tree, device_of
 from graphmem.sandbox.guard import own
 
 _Rename = Callable[..., None]
 
 
-@contextlib.contextmanager
-def renames_by_copies(real: Callable[[str], str]) -> Iterator[None]:
+def renames_by_copies(real: Callable[[str], str]) -> contextlib.AbstractContextManager[None]:
     """Until the end of this context, renamings that only the overlays refuse are done. ``real`` gives the path by which
     a file of the real tree is reached."""
-    before = os.rename, os.replace
-    os.rename, os.replace = (_retried(one, real) for one in before)
-    try:
-        yield
-    finally:
-        os.rename, os.replace = before
+    return having(os, rename=_retried(os.rename, real), replace=_retried(os.replace, real))
 
 
 def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:

@@ -202,7 +202,7 @@ def _opening(overlay: Overlay, guard: Guard) -> Callable[..., object]:
         opener: Callable[[Any, int], int] | None = None,
     ) -> IO[Any]:  # fmt: skip
         def theirs(path: StrOrBytesPath, flags: int) -> int:
-            with guard.program():
+            with guard.own(False):
                 return (opener or own_opener)(path, flags)
 
         given = None if isinstance(file, int) else own_opener if opener is None else theirs

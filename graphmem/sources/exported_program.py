@@ -123,22 +123,18 @@ def _tensors(archive: Archive, document: Mapping[str, Any]) -> tuple[dict[str, T
             continue
         name = held[f"{kind}_name"]
         is_weight = kind == "parameter" or held.get("persistent", False)
-        payload = _payload((archive.weights if is_weight else archive.constants).get(name))
-        meta = payload.get("tensor_meta") or known.get(held["arg"]["name"])
+        place = (archive.weights if is_weight else archive.constants).get(name)  # the older layout does not say
+        where = {} if place is None else cast("dict[str, Any]", payload(place))
+        meta = where.get("tensor_meta") or known.get(held["arg"]["name"])
         if meta is None:
             raise Refused(f"nothing says how large {name} is")
-        tensor = _small_value(archive, payload, meta) if kind != "parameter" else None
+        tensor = _small_value(archive, where, meta) if kind != "parameter" else None
         if tensor is None:
             tensor = _without_storage(meta)
         if kind == "parameter":
             tensor = torch.nn.Parameter(tensor, requires_grad=meta["requires_grad"])
         (weights if is_weight else constants)[name] = tensor
     return weights, constants
-
-
-def _payload(document: object) -> dict[str, Any]:
-    """Where a tensor lies in the archive; an empty one in the older layout, which does not say."""
-    return {} if document is None else cast("dict[str, Any]", payload(document))
 
 
 def _without_storage(meta: Mapping[str, Any]) -> Tensor:

@@ -9,11 +9,22 @@ from pathlib import Path
 from graphmem.errors import SourceError
 from graphmem.sources import hub
 
-_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".npz")
-_KERAS = (".keras", ".h5", ".hdf5")
-
-
 _DIRECTORY = "it is a directory; name a file in it"
+#: End of a file's name -> the form to write.
+_FORMS = {
+    ".ipynb": "run a notebook as a whole program: graphmem run {path}",
+    ".sh": "for what a script of the shell starts: graphmem run bash {path}",
+    ".json": "for a Hugging Face configuration write hf:{path}; for a trace, 'graphmem replay {path}'",
+    **dict.fromkeys((".pickle", ".pkl"), "for a memory snapshot use 'graphmem replay {path}'"),
+    **dict.fromkeys(
+        (".keras", ".h5", ".hdf5"), "write a function that builds the model and name it: keras:model.py:build"
+    ),
+    **dict.fromkeys(
+        (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".npz"),
+        "it holds weights, which an analysis does not need; give what builds the model: "
+        "a function (train.py:build) or a configuration (hf:config.json)",
+    ),
+}
 
 
 def hint_for_file(path: Path) -> str:
@@ -31,22 +42,7 @@ def hint_for_file(path: Path) -> str:
             f"name the function that returns (model, example inputs): {path}:build; or run it as a whole program: "
             f"graphmem run {path}"
         )
-    if suffix == ".ipynb":
-        return f"run a notebook as a whole program: graphmem run {path}"
-    if suffix == ".sh":
-        return f"for what a script of the shell starts: graphmem run bash {path}"
-    if suffix == ".json":
-        return f"for a Hugging Face configuration write hf:{path}; for a trace, 'graphmem replay {path}'"
-    if suffix in (".pickle", ".pkl"):
-        return f"for a memory snapshot use 'graphmem replay {path}'"
-    if suffix in _KERAS:
-        return "write a function that builds the model and name it: keras:model.py:build"
-    if suffix in _WEIGHTS:
-        return (
-            "it holds weights, which an analysis does not need; give what builds the model: "
-            "a function (train.py:build) or a configuration (hf:config.json)"
-        )
-    return ""
+    return _FORMS.get(suffix, "").format(path=path)
 
 
 def hint_for_name(text: str) -> str:

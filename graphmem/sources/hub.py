@@ -5,16 +5,14 @@ set sizes). Neither torch, transformers nor huggingface_hub is imported here."""
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Iterable
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from graphmem.base.documents import open_file
+from graphmem.base.tables import read_table
 
 #: Parts of a name that say how a model was trained further, which leaves its shape as it was.
 _VARIANTS = r"[-_](instruct|chat|it|hf|base)(?=[-_]|$)"
@@ -40,8 +38,7 @@ def cached_configuration(name: str) -> Path | None:
 @cache
 def known_models() -> dict[str, dict[str, object]]:
     """Configurations of public models by their Hub names."""
-    text = files("graphmem.sources").joinpath("hub_models.json").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = json.loads(text)
+    table: dict[str, dict[str, object]] = read_table("graphmem.sources", "hub_models.json")
     return table
 
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.base.environment import having
+
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
@@ -104,27 +106,24 @@ def _step(asked: dict[str, Any]) -> dict[str, Any]:
 # --- a machine with a card, and no memory behind its variables --------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _a_card() -> Iterator[None]:
+def _a_card() -> contextlib.AbstractContextManager[None]:
     """Keras asks TensorFlow for GPUs before it takes cuDNN's recurrent layers, or XLA."""
     import tensorflow as tf
 
-    kept = tf.config.list_logical_devices, tf.config.list_physical_devices
     logical = tf.config.LogicalDevice("/device:GPU:0", "GPU")
     physical = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
 
-    def having(one: object, listed: Callable[[str | None], list[object]]) -> Callable[..., list[object]]:
+    def with_card(one: object, listed: Callable[[str | None], list[object]]) -> Callable[..., list[object]]:
         return lambda device_type=None: [
             *listed(device_type if device_type != "GPU" else "CPU")[: 0 if device_type == "GPU" else None],
             *([one] if device_type in (None, "GPU") else []),
         ]
 
-    tf.config.list_logical_devices = having(logical, kept[0])
-    tf.config.list_physical_devices = having(physical, kept[1])
-    try:
-        yield
-    finally:
-        tf.config.list_logical_devices, tf.config.list_physical_devices = kept
+    return having(
+        tf.config,
+        list_logical_devices=with_card(logical, tf.config.list_logical_devices),
+        list_physical_devices=with_card(physical, tf.config.list_physical_devices),
+    )
 
 
 @contextlib.contextmanager
@@ -158,11 +157,8 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
             kept(self, initializer)
         made[-1]["steps"] = steps
 
-    Variable._initialize_with_initializer, Variable._initialize = with_initializer, initialize
-    try:
+    with having(Variable, _initialize_with_initializer=with_initializer, _initialize=initialize):
         yield made
-    finally:
-        Variable._initialize_with_initializer, Variable._initialize = kept, placed
 
 
 def _initializer_steps(
@@ -191,17 +187,12 @@ def _initializer_steps(
     return rows
 
 
-@contextlib.contextmanager
-def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
+def _fans_of(shape: tuple[int, ...]) -> contextlib.AbstractContextManager[None]:
     """Initializers scale by the fans of ``shape``, whatever they fill: one scalar a scale is kept on the card."""
     from keras.src.initializers import random_initializers
 
     kept = random_initializers.compute_fans
-    random_initializers.compute_fans = lambda _, **axes: kept(shape, **axes)
-    try:
-        yield
-    finally:
-        random_initializers.compute_fans = kept
+    return having(random_initializers, compute_fans=lambda _, **axes: kept(shape, **axes))
 
 
 def _watched(
@@ -220,15 +211,14 @@ def _watched(
             watch.constant(tensor)
         return tensor
 
-    constant_op.convert_to_eager_tensor = converted
     op_callbacks.add_op_callback(watch.after)
     try:
-        value = initializer(shape, dtype=dtype)
-        found = list(watch.rows)  # before Python lets the value go
-        del value
+        with having(constant_op, convert_to_eager_tensor=converted):
+            value = initializer(shape, dtype=dtype)
+            found = list(watch.rows)  # before Python lets the value go
+            del value
     finally:
         op_callbacks.remove_op_callback(watch.after)
-        constant_op.convert_to_eager_tensor = made_constant
     return found, watch.ran
 
 

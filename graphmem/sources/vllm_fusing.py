@@ -1,4 +1,4 @@
-"""The layers of a model that a serving engine fuses, found by running the model once on fake tensors.
+"""Finds the layers of a model that vLLM would fuse into one, by running the model once on fake tensors.
 
 The engine reads the model's code for it; here it is run: which projections read one input, what the activation between
 them is, which modules are root-mean-square norms.

@@ -36,7 +36,12 @@ def _both(
     assert found.segments == expected.segments
     assert (found.retries, str(found.out_of_memory)) == (expected.retries, str(expected.out_of_memory))
     assert fast.driver.__dict__.keys() == slow.driver.__dict__.keys()
-    assert (fast.driver.used_bytes, fast.num_device_alloc) == (slow.driver.used_bytes, slow.num_device_alloc)
+    assert (fast.driver.used_bytes, fast.driver.peak_used_bytes) == (
+        slow.driver.used_bytes,
+        slow.driver.peak_used_bytes,
+    )
+    for count in ("num_device_alloc", "num_device_free", "num_alloc_retries", "num_sync_all_streams", "num_ooms"):
+        assert getattr(fast, count) == getattr(slow, count)
 
 
 @st.composite
@@ -95,6 +100,26 @@ def test_what_is_played_at_once_and_what_ends_it() -> None:
     assert list(handles) == [1]
     allocator.free(handles[1])
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 22 * MIB)
+
+
+@pytest.mark.parametrize(("conf", "freed", "asked", "retries"), [("", 40, 50, 1), ("max_split_size_mb:21", 60, 38, 0)])
+def test_what_is_given_back_to_make_room_is_played_at_once(
+    monkeypatch: pytest.MonkeyPatch, conf: str, freed: int, asked: int, retries: int
+) -> None:
+    """All that can be; with a limit of splitting, one segment is enough."""
+    builder = TraceBuilder("one that fits once the cache is given back")
+    operator = builder.operator("x")
+    stays = [builder.alloc(size * MIB, operator) for size in (24, freed, 30)]
+    builder.free(stays[1], operator)
+    builder.alloc(asked * MIB, operator)
+    trace = builder.build()
+    _both(monkeypatch, trace, 120 * MIB, (2, 13), conf)
+    allocator = PyTorchCachingAllocator(120 * MIB, parse_alloc_conf(conf, (2, 13)), (2, 13))
+    kinds = np.where(trace.kinds == EventKind.ALLOC, TAKE, GIVE)
+    played = fast_forward.fast_forward(allocator, kinds, trace.subjects, trace.columns.bytes, trace.columns.streams)
+    assert played is not None
+    assert (len(played.allocated), played.retries) == (len(trace), retries)
+    assert played.reserved[-1] == (24 + 30 + asked) * MIB
 
 
 @pytest.mark.parametrize("conf", _CONFS)

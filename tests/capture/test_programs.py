@@ -435,6 +435,62 @@ print(*seen)
     assert said(capsys) == "64 64 44 64 64 44"
 
 
+READER = """
+class Reader:
+    def __init__(self, loader):
+        self.batches = iter(loader)
+        self.read()
+    def read(self):
+        try:
+            self.waiting = next(self.batches).cuda()
+        except StopIteration:
+            self.waiting = None
+    def next(self):
+        batch = self.waiting
+        self.read()
+        return batch
+loader = DataLoader([torch.zeros(size, 64) for size in [8] * 6 + [2]], batch_size=None)
+reader = Reader(loader)
+def train(batch):
+    model(batch).sum().backward()
+    optimizer.step()
+    seen.append(len(batch))
+%s
+print(*seen)
+"""
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "batch = reader.next()\nwhile batch is not None:\n    train(batch)\n    batch = reader.next()",
+        "while True:\n    batch = reader.next()\n    if batch is None: break\n    train(batch)",
+        "for number in range(len(loader)):\n    train(reader.next())",
+    ],
+)
+def test_batches_that_a_reader_has_read_ahead_come_to_the_loop(
+    loop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the equal ones in the middle some are left out."""
+    run(tmp_path, READER % loop)
+    assert said(capsys).split() in (["8"] * 4 + ["2"], ["8"] * 5 + ["2"])
+
+
+def test_a_batch_that_was_read_for_its_shape_is_not_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody handles that the loader is out: it is not asked again."""
+    source = """
+batches = iter(DataLoader([torch.zeros(8, 64)] * 9, batch_size=None))
+width = next(batches).shape[1]
+while len(seen) < 8:
+    model(next(batches).cuda()).sum().backward()
+    optimizer.step()
+    seen.append("step")
+print(len(seen))
+"""
+    run(tmp_path, source)
+    assert said(capsys) == "3"
+
+
 def test_batches_that_are_read_ahead_have_a_second_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those that are on the card when the loop is over belong to it, and not to the loop over the epochs."""
     run(tmp_path, AHEAD)

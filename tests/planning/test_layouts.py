@@ -394,6 +394,21 @@ def test_a_single_capture_is_of_one_that_surely_fits_and_not_of_the_smallest() -
     assert only.cost.seconds < smallest.cost.seconds
 
 
+def _best_is_only_likely(found: graphmem.Plan) -> None:
+    """A best plan that may not fit is said to, in its sentence, its row and its picture."""
+    best = found.best
+    assert best is not None
+    assert best.estimate is not None
+    assert best.estimate.fit is not None
+    fit = replace(best.estimate.fit, probability=0.97)
+    likely = replace(found, fitting=(replace(best, estimate=replace(best.estimate, fit=fit)), *found.fitting[1:]))
+    text = str(likely)
+    assert f"BEST, LIKELY to fit (97 %): {best.layout.words()}" in text
+    assert "likely (97 %)" in text.split("Layouts that fit")[1]
+    assert "likely fits" in likely.report("html")
+    assert "LIKELY" not in str(found)
+
+
 def test_a_plan_captures_the_cheapest_and_says_why_not_the_others(tiny: str) -> None:
     found = graphmem.plan(tiny, gpus="4xA100-80GB", global_batch=8, seq_len=64, frameworks=["ddp"], confirm=2)
     assert found.best is not None
@@ -401,8 +416,9 @@ def test_a_plan_captures_the_cheapest_and_says_why_not_the_others(tiny: str) -> 
     assert found.captured <= 2
     assert all(one.estimate is not None for one in found.fitting)
     assert "BEST: DDP" in str(found)
-    assert found._repr_html_().startswith('<div class="graphmem">')
+    assert found._repr_mimebundle_()["text/html"].startswith('<div class="graphmem">')
     assert len(repr(found)) < 120
+    _best_is_only_likely(found)
     document = found.to_dict()
     assert document["schema"] == "graphmem.plan/1"
     assert len(document["fitting"]) + len(document["others"]) == len(space(found.job))

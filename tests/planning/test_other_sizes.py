@@ -67,6 +67,16 @@ def test_nothing_is_offered_where_no_size_was_given_or_processes_differ(tmp_path
     assert other_sizes(model, asked, estimate) == {}
 
 
+def test_a_batch_of_one_and_a_long_step_cost_no_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, said = _model(tmp_path), list[str]()
+    one, two = (graphmem.analyze(model, batch=batch, device="T4") for batch in (1, 2))
+    assert other_sizes(model, {"batch": 1, "device": "T4"}, one, said.append) == {}
+    assert two.trace is not None
+    monkeypatch.setattr("graphmem.planning.other_sizes._MOST_EVENTS", len(two.trace) - 1)
+    assert other_sizes(model, {"batch": 2, "device": "T4"}, two, said.append) == {}
+    assert said == []
+
+
 def test_nothing_is_offered_where_a_template_is_not_proven(tmp_path: Path) -> None:
     model = _model(tmp_path, "x = x @ x.T @ x if x.shape[0] % 3 else x * 2")
     asked: dict[str, Any] = {"batch": 64, "device": "T4"}

@@ -20,7 +20,7 @@ from graphmem.estimate import Estimate, Fit
 from graphmem.planning.advise import Advice, Advised
 from graphmem.planning.fit import fit
 from graphmem.planning.sweep import Row, Rows
-from graphmem.reports.document import Choices, Curves, Table
+from graphmem.reports.document import Choices, Curves, HeatMap, Table
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.support.estimates import training_estimate
@@ -236,8 +236,15 @@ def test_a_page_of_a_sweep_draws_what_is_a_number_and_has_all_cases_to_choose() 
     (choices,) = (block for block in parts if isinstance(block, Choices))
     assert choices.axes == [("batch", ["1", "2", "4"]), ("amp", ["bf16", "off"])]
     assert len(choices.cases) == 6
+    (found,) = (block for block in parts if isinstance(block, HeatMap))
+    assert (found.down, found.across) == (("amp", ["bf16", "off"]), ("batch", ["1", "2", "4"]))
+    assert {cell.size for cell in found.cells.values()} == {training_estimate().device}
     (table,) = (block for block in parts if isinstance(block, Table))
     assert [column.unit for column in table.columns[:2]] == ["figure", ""]
+    refused = Rows([*rows[:-1], Row.failed(settings[-1], UsageError("no such type"))])
+    (found,) = (block for one in refused.document().sections for block in one.blocks if isinstance(block, HeatMap))
+    assert found.cells["off", "2"].size is None
+    assert 'batch 2: no such type">-</td>' in refused.report("html")
     some = Rows([Row(one, training_estimate()) for one in settings[:-1]])  # a curve would have a hole
     assert not any(isinstance(block, Curves) for one in some.document().sections for block in one.blocks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from graphmem.capture.session.session import Session, capture
 from graphmem.cudnn.library import Cudnn
@@ -17,16 +18,12 @@ def predicted_changes(
     run: Callable[[Callable[[], None]], None],
     name: str,
     place: Place = Place.DEVICE,
-    *,
-    cudnn_workspaces: bool = True,
-    data_dependent: float | None = None,
-    cudnn: Cudnn | None = None,
+    **options: Any,
 ) -> list[int]:
     """Bytes allocated and, negative, freed between two calls of the function that ``run`` is given, in order.
-
-    Raises what a capture raises.
+    ``options`` are those of :func:`predicted`. Raises what a capture raises.
     """
-    return predicted(run, name, place, cudnn_workspaces=cudnn_workspaces, data_dependent=data_dependent, cudnn=cudnn)[0]
+    return predicted(run, name, place, **options)[0]
 
 
 def predicted(

@@ -15,29 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from tests import places
 from tests.recorded.cases.sharded import CASES, Case
-from tests.recorded.whole import WholePrograms, captured
+from tests.recorded.whole import CaseProgram, WholePrograms, captured
 
 if TYPE_CHECKING:
     from graphmem.run import Run
 
 
-@dataclass(frozen=True)
-class ShardedProgram:
-    """A case as a whole program."""
-
-    case: Case
-
-    @property
-    def name(self) -> str:
-        return self.case.name
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.case.needs
-
-    @property
-    def compiles(self) -> bool:
-        return self.case.compiles
+class ShardedProgram(CaseProgram):
+    """A case, as one rank of several."""
 
     def run(self) -> Any:
         from tests.recorded.scripts import without_others

@@ -43,11 +43,11 @@ PLAIN = (
     if hasattr(torch.nn, "Buffer")
     else (torch.Tensor, torch.nn.Parameter)
 )
-#: Types that kernels pack into nested tensors; others are selected by a mask.
 #: What multiplies a sparse matrix, and coalesces it before.
 PRODUCTS = ("mm", "_sparse_mm", "spmm", "matmul", "__matmul__", "addmm", "_sparse_addmm", "mv")
 #: Nodes of products, of whose gradient a sparse matrix's transpose is a factor.
 PRODUCTS_OF_SPARSE = ("SparseAddmm", "MmBackward", "AddmmBackward", "MvBackward")
+#: Types that kernels pack into nested tensors; others are selected by a mask.
 PACKED_BY_KERNEL = (torch.float32, torch.float16)
 
 
@@ -86,6 +86,25 @@ READS = _words(
     __format__
     """
 )  # results that are no tensors
+#: What ``torch.unique`` goes through, each of which reads how many there are.
+UNIQUE = _words(
+    """
+    unique _unique _unique2 _unique_impl _return_output _return_inverse _return_counts _return_inverse_and_counts
+    boolean_dispatch fn
+    """
+)
+#: Functions that take sizes, bounds or numbers, which may be device tensors: of a tensor (behind it), or of none.
+SIZED = _words(
+    """
+    view reshape expand repeat narrow split chunk new_zeros new_ones new_full new_empty tile pad select roll unflatten
+    topk new_tensor
+    """
+)
+SIZED_OF_NONE = _words(
+    "arange linspace full zeros ones empty eye tensor as_tensor range randint randperm fill_diagonal_"
+)
+#: What gives its argument's values.
+SAME_VALUES = _words("to cuda cpu clone contiguous detach alias type pin_memory _to_copy data requires_grad_")
 #: Operators that one known operand can decide: generation is over at its greatest length whatever token was last.
 OR, AND = _words("__or__ bitwise_or logical_or"), _words("__and__ bitwise_and logical_and")
 #: Checks of values that nobody knows: those of a model that trains are finite.
@@ -327,18 +346,7 @@ class TrueValues(TorchFunctionMode):
                 if kwargs.get("output_size") is None
                 else [b"\1"]
             )
-        if n in (
-            "unique",
-            "_unique",
-            "_unique2",
-            "_unique_impl",
-            "_return_output",
-            "_return_inverse",
-            "_return_counts",
-            "_return_inverse_and_counts",
-            "boolean_dispatch",
-            "fn",
-        ):
+        if n in UNIQUE:
             v = val(a0)
             if v is None:
                 return None
@@ -366,63 +374,8 @@ class TrueValues(TorchFunctionMode):
             asked = self.cudnn_ctc(a0, given, *values[1:])
             by_cudnn = len(asked) == 2 * values[1].numel() + 1 and self.fits_cudnn_ctc(*values[1:])
             return [*asked, targets, *(asked if by_cudnn else (steps, lengths))]
-        if n in (
-            "arange",
-            "linspace",
-            "full",
-            "zeros",
-            "ones",
-            "empty",
-            "eye",
-            "tensor",
-            "as_tensor",
-            "range",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-            "new_empty",
-            "view",
-            "reshape",
-            "expand",
-            "repeat",
-            "narrow",
-            "split",
-            "chunk",
-            "randint",
-            "randperm",
-            "tile",
-            "pad",
-            "select",
-            "roll",
-            "unflatten",
-            "fill_diagonal_",
-            "topk",
-            "new_tensor",
-            "histc",
-        ):
-            if n in (
-                "view",
-                "reshape",
-                "expand",
-                "repeat",
-                "narrow",
-                "split",
-                "chunk",
-                "new_zeros",
-                "new_ones",
-                "new_full",
-                "new_empty",
-                "tile",
-                "pad",
-                "select",
-                "roll",
-                "unflatten",
-                "topk",
-                "new_tensor",
-            ):
-                args = args[1:]
-            if n == "histc":
-                return None
+        if n in SIZED or n in SIZED_OF_NONE:
+            args = args[1:] if n in SIZED else args
             fl, _ = tree_flatten((args, kwargs))
             out = []
             for x in fl:
@@ -639,20 +592,7 @@ class TrueValues(TorchFunctionMode):
             return _device(a)
 
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            if n in (
-                "to",
-                "cuda",
-                "cpu",
-                "clone",
-                "contiguous",
-                "detach",
-                "alias",
-                "type",
-                "pin_memory",
-                "_to_copy",
-                "data",
-                "requires_grad_",
-            ):
+            if n in SAME_VALUES:
                 src = next(a for a in flat if isinstance(a, torch.Tensor))
                 r = arg(src)
                 cflat = [r] * len(oflat)

@@ -58,6 +58,28 @@ class WholeProgram(Protocol):
 
 
 @dataclass(frozen=True)
+class CaseProgram:
+    """A case as a whole program: what it returns is what a script would still hold at its end."""
+
+    case: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.case.name)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(self.case.needs)
+
+    @property
+    def compiles(self) -> bool:
+        return bool(getattr(self.case, "compiles", False))
+
+    def run(self) -> Any:
+        return self.case.program()
+
+
+@dataclass(frozen=True)
 class WholePrograms:
     """A kind of them. Programs are named in full or in part; without a name all are meant whose packages are
     installed. ``kind`` is its name in :mod:`tests.recorded.kinds`; ``cases`` finds its programs."""

@@ -4,13 +4,12 @@ predicted by the built-in step with the options that ask for the same, as ``grap
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests import places
-from tests.recorded.cases.written import CASES, Case, source_of
-from tests.recorded.whole import WholePrograms
+from tests.recorded.cases.written import CASES, source_of
+from tests.recorded.whole import CaseProgram, WholePrograms
 
 if TYPE_CHECKING:
     from graphmem.run import Run
@@ -19,22 +18,8 @@ if TYPE_CHECKING:
 _CARD = "H200-141GB"
 
 
-@dataclass(frozen=True)
-class WrittenLoop:
-    """A case as a whole program."""
-
-    case: Case
-
-    @property
-    def name(self) -> str:
-        return self.case.name
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.case.needs
-
-    def run(self) -> Any:
-        return self.case.program()
+class WrittenLoop(CaseProgram):
+    """A case, predicted by the built-in step."""
 
     def captured(self, torch_version: tuple[int, int], library: str | None) -> Run:
         from graphmem.answering import runs

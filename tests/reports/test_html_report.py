@@ -217,7 +217,9 @@ def test_printing_is_a_screen_and_a_notebook_shows_tables() -> None:
     assert str(estimate) == estimate.report()
     assert "--details" in shown[-1]
     assert len(repr(estimate)) < 200
-    tables = estimate._repr_html_()
+    bundle = estimate._repr_mimebundle_()
+    tables = bundle["text/html"]
+    assert bundle["text/plain"] == str(estimate)
     assert _Page(tables).tags.count("table") >= 1
     assert "<html" not in tables
 

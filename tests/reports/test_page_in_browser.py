@@ -317,9 +317,10 @@ def _opened(browser: _Browser, tmp_path: Path, answer: Answer) -> Any:
 
 
 def _told_by_keys(browser: _Browser, figure: str) -> list[str]:
-    """What a picture tells of each of its places, by keys from the first to the last."""
+    """What a picture tells of each of its places, by keys from the first to the last; axe finds nothing."""
     from selenium.webdriver import Keys
 
+    assert axe.serious(browser.driver) == []
     picture = browser.one(f"{figure} [role=slider]")
     browser.press(picture, Keys.HOME)
     told = []
@@ -366,6 +367,67 @@ def test_a_plan_page_marks_the_chosen_layout_among_all(browser: _Browser, tmp_pa
         assert float(seconds_told) == pytest.approx(seconds, rel=0.005)
 
 
+def test_a_page_of_advice_draws_what_each_change_leaves(browser: _Browser, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model, batch = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 64)), torch.empty(4096, 512)
+    document = _opened(browser, tmp_path, graphmem.advise(model, batch, device="T4"))
+    base, saving = document["base"], [one for one in document["advice"] if (one["saved_bytes"] or 0) > 0]
+    assert len(saving) > 3
+    assert sum(base["breakdown"].values()) == base["peak"]["device_bytes"]
+    whole, told = format_bytes(base["peak"]["device_bytes"]), _told_by_keys(browser, "figure.stacks")
+    parts = re.findall(r"([a-z][a-z ]+) [\d.]+ \w+", told[0].partition("; ")[2])
+    assert told[0].startswith(f"as it is: {whole} (fits); parameters {format_bytes(base['breakdown']['PARAMETER'])}, ")
+    assert [f"{one['change'].partition(':')[0]}: {format_bytes(one['device_bytes'])} (fits), "
+            f"{format_bytes(one['saved_bytes'])} less than as it is" for one in saving] == [
+        one.partition(";")[0] for one in told[1:]]  # fmt: skip
+    assert set(parts) <= set(browser.texts("figure.stacks .legend li"))
+    widths = browser.run(
+        "return [...document.querySelectorAll('.stacks tr')].map(row => [...row.querySelectorAll('rect')]"
+        ".map(one => [one.x.baseVal.value, one.width.baseVal.value, one.getAttribute('fill')]))")  # fmt: skip
+    edge, scale = (
+        browser.run("return document.querySelector('.edge').style.left"),
+        base["fits"]["capacity_bytes"] * 1.01,
+    )
+    assert edge == f"{100 / 1.01:.2f}%"
+    for row, size in zip(widths, [0, *(one["saved_bytes"] for one in saving)], strict=True):
+        assert sum(width for _, width, _ in row) == pytest.approx(1000 * base["peak"]["device_bytes"] / scale, abs=0.1)
+        assert sum(width for _, width, fill in row if fill == "none") == pytest.approx(1000 * size / scale, abs=0.1)
+    browser.one(".stacks tr:nth-child(3)").click()
+    assert browser.texts("figure.stacks .said") == [told[2]]
+
+
+def test_a_sweep_is_a_heat_map_for_each_other_setting_and_its_cells_choose(browser: _Browser, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model, batch = torch.nn.Linear(1024, 1024), torch.empty(1, 1024)
+    vary: dict[str, Any] = {"batch": [1, 500_000, 1_500_000], "device": ["A10G", "T4-16GB"], "amp": [None, "bf16"]}
+    document = _opened(browser, tmp_path, graphmem.sweep(model, batch, vary=vary))
+    assert axe.serious(browser.driver) == []
+    assert list(browser.texts(".heat caption")) == ["amp off", "amp bf16"]
+    fits = set()
+    for row in document["rows"]:
+        settings, found = row["settings"], row["estimate"]
+        amp = "off" if settings["amp"] is None else "bf16"
+        case = [str(settings["batch"]), settings["device"], amp]
+        at = json.dumps(case, separators=(",", ":"))
+        text, colour, title = browser.run(
+            "const [at] = [...document.querySelectorAll('.heat td')].filter(a => a.dataset.case === arguments[0]);"
+            "return [at.innerText, at.style.background, at.title]", at)  # fmt: skip
+        fit, size = found["fits"], found["peak"]["device_bytes"]
+        full = size / fit["capacity_bytes"]
+        cross = "" if fit["fits"] else "\N{MULTIPLICATION X} "
+        assert text.split("\n") == [f"{cross}{format_bytes(size)}", f"{100 * full:.0f} %"]
+        assert float(colour.rpartition(",")[2].strip(" )")) == pytest.approx(0.55 * min(1, full), abs=0.006)
+        assert title.startswith(f"gpu {case[1]}, batch {case[0]}: {'fits' if fit['fits'] else 'DOES NOT FIT'}")
+        fits.add(fit["fits"])
+    assert fits == {True, False}
+    cell = next(one for one in browser.all(".heat [data-case] button") if "\N{MULTIPLICATION X}" in one.text)
+    cell.click()
+    (verdict,) = browser.texts(".choices > :not([hidden]) .verdict p:first-child")
+    assert f"{cell.text.split()[1]} GiB of device memory" in verdict
+    assert verdict.startswith("DOES NOT FIT T4-16GB")
+    assert browser.one("select").get_attribute("value") == "T4-16GB"
+
+
 def test_the_page_of_an_analysis_has_other_batches(browser: _Browser, tmp_path: Path) -> None:
     from selenium.webdriver import Keys
 
@@ -407,6 +469,38 @@ def test_a_comparison_page_says_what_grew(browser: _Browser, tmp_path: Path, est
         for by in ("modules", "lines") for name, row in document[by].items() if row["change"]
     ]  # fmt: skip
     assert shown[0][0] == "layers.2"
+    parts = document["breakdown"]
+    for when, told in zip(("before", "after"), _told_by_keys(browser, "figure.stacks"), strict=True):
+        assert told.startswith(f"{when}: {format_bytes(sum(row[when] for row in parts.values()))}")
+        assert f"parameters {format_bytes(parts['PARAMETER'][when])}, " in told
+    bars = browser.run(
+        "return [...document.querySelector('section:last-of-type tbody tr').cells].slice(1)"
+        ".map(cell => parseFloat(cell.style.getPropertyValue('--part')))")  # fmt: skip
+    row = next(iter(document["lines"].values()))
+    most = max(size for one in document["lines"].values() for size in (one["before"], one["after"]))
+    assert bars == pytest.approx([100 * row["before"] / most, 100 * row["after"] / most, 100], abs=0.06)
+
+
+def test_a_notebook_shows_an_estimate_to_look_around_in(browser: _Browser, tmp_path: Path, estimate: Estimate) -> None:
+    from selenium.webdriver import Keys
+
+    shown, plotted = (one._repr_mimebundle_()["text/html"] for one in (estimate, estimate.plot()))
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!DOCTYPE html><html lang=en><title>cells</title>{shown}{plotted}</html>", encoding="utf-8")
+    for number in range(2):
+        browser.driver.get(path.as_uri())
+        frame = browser.all("iframe")[number]
+        assert browser.run("try { return !arguments[0].contentDocument } catch { return true }", frame), "apart"
+        browser.driver.switch_to.frame(frame)
+        browser.until(lambda: browser.run("return document.getElementById('moments').dataset.ready"))
+        _shows_moment(browser, estimate, estimate.moment.event)
+        browser.press(browser.one("[role=slider]"), Keys.HOME)
+        _shows_moment(browser, estimate, 0)
+        browser.driver.switch_to.default_content()
+    written = tmp_path / "run.html"
+    estimate.plot().save(written)
+    browser.open(written)
+    _shows_moment(browser, estimate, estimate.moment.event)
 
 
 def test_other_answers_have_tables_to_sort_and_curves(browser: _Browser, tmp_path: Path) -> None:

@@ -35,10 +35,11 @@ def test_an_answer_prints_as_its_command_does(answers: dict[str, Any], name: str
     assert said in str(found)
     if name != "sweep":  # a list, which Python shows as such
         assert len(repr(found)) < 120
-    html = found._repr_html_()
+    bundle = found._repr_mimebundle_()
+    html = bundle["text/html"]
     assert html.startswith('<div class="graphmem">')
     assert "<table>" in html
-    assert found._repr_markdown_().startswith("# ")
+    assert bundle["text/markdown"].startswith("# ")
     assert "graphmem.planning" not in html
 
 

@@ -16,7 +16,7 @@ from graphmem.base.figures import MEASURED
 from graphmem.errors import NotModelledError, SourceError
 from graphmem.graph.asked import Asked
 from graphmem.graph.model import Graph, Node, TensorSpec
-from graphmem.runtimes.onnxruntime import cuda_fusions, initializer_order
+from graphmem.runtimes.onnxruntime import cuda_fusions, orders
 from graphmem.runtimes.onnxruntime.kernels.cuda_provider import takes
 from graphmem.runtimes.onnxruntime.options import parse_options
 from graphmem.runtimes.onnxruntime.plan.process import plan
@@ -124,7 +124,7 @@ def test_the_order_of_initializers_is_an_interval_and_none_where_they_are_reserv
     drawn = analyze(path, batch=4, cudnn="never")
     (cause,) = [cause for cause in drawn.doubts.causes if cause.name == "order of initializers"]
     assert cause.basis == MEASURED
-    assert initializer_order.DRAWS < cause.count <= initializer_order.MOST_DRAWS  # they differ: more are drawn
+    assert orders.DRAWS < cause.count <= orders.MOST_DRAWS  # they differ: more are drawn
     on_device = "session.use_device_allocator_for_initializers:1"
     reserved = analyze(path, batch=4, cudnn="never", alloc_conf=on_device)
     assert not [cause for cause in reserved.doubts.causes if cause.name == "order of initializers"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphmem.graph.model import Graph, Node, TensorSpec
-from graphmem.runtimes.onnxruntime.layout_order import orders_of
+from graphmem.runtimes.onnxruntime.orders import orders_of
 
 NCHWC = "com.microsoft.nchwc"
 

@@ -10,7 +10,7 @@ segments and every setting that changes device memory. Not modelled: ``backend:c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import floor
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
@@ -44,6 +44,14 @@ from graphmem.allocators.pytorch_caching.release import (
     release_cached_blocks,
 )
 from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
+from graphmem.allocators.pytorch_caching.table import (
+    GIVEN,
+    LAST_SERIAL,
+    MOST_MAPPED,
+    RESERVED,
+    RETRIES,
+    TAKEN,
+)
 from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views
 from graphmem.base import versions
 from graphmem.errors import DeviceOutOfMemory, UsageError
@@ -278,13 +286,14 @@ class PyTorchCachingAllocator(PoolInterface):
         """Play events as far as the plain path goes; None where nothing is played."""
         return fast_forward(self, kinds, subjects, sizes, streams)
 
-    def take_segment(self, first: Block, size: int) -> None:
-        """Obtain from the driver the segment of ``size`` bytes whose blocks, from the ``first`` on, are there."""
-        address = self.driver.malloc(size)
-        order = self.order_of_new_segment(first.address)
-        assert (address, order) == (first.address, first.order)
-        self._heads[first.address] = first
-        self.count_reserved(first.free_set, size)
+    def take_segments(self, sizes: Mapping[Block, int], most_reserved: int, counted: Sequence[int]) -> None:
+        """Hold segments of so many bytes by their first blocks, as after all that was ``counted`` (:mod:`.table`)."""
+        self.driver.hold({first.address: size for first, size in sizes.items()}, counted[MOST_MAPPED])
+        self._heads = {first.address: first for first in sizes}
+        self.reserved_bytes, self.peak_reserved_bytes = counted[RESERVED], most_reserved
+        self.num_device_alloc, self.num_device_free = counted[TAKEN], counted[GIVEN]
+        self.num_alloc_retries = self.num_sync_all_streams = counted[RETRIES]
+        self._next_serial = counted[LAST_SERIAL]
 
     def take_mapped(self, free_set: FreeSet, size: int, times: int) -> None:
         """Obtain from the driver what was mapped, in so many ``times``, of an expandable segment that is there."""

@@ -2,11 +2,11 @@
 
     played = fast_forward(allocator, kinds, subjects, sizes, streams)
 
-plays events into a new allocator until one needs more than the plain path: a request that the card refuses, a private
-pool, an event of another kind. Restored, the allocator is as if it had played them itself, and goes on by itself. With
-numba (``pip install graphmem[fast]``) it takes 20 to 40 times less than the allocator's own methods; without, or with a
-fraction of the card's memory, nothing is played here. The steps are those of :mod:`.allocator`, which is the one to
-read; tests hold the two together.
+plays events into a new allocator until one needs more than the plain path: a request that the card refuses whatever is
+given back (with expandable segments: that it refuses), a private pool, an event of another kind. Restored, the
+allocator is as if it had played them itself, and goes on by itself. With numba (``pip install graphmem[fast]``) it
+takes 20 to 40 times less than the allocator's own methods; without, or with a fraction of the card's memory, nothing is
+played here. The steps are those of :mod:`.allocator`, which is the one to read; tests hold the two together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from graphmem.allocators.pytorch_caching.blocks import (
     FreeSet,
 )
 from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, segment_bytes
-from graphmem.allocators.pytorch_caching.table import PREV, SET, STATE, Rules, Table
+from graphmem.allocators.pytorch_caching.table import PREV, RETRIES, SET, STATE, TAKEN, Rules, Table
 
 if TYPE_CHECKING:
     from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
@@ -76,12 +76,12 @@ def fast_forward(
 
     def restore() -> dict[int, Block]:
         made = _Made(allocator, table, rows)
-        made.put_back()
+        made.put_back(int(reserved[:done].max()))
         allocator.allocated_bytes, allocator.peak_allocated_bytes = int(allocated[done - 1]), int(peak)
         living = np.flatnonzero(held >= 0)
         return {index: made.blocks[row] for index, row in zip(living.tolist(), held[living].tolist(), strict=True)}
 
-    return Played(allocated[:done], reserved[:done], int(peak), restore)
+    return Played(allocated[:done], reserved[:done], int(peak), int(table.counted[RETRIES]), restore)
 
 
 def _is_plain(allocator: PyTorchCachingAllocator) -> bool:
@@ -116,8 +116,8 @@ class _Made:
         self._rows: dict[int, list[int]] = dict(zip(there.tolist(), of_rows[there].tolist(), strict=True))
         self.blocks: dict[int, Block] = {}
 
-    def put_back(self) -> None:
-        """Give the allocator its segments and its sets of free blocks."""
+    def put_back(self, most_reserved: int) -> None:
+        """Give the allocator its segments and its sets of free blocks; ``most_reserved``: bytes, so far."""
         allocator, table = self._allocator, self._table
         sets = {one: allocator.free_set("large" if one % 2 else "small", one // 2) for one in self._sets}
         for row in (
@@ -131,10 +131,11 @@ class _Made:
             free_set.unmapped = [tail]
             if maps:  # it ended before, where the card had no room for the first
                 allocator.take_mapped(free_set, tail.address - head.address, maps)
-        for number, row in self._rows.items():
-            if row[PREV] < 0 and number not in self.blocks:
-                head, _ = self._chain(number, sets[row[SET]])
-                allocator.take_segment(head, sum(block.size for block in _from(head)))
+        plain = [number for number, row in self._rows.items() if row[PREV] < 0 and number not in self.blocks]
+        if self._table.counted[TAKEN]:
+            heads = [self._chain(number, sets[self._rows[number][SET]])[0] for number in plain]
+            sizes = {head: sum(block.size for block in _from(head)) for head in heads}
+            allocator.take_segments(sizes, most_reserved, self._table.counted.tolist())
         for one, free_set in sets.items():
             free_set.blocks = [self.blocks[row] for row in table.free[one, : table.counts[one]].tolist()]
             free_set.keys = [(block.size << ORDER_BITS) + block.order for block in free_set.blocks]

@@ -14,6 +14,7 @@ from graphmem.allocators.pytorch_caching.blocks import (
     FREE,
     GONE,
     MIN_BLOCK_BYTES,
+    ONE_EXBIBYTE,
     ROUND_LARGE_BYTES,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
@@ -21,18 +22,28 @@ from graphmem.allocators.pytorch_caching.blocks import (
 )
 from graphmem.allocators.pytorch_caching.table import (
     ADDRESS,
+    GIVEN,
+    HOLES,
+    LAST_SERIAL,
+    MAPPED,
+    MOST_MAPPED,
     NEXT,
     PREV,
     REQUESTED,
+    RESERVED,
+    RETRIES,
     SERIAL,
     SET,
     SIZE,
     STATE,
+    TAKEN,
     Rules,
     Table,
 )
 
 Numbers = npt.NDArray[np.int64]
+
+_ONE = np.uint64(1)
 
 
 @njit(cache=True, inline="always")
@@ -58,23 +69,25 @@ def _place(table: Table, pool: int, size: int, serial: int, address: int) -> int
 @njit(cache=True, inline="always")
 def _insert(table: Table, row: int) -> None:
     blocks, pool = table.blocks, table.blocks[row, SET]
-    sizes, free, count = table.free_sizes, table.free, table.counts[pool]
+    sizes, free, count = table.free_sizes[pool], table.free[pool], table.counts[pool]
     place = _place(table, pool, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS])
-    for number in range(count, place, -1):
-        free[pool, number] = free[pool, number - 1]
-        sizes[pool, number] = sizes[pool, number - 1]
-    free[pool, place], sizes[pool, place] = row, blocks[row, SIZE]
+    end = np.uint64(count)
+    for moved in range(np.uint64(count - place)):  # without a sign, as no index is then counted from the end
+        free[end - moved] = free[end - moved - _ONE]
+        sizes[end - moved] = sizes[end - moved - _ONE]
+    free[place], sizes[place] = row, blocks[row, SIZE]
     table.counts[pool] = count + 1
 
 
 @njit(cache=True, inline="always")
 def _remove_at(table: Table, pool: int, place: int) -> int:
     """Take the row at a place out of a set; the row."""
-    sizes, free, count = table.free_sizes, table.free, table.counts[pool]
-    row: int = free[pool, place]
-    for number in range(place, count - 1):
-        free[pool, number] = free[pool, number + 1]
-        sizes[pool, number] = sizes[pool, number + 1]
+    sizes, free, count = table.free_sizes[pool], table.free[pool], table.counts[pool]
+    row: int = free[place]
+    for moved in range(np.uint64(count - 1 - place)):
+        gap = np.uint64(place) + moved
+        free[gap] = free[gap + _ONE]
+        sizes[gap] = sizes[gap + _ONE]
     table.counts[pool] = count - 1
     return row
 
@@ -169,6 +182,142 @@ def _map(table: Table, pool: int, size: int, rows: int) -> tuple[int, int]:
     return row, rows
 
 
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, inline="always")
+def _pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+@njit(cache=True, inline="always")
+def _take_addresses(table: Table, pages: int) -> int:
+    """``LowestHole.take``; -1 where no range is large enough."""
+    holes, count = table.holes, table.counted[HOLES]
+    for place in range(count):
+        if holes[place, 1] >= pages:
+            address: int = holes[place, 0]
+            holes[place, 0] += pages
+            holes[place, 1] -= pages
+            if holes[place, 1] == 0:
+                for number in range(place, count - 1):
+                    holes[number] = holes[number + 1]
+                table.counted[HOLES] -= 1
+            return address
+    return -1
+
+
+@njit(cache=True)
+def _give_addresses(table: Table, address: int, pages: int) -> None:
+    """``LowestHole.give``."""
+    holes, count, place = table.holes, table.counted[HOLES], 0
+    while place < count and holes[place, 0] < address:
+        place += 1
+    joins = place > 0 and holes[place - 1, 0] + holes[place - 1, 1] == address
+    if place < count and address + pages == holes[place, 0]:
+        holes[place, 0] = address
+        holes[place, 1] += pages
+        if joins:
+            holes[place - 1, 1] += holes[place, 1]
+            for number in range(place, count - 1):
+                holes[number] = holes[number + 1]
+            table.counted[HOLES] -= 1
+    elif joins:
+        holes[place - 1, 1] += pages
+    else:
+        for number in range(count, place, -1):
+            holes[number] = holes[number - 1]
+        holes[place, 0], holes[place, 1] = address, pages
+        table.counted[HOLES] += 1
+
+
+@njit(cache=True)
+def _release(table: Table, row: int) -> None:
+    """``release_block``."""
+    blocks, counted = table.blocks, table.counted
+    size = blocks[row, SIZE]
+    _remove(table, row)
+    blocks[row, STATE] = GONE
+    counted[RESERVED] -= size
+    counted[MAPPED] -= _pages(size)
+    counted[GIVEN] += 1
+    _give_addresses(table, blocks[row, ADDRESS], _pages(size))
+
+
+@njit(cache=True, inline="always")
+def _is_whole(table: Table, row: int) -> bool:
+    is_whole: bool = table.blocks[row, PREV] < 0 and table.blocks[row, NEXT] < 0
+    return is_whole
+
+
+@njit(cache=True)
+def _releasable(table: Table) -> int:
+    """Bytes of the pages that :func:`_release_cached` would give back."""
+    pages = 0
+    for pool in range(len(table.counts)):
+        for place in range(table.counts[pool]):
+            row = table.free[pool, place]
+            if _is_whole(table, row):
+                pages += _pages(table.blocks[row, SIZE])
+    return pages
+
+
+@njit(cache=True)
+def _release_cached(table: Table) -> None:
+    """``release_cached_blocks``."""
+    table.counted[RETRIES] += 1
+    for pool in range(len(table.counts)):
+        for place in range(table.counts[pool] - 1, -1, -1):
+            row = table.free[pool, place]
+            if _is_whole(table, row):
+                _release(table, row)
+
+
+@njit(cache=True)
+def _release_available(table: Table, rules: Rules, pool: int, rounded: int) -> bool:
+    """``release_available_cached_blocks``."""
+    if rules.max_split > ONE_EXBIBYTE:
+        return False
+    target, released = max(rounded, rules.max_split), 0
+    place = _place(table, pool, target, -1, -1)
+    if place < table.counts[pool]:
+        _release(table, table.free[pool, place])
+        return True
+    while place > 0 and released < target:
+        place -= 1
+        row = table.free[pool, place]
+        if table.blocks[row, SIZE] < rules.max_split:
+            break
+        released += table.blocks[row, SIZE]
+        _release(table, row)
+    is_enough: bool = released >= target
+    return is_enough
+
+
+@njit(cache=True, inline="always")
+def _new_segment(table: Table, rules: Rules, pool: int, rounded: int, wanted: int, room: int) -> int:
+    """``cudaMalloc`` of so many bytes, with what is given back before giving up: the address; -1 where that is not
+    enough, and nothing is given back; -2 where addresses are too scattered to say."""
+    counted, pages = table.counted, _pages(wanted)
+    if counted[MAPPED] + pages > room:
+        if room > SPAN_BYTES // 2 or counted[MAPPED] - _releasable(table) + pages > room:
+            return -1
+        if not _release_available(table, rules, pool, rounded) or counted[MAPPED] + pages > room:
+            _release_cached(table)
+    address: int = _take_addresses(table, pages)
+    if address < 0:
+        return -2
+    counted[RESERVED] += wanted
+    counted[MAPPED] += pages
+    counted[MOST_MAPPED] = max(counted[MOST_MAPPED], counted[MAPPED])
+    counted[TAKEN] += 1
+    counted[LAST_SERIAL] += rules.numbers_segments
+    return address
+
+
+# --- blocks and events ------------------------------------------------------------------------------------------------
+
+
 @njit(cache=True, inline="always")
 def _split(table: Table, row: int, rounded: int, rows: int) -> None:
     """``split_off``: the rest of a block becomes the free block of the next row."""
@@ -212,15 +361,16 @@ def play(
     kinds: Numbers, subjects: Numbers, sizes: Numbers, streams: Numbers, divisions: Numbers, rules: Rules, table: Table,
     held: Numbers, allocated: Numbers, reserved: Numbers,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Play events until one is not plain: how many were played, the rows of the table, and the most bytes allocated.
+    """Play events until one is not plain: how many were played, the rows of the table, and the most bytes allocated;
+    none where it cannot be said.
 
     Filled here: the ``table``; the block ``held`` by each storage, -1 for none; bytes ``allocated`` and ``reserved``
     after each event.
     """
-    blocks = table.blocks
-    rows, now, most, total, mapped, address, serial = 0, 0, 0, 0, 0, MALLOC_BASE, 0
-    virtual = VIRTUAL_BASE
-    room = SPAN_BYTES if rules.room < 0 else rules.room
+    blocks, counted = table.blocks, table.counted
+    rows, now, most, virtual = 0, 0, 0, VIRTUAL_BASE
+    table.holes[0, 0], table.holes[0, 1], counted[HOLES] = MALLOC_BASE, SPAN_BYTES, 1
+    room = SPAN_BYTES if rules.room < 0 else min(rules.room, SPAN_BYTES)
     least_rest = MIN_BLOCK_BYTES if rules.is_expandable else SMALL_BYTES + 1
     for event in range(len(kinds)):
         kind, subject = kinds[event], subjects[event]
@@ -232,31 +382,33 @@ def play(
             if row < 0 and rules.is_expandable:
                 if table.tails[pool] < 0:
                     whole = rules.large_range if pool % 2 else rules.small_range
-                    serial += rules.numbers_segments
-                    blocks[rows, SIZE], blocks[rows, SERIAL], blocks[rows, ADDRESS] = whole, serial, virtual
+                    counted[LAST_SERIAL] += rules.numbers_segments
+                    blocks[rows, SIZE], blocks[rows, ADDRESS] = whole, virtual
+                    blocks[rows, SERIAL] = counted[LAST_SERIAL]
                     blocks[rows, PREV], blocks[rows, NEXT] = -1, -1
                     blocks[rows, STATE], blocks[rows, SET] = UNMAPPED, pool
                     table.tails[pool], rows = rows, rows + 1
                     virtual += -(-whole // PAGE_BYTES) * PAGE_BYTES
-                more = _mapped(table, rules, pool, rounded, room - mapped)
+                more = _mapped(table, rules, pool, rounded, room - counted[MAPPED])
                 if more < 0:
                     return event, rows, most
                 row, rows = _map(table, pool, more, rows)
-                total, mapped = total + more, mapped + more
+                counted[RESERVED] += more
+                counted[MAPPED] += more
             elif row < 0:
                 wanted = -(-rounded // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
                 if rounded <= SMALL_BYTES:
                     wanted = SMALL_SEGMENT_BYTES
                 elif rounded < MIN_LARGE_ALLOC_BYTES:
                     wanted = rules.large_segment
-                pages = -(-wanted // PAGE_BYTES) * PAGE_BYTES
-                if mapped + pages > min(room, SPAN_BYTES):
+                address = _new_segment(table, rules, pool, rounded, wanted, room)
+                if address == -2:
+                    return 0, 0, 0
+                if address < 0:
                     return event, rows, most
                 row, rows = rows, rows + 1
-                serial += rules.numbers_segments
-                blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS] = wanted, serial, address
+                blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS] = wanted, counted[LAST_SERIAL], address
                 blocks[row, PREV], blocks[row, NEXT], blocks[row, SET] = -1, -1, pool
-                total, mapped, address = total + wanted, mapped + pages, address + pages
             is_worth_it = blocks[row, SIZE] - rounded >= (MIN_BLOCK_BYTES if pool % 2 == 0 else least_rest)
             if is_worth_it and (rounded < rules.max_split or rules.is_expandable):
                 _split(table, row, rounded, rows)
@@ -271,5 +423,5 @@ def play(
             _free(table, row)
         elif kind == STOP:
             return event, rows, most
-        allocated[event], reserved[event] = now, total
+        allocated[event], reserved[event] = now, counted[RESERVED]
     return len(kinds), rows, most

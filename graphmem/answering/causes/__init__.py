@@ -58,6 +58,8 @@ _OPEN = {
     Effect.MORE: Spread(above=True),
     Effect.UNBOUNDED: Spread(below=True, above=True),
 }
+#: The causes that the meanings of diagnostics name, in their order.
+_NAMED = tuple(dict.fromkeys(meaning.cause for meaning in MEANINGS.values() if meaning.effect in _OPEN))
 
 
 def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
@@ -186,12 +188,9 @@ _WORDS, _ATTENTION = "aten.embedding.default", ("aten._scaled_dot_product", "ate
 def cause_of_real_card(trace: Trace, peak: Peak) -> Cause | None:
     """How far language models that others measured on real cards, and published, were from their predictions, whatever
     is certain on the stub driver: the driver's addresses decide which block is taken, and versions are of their day."""
-    names = trace.operator_names
-    if _WORDS not in names or not any(name.startswith(_ATTENTION) for name in names):
+    if not _has_words_and_attention(trace):
         return None
-    rows = {
-        level: [change for _, at, change in _measured()["cards"] if at == level] for level in ("allocated", "reserved")
-    }
+    rows = _measured_on_cards()
     source = f"{sum(map(len, rows.values()))} peaks of language models, measured by others on real cards, were off so"
     allocated = seen(int(peak.allocated_bytes * change) for change in rows["allocated"])
     reserved = seen(int(peak.reserved_bytes * change) for change in rows["reserved"])
@@ -200,6 +199,14 @@ def cause_of_real_card(trace: Trace, peak: Peak) -> Cause | None:
     remedy = "graphmem verify measures it on a card"
     inside = round((count - 1) / (count + 1), 4)
     return Cause("real cards", MEASURED, source, spreads, inside=inside, count=count, remedy=remedy)
+
+
+def _has_words_and_attention(trace: Trace) -> bool:
+    if "is of language" not in trace.kept_of_events:
+        names = trace.operator_names
+        found = _WORDS in names and any(name.startswith(_ATTENTION) for name in names)
+        trace.kept_of_events["is of language"] = found
+    return bool(trace.kept_of_events["is of language"])
 
 
 def _of_shortened(diagnostics: Sequence[Diagnostic], peak: Peak) -> Iterator[Cause]:
@@ -222,7 +229,7 @@ def _of_garbage(trace: Trace) -> Iterator[Cause]:
 
 def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
     """A cause for all diagnostics whose meaning names the same one, in the order of :data:`MEANINGS`."""
-    for name in dict.fromkeys(meaning.cause for meaning in MEANINGS.values() if meaning.effect in _OPEN):
+    for name in _NAMED:
         found = [one for one in diagnostics if one.meaning.cause == name]
         if name == VALUES:
             yield from _of_values(found, peak, tried)
@@ -359,6 +366,13 @@ def _measured() -> dict[str, Any]:
     ``shortened``: rows of (program, change of the allocated peak, of the reserved peak)."""
     found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
     return found
+
+
+@cache
+def _measured_on_cards() -> dict[str, list[float]]:
+    """The changes of ``cards`` by their level."""
+    rows = _measured()["cards"]
+    return {level: [change for _, at, change in rows if at == level] for level in ("allocated", "reserved")}
 
 
 def together(*parts: Sequence[Cause]) -> Doubts:

@@ -82,8 +82,8 @@ class _DeviceThread:
     def __init__(self, numbers: Numbers) -> None:
         self._numbers, self._ahead = numbers, 0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = OwnThread(target=self._serve, name="backward", daemon=True)
-        self._thread.start()
+        self.thread = OwnThread(target=self._serve, name="backward", daemon=True)
+        self.thread.start()
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
@@ -91,9 +91,6 @@ class _DeviceThread:
             self._ahead = self._numbers.ahead
             work()
             del work
-
-    def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
 
     def run(self, function: Callable[[], object]) -> object:
         """The function's result, or its error raised again."""
@@ -118,7 +115,7 @@ class _DeviceThread:
 
     def close(self) -> None:
         self._work.put(None)
-        self._thread.join()
+        self.thread.join()
 
     def take(self, count: int) -> int:
         """The first of ``count`` numbers of the thread that no other node has."""
@@ -206,7 +203,7 @@ def numbered_as_on_a_card() -> Iterator[Numbers]:
         def run() -> object:
             return original(tensors, gradients, retain, create_graph, *args, **kwargs)
 
-        if threads and threads[0].is_current():
+        if threads and threading.current_thread() is threads[0].thread:
             return run()
         if not create_graph:
             with numbers.of_a_pass():

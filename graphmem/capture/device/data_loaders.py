@@ -8,10 +8,11 @@ processes would send, without their tensors being shared.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
+from graphmem.base.environment import having
 from graphmem.capture.patches import Patches
 from graphmem.capture.values import generators
 from graphmem.torch_names import private
@@ -47,11 +49,8 @@ def patch_data_loaders(patches: Patches) -> None:
 def _collated(batch: object, **options: object) -> object:
     """A batch of tensors as PyTorch collates it outside of a worker, which would write it into shared memory of its own
     (``collate_tensor_fn``, torch/utils/data/_utils/collate.py) where no fake tensor can be."""
-    info, _worker._worker_info = _worker._worker_info, None
-    try:
+    with having(_worker, _worker_info=None):
         return _collators[torch.Tensor](batch, **options)
-    finally:
-        _worker._worker_info = info
 
 
 class _InProcess(_loader):  # type: ignore[misc]
@@ -140,7 +139,7 @@ class _Worker:
 
     def start(self) -> None:
         """As a process begins; an error here is raised with the first batch."""
-        with _Place(self):
+        with _in_place_of(self):
             try:
                 seed = self._base_seed + self._number
                 random.seed(seed)
@@ -168,7 +167,7 @@ class _Worker:
         """The item that the process puts into the queue of results for a task; None for nothing."""
         if isinstance(task, _worker._ResumeIteration):
             self._has_ended = False
-            with _Place(self):
+            with _in_place_of(self):
                 self._shuffle_pipe(task.seed)
                 self._make_fetcher()
             return task, None
@@ -178,7 +177,7 @@ class _Worker:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             return number, failed
-        with _Place(self):
+        with _in_place_of(self):
             return number, self._fetched(index)
 
     def _fetched(self, index: object) -> Any:
@@ -202,22 +201,18 @@ class _Worker:
         self._fetcher = _kinds.create_fetcher(self._kind, self._dataset, *self._options)
 
 
-class _Place:
-    """While it lasts, this process is the worker's: its random states, and ``get_worker_info``."""
-
-    def __init__(self, worker: _Worker) -> None:
-        self._worker = worker
-
-    def __enter__(self) -> None:
-        self._outside = _random_states(), _worker._worker_info
-        if self._worker._states is not None:
-            _set_random_states(self._worker._states)
-            _worker._worker_info = self._worker._info
-
-    def __exit__(self, *_: object) -> None:
-        self._worker._states = _random_states()
-        states, _worker._worker_info = self._outside
-        _set_random_states(states)
+@contextlib.contextmanager
+def _in_place_of(worker: _Worker) -> Iterator[None]:
+    """Until the end, this process is the worker's: its random states, and ``get_worker_info``."""
+    outside, info = _random_states(), _worker._worker_info
+    if worker._states is not None:
+        _set_random_states(worker._states)
+        _worker._worker_info = worker._info
+    try:
+        yield
+    finally:
+        worker._states, _worker._worker_info = _random_states(), info
+        _set_random_states(outside)
 
 
 def _random_states() -> object:

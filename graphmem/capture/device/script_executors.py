@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.base.environment import changed
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
@@ -365,16 +366,13 @@ def _named(kind: Any) -> Any:
 @contextlib.contextmanager
 def _fusing() -> Iterator[None]:
     """Let the pass fuse for the host what it fuses for a card: neither convolutions nor products."""
-    can, left_out = _can_fuse_on_cpu(), os.environ.get(_DONT_FUSE)
+    can = _can_fuse_on_cpu()
     _fuse_on_cpu(True)
-    os.environ[_DONT_FUSE] = ":".join(filter(None, (left_out, "conv2d:matmul")))
     try:
-        yield
+        with changed({_DONT_FUSE: ":".join(filter(None, (os.environ.get(_DONT_FUSE), "conv2d:matmul")))}):
+            yield
     finally:
         _fuse_on_cpu(can)
-        os.environ.pop(_DONT_FUSE)
-        if left_out is not None:
-            os.environ[_DONT_FUSE] = left_out
 
 
 def _is_module(arg: object) -> bool:

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from graphmem.base.imports import library_folder, watched_imports
+from graphmem.base.imports import library_folder
 from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import namespace_that_imports
 from graphmem.diagnostics import Code, Diagnostic
@@ -52,25 +53,18 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
     with Patches() as patches:
         missing = _Missing(patches, launched, remark)
 
-        def follow(module: ModuleType) -> None:
+        def follow(made: Patches, module: ModuleType) -> None:
             if module.__name__ == _JIT:
-                patches.set(module.KernelInterface, "__getitem__", lambda kernel, _: partial(launched, kernel))
+                made.set(module.KernelInterface, "__getitem__", lambda kernel, _: partial(launched, kernel))
             elif module.__name__ == _DRIVER:
                 if isinstance(vars(module.DriverConfig).get("active"), property):  # since 3.4
-                    patches.set(module.DriverConfig, "active", property(lambda _: _Driver()))
+                    made.set(module.DriverConfig, "active", property(lambda _: _Driver()))
             else:
-                _launch_nothing(patches, module, _MODULES[module.__name__], forget)
+                _launch_nothing(made, module, _MODULES[module.__name__], forget)
 
-        def execute(module: ModuleType, import_it: Callable[[], None]) -> None:
-            import_it()
-            follow(module)
-
-        watched = (_JIT, _DRIVER) if is_installed else tuple(_MODULES)
-        for module in filter(None, map(sys.modules.get, watched)):
-            follow(module)
         sys.meta_path.append(missing)
         try:
-            with watched_imports(dict.fromkeys(watched, execute), patches.threads.only(lambda: True)):
+            with patched_imports(dict.fromkeys((_JIT, _DRIVER) if is_installed else _MODULES, follow)):
                 yield
         finally:
             sys.meta_path.remove(missing)

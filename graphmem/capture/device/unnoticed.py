@@ -1,4 +1,4 @@
-"""No library finds out that it is being analysed.
+"""Hides fake tensors from libraries, so that they run the code that they run on a card.
 
 Libraries ask whether a tensor is fake, and then take the path they keep for exporters: transformers builds a 4-D mask
 that no card makes (``is_tracing`` in ``transformers/utils/import_utils.py``, 5.x). PyTorch's own code has to know, so
@@ -115,13 +115,11 @@ def shown_type(value: object) -> type:
 def with_shown_types(tree: ast.Module) -> ast.Module:
     """``tree`` with each ``type(x)`` as a call of :func:`shown_type`."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and _is_type(node):
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id == "type" and not isinstance(node.args[0], ast.Starred):
             node.func = ast.copy_location(ast.Name(TYPE, ast.Load()), node.func)
     return tree
-
-
-def _is_type(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "type" and not isinstance(call.args[0], ast.Starred)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -32,12 +32,12 @@ def _follow_planner(patches: Patches, module: ModuleType) -> None:
         gives_reasons = "list" in str(module._validate_global_plan.__annotations__.get("return"))
         patches.set(module, "_validate_global_plan", lambda *_: [] if gives_reasons else True)
     planner = getattr(module, "DefaultSavePlanner", None)
-    patches.where_found([planner], {"_dedup_save_plans": lambda self, plans: _all_here(plans)})
 
+    def all_here(_: object, plans: list[Any]) -> list[Any]:
+        """Nothing is left to other processes, which are assumed to plan as this one does."""
+        return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
 
-def _all_here(plans: list[Any]) -> list[Any]:
-    """Nothing is left to other processes, which are assumed to plan as this one does."""
-    return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
+    patches.where_found([planner], {"_dedup_save_plans": all_here})
 
 
 def _follow_optimizers(patches: Patches, module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The tensors that a variable holding a model's output keeps alive, found before the output is dropped.
+"""Finds the tensors that stay alive as long as a variable of the loop holds the model's output.
 
 Both loops (:data:`graphmem.training.LOOPS`) run the same operators; they differ in when the output and the loss are let
 go. So one run gives both: the output and the loss are dropped as early as ``drop`` drops them, and the book

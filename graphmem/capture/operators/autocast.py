@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
-from importlib import resources
 from typing import Any, TypeGuard, TypeVar
 
 import torch
 
 from graphmem.base import versions
+from graphmem.base.tables import read_table
 from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition
 from graphmem.capture.operators.recurrent.cudnn import weights_in_half
@@ -31,7 +30,7 @@ from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.torch_names import private
 
 #: The lists, by what autocast does: PyTorch's, in ``autocast.json``.
-_LISTS: dict[str, list[str]] = json.loads(resources.files(__package__).joinpath("autocast.json").read_text("utf-8"))
+_LISTS: dict[str, list[str]] = read_table("graphmem.capture.operators", "autocast.json")
 T = TypeVar("T")
 _LOST = "autocast cannot be followed"
 _excluded: Any = private("torch._C._ExcludeDispatchKeyGuard", _LOST)

@@ -28,13 +28,12 @@ _DISTINCT = "_graphmem_distinct"
 
 
 def _made(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
-    return _made_of(like, list(like.shape), indices, values, coalesced)
+    return _made_of((like.sparse_dim(), like.dense_dim()), list(like.shape), indices, values, coalesced)
 
 
-def _made_of(like: Tensor, shape: list[int], indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
+def _made_of(dims: tuple[int, int], shape: list[int], indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
     made: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
-        like.sparse_dim(),
-        like.dense_dim(),
+        *dims,
         shape,
         indices,
         values,
@@ -208,12 +207,7 @@ def _of_dense(_: Selection, self: Tensor, sparse_dim: int) -> Perhaps:
         rows = math.prod(self.shape[:sparse_dim])  # of places that are not known all are taken
         indices = _aten.unique_dim.default(found[:sparse_dim], 1)[0][:, :rows].contiguous()
     values = self[tuple(indices.chunk(sparse_dim))].squeeze(0).clone()
-    options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device, "is_coalesced": True}
-    dims = sparse_dim, self.dim() - sparse_dim
-    out: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
-        *dims, list(self.shape), indices, values, **options
-    )
-    return out
+    return _made_of((sparse_dim, self.dim() - sparse_dim), list(self.shape), indices, values, coalesced=True)
 
 
 def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1) -> Perhaps:
@@ -226,7 +220,8 @@ def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1)
     torch.empty_like(indices[0])
     shape = list(self.shape)
     shape[dims[0]], shape[dims[1]] = shape[dims[1]], shape[dims[0]]
-    out = _made_of(self, shape, indices, values, coalesced=dims[0] == dims[1] and self.is_coalesced())
+    coalesced = dims[0] == dims[1] and self.is_coalesced()
+    out = _made_of((self.sparse_dim(), self.dense_dim()), shape, indices, values, coalesced)
     if self.is_coalesced():
         setattr(out, _DISTINCT, True)
     return out

@@ -21,7 +21,7 @@ from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
 from graphmem.capture.program.leaving import Leaving, Left, Loop
 from graphmem.capture.program.loop_state import Lists
-from graphmem.capture.program.places import calls_a_library
+from graphmem.capture.program.places import calls_a_library, handles_the_end
 from graphmem.capture.program.runs import Runs
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
@@ -123,6 +123,7 @@ class _LoaderLoop:
         """The next batch for loops of the program that ask for it by hand: they end at their own tops, and this is no
         loop beside them."""
         self._loop.is_over = True
+        self._rest.is_guarded = self._rest.is_guarded or handles_the_end({loop.frame for loop in loops})
         is_held = self._rest.holds and any(loop.is_ending for loop in loops)
         batch = self._rest.next_batch() if is_held else self._following(iterator)
         self._rest.note(batch)

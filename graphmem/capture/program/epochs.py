@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -81,7 +82,8 @@ class Rest:
         self.where = where
         self.asked = 0  # at which time of the epochs' clock
         self._epochs, self._fetch = epochs, fetch
-        self._taken = 0
+        self._taken_at: list[int] = []  # times of the clock
+        self.is_guarded = False  # whether the program handles that it is out
         self._seen: list[Shapes] = []
         self._most: dict[object, int] = {}
         self._held: deque[Any] = deque()
@@ -98,8 +100,8 @@ class Rest:
         self._note_steps()
         self._in_step += 1
         self._epochs.clock += 1
-        self._taken += 1
         self.asked = self._epochs.clock
+        self._taken_at.append(self.asked)
         if not self._is_read:
             self._measure(batch)
 
@@ -107,6 +109,14 @@ class Rest:
     def is_known(self) -> bool:
         """Whether the batches that remain were read."""
         return self._is_read and bool(self._seen and self._seen[-1]) and self._epochs.batches > 0
+
+    @property
+    def _taken(self) -> int:
+        return len(self._taken_at)
+
+    def ahead_of(self, clock: int) -> int:
+        """How many batches the program had taken at that time; 0 where it does not handle that there are no more."""
+        return bisect_right(self._taken_at, clock) if self.is_guarded else 0
 
     @property
     def left(self) -> int:

@@ -386,6 +386,7 @@ class Loop:
         self.began = self.asked = self._since = len(leaving.log)
         self._calls = calls
         self._clock = leaving.epochs.clock
+        self._from_ahead = 0  # iterations after its last batches were read, for those that a reader had read before
         self._varied: float | None = leaving.epochs.varied  # None in the second epoch
         self._smaller = leaving.epochs.smaller
         self._left: int | None = 0  # items after this one, None where nobody knows
@@ -487,7 +488,7 @@ class Loop:
         if self.runs is None and any(loop.is_elsewhere for loop in self._leaving._active()):
             return True
         if self.is_ending:
-            return self._has_batches()
+            return self._has_batches() or self._takes_those_ahead()
         self._note_peak()
         self._note_end_of_step()
         if self._was_run():
@@ -631,7 +632,15 @@ class Loop:
         if not self.is_at_others:
             self._conclude()
         leaving.note_end()
-        return has_batches
+        return has_batches or self._takes_those_ahead()
+
+    def _takes_those_ahead(self) -> bool:
+        """Whether batches that were read before the loop began are still to come to its body: a reader of the program
+        is ahead of it by so many (``while batch is not None: ...; batch = reader.next()``)."""
+        if not self.steps_itself:
+            return False
+        self._from_ahead += 1
+        return self._from_ahead <= max((rest.ahead_of(self._clock) for rest in self._rests()), default=0)
 
     def _follows_smaller(self) -> bool:
         """Whether a step of the next epoch comes behind one with a smaller last batch, which has cut up other blocks,

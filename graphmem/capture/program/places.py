@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import re
 import sys
 from collections.abc import Container
 from inspect import CO_GENERATOR
@@ -22,6 +23,8 @@ _OF_STEPS = ("torch", "graphmem")
 _HANDS_ON = frozenset({"__iter__", "__next__"})
 #: The functions of the program's own files that run, outermost first: frame, code, the instruction it has come to.
 Place = tuple[tuple[int, CodeType, int], ...]
+#: The first and the last.
+Lines = tuple[int, int]
 
 
 def here(files: set[str]) -> Place:
@@ -72,6 +75,20 @@ def is_asked_in(frames: Container[int]) -> bool:
     return False
 
 
+def handles_the_end(frames: Container[int]) -> bool:
+    """Whether one of the functions in ``frames``, or one that it calls, handles that the iterator it asks is out: by a
+    ``try`` around the call, or a second argument of ``next``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != _STARTS:
+        guarded = () if _package(frame) in _OF_STEPS else _guarded(frame.f_code.co_filename)
+        if any(first <= frame.f_lineno <= last for first, last in guarded):
+            return True
+        if id(frame) in frames:
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -106,14 +123,34 @@ def _is_in_loop(code: CodeType, line: int) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _loops(file: str) -> tuple[tuple[int, int], ...]:
-    """The first and last lines of the loops of a file."""
+def _loops(file: str) -> tuple[Lines, ...]:
+    """The lines of the loops of a file."""
+    return tuple(_lines(node, node) for node in _nodes(file) if isinstance(node, (ast.For, ast.While)))
+
+
+@functools.lru_cache(maxsize=64)
+def _guarded(file: str) -> tuple[Lines, ...]:
+    """The lines of a file where the end of an iterator is handled."""
+    nodes = _nodes(file)
+    tried = [_lines(node.body[0], node.body[-1]) for node in nodes if isinstance(node, ast.Try) and _is_caught(node)]
+    called = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 2]
+    return *tried, *(_lines(node, node) for node in called if getattr(node.func, "id", None) == "next")
+
+
+def _is_caught(node: ast.Try) -> bool:
+    types = (handler.type for handler in node.handlers)
+    return any(kind is None or re.search(r"\b(StopIteration|Exception)\b", ast.unparse(kind)) for kind in types)
+
+
+def _nodes(file: str) -> list[ast.AST]:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except (SyntaxError, ValueError):
-        return ()
-    loops = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While)))
-    return tuple((node.lineno, node.end_lineno or node.lineno) for node in loops)
+        return []
+
+
+def _lines(first: ast.stmt | ast.expr, last: ast.stmt | ast.expr) -> Lines:
+    return first.lineno, last.end_lineno or last.lineno
 
 
 def named(code: CodeType) -> LibraryFunction:

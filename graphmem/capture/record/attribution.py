@@ -111,11 +111,8 @@ class Attribution:
             self._streams.add_gradients(call.args[0])
             end = len(storages)
         for tensor in tensors_in(call.args):
-            ref = self._ref_of(tensor)
+            ref = self._storages.of(tensor) if tensor.layout is torch.strided else None
             if ref is None or not self._first_gradient <= ref.index < end:
                 continue
             if builder.streams[ref.index] != self._streams.current:
                 self._storages.record_stream(tensor, self._streams.current)
-
-    def _ref_of(self, tensor: torch.Tensor) -> StorageRef | None:
-        return self._storages.of(tensor) if tensor.layout is torch.strided else None

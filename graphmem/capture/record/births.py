@@ -1,4 +1,4 @@
-"""The allocations of an operator: outputs, buffers its kernel takes and gives back, and libraries' workspaces."""
+"""Writes the allocations of one operator into the trace: outputs, buffers of its kernel, workspaces of libraries."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from graphmem.base.environment import having
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.started_threads import let_recorder_run
 from graphmem.diagnostics import Code
@@ -37,11 +38,7 @@ def _under(dense: Callable[..., object]) -> Callable[..., object]:
 
     def run(mode: RecordingMode, *args: object, **kwargs: object) -> object:
         mode.recorder.assumed[_TRACED] += 1
-        outer, mode.in_decomposition = mode.in_decomposition, True
-        try:
-            with mode:
-                return dense(*args, **kwargs)
-        finally:
-            mode.in_decomposition = outer
+        with having(mode, in_decomposition=True), mode:
+            return dense(*args, **kwargs)
 
     return run

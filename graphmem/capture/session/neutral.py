@@ -1,4 +1,4 @@
-"""The modes that a caller has on, set aside while it analyses: an answer does not depend on where it is asked.
+"""Sets aside the modes of PyTorch that the caller has on, so that an answer does not depend on where it is asked.
 
 A step begins as a program of its own does, with gradients, and nobody between it and PyTorch: neither the caller's
 ``no_grad`` or ``inference_mode``, nor function and dispatch modes (a profiler of operators, a ``FakeTensorMode``), nor

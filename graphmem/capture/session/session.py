@@ -146,12 +146,7 @@ def capture(
     the step needs data that fake tensors do not have; errors of the user's own code come through as
     :class:`CaptureError` too, with the line that raised.
     """
-    card = Card(
-        device,
-        torch_version,
-        cudnn_workspaces=cudnn_workspaces,
-        cudnn=cudnn,
-    )
+    card = Card(device, torch_version, cudnn_workspaces=cudnn_workspaces, cudnn=cudnn)
     builder = TraceBuilder(source)
     graph = None
     if record_graph:
@@ -171,17 +166,7 @@ def capture(
     context = Context(shown_card, recorder, processes, leave_after, mode.shortens, mode.ends_alike_loops, mode.opens)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
-        stack.enter_context(numbered(*cards_of(processes, os.environ)))
-        threads = stack.enter_context(capturing(interrupts.check))
-        stack.callback(Patches.undo_all, threads)
-        stack.enter_context(neutral_state())
-        stack.enter_context(deferred.running(lambda: _apart(recorder)))
-        layers = [layer for layer in LAYERS if layer.serves(context)]
-        for layer in layers:
-            if not layer.waits(context):
-                layer.function()  # imported before names are replaced, which files remember
-        for layer in layers:
-            layer.enter(context, stack)
+        _pretend(context, stack, interrupts)
         if memory is not None:
             recorder.answer_from(memory)
         settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
@@ -196,11 +181,7 @@ def capture(
         found: dict[str, Any] = {}
         if context.leaving is not None:
             assumed |= context.leaving.findings()
-            found |= {"items": tuple(context.leaving.runs), "epochs": tuple(context.leaving.epochs.read)}
-            found |= {"left_in": context.leaving.left_in, "gone_on_in": context.leaving.gone_on_in}
-            from graphmem.capture.program.held import label_held
-
-            label_held(recorder)
+            found |= _of_loops(context.leaving, recorder)
             builder.garbage_bytes = garbage.most_bytes
         if (groups := recorder.process_groups) is not None:
             on_node = processes.on_node if processes is not None else _on_node()
@@ -224,6 +205,34 @@ def capture(
     )
     held = _of_holding_loop(recorder, shown_card, trace)
     return captured if held is None else replace(captured, other_loop=replace(captured, trace=held))
+
+
+def _pretend(context: Context, stack: contextlib.ExitStack, interrupts: Interrupts) -> None:
+    """Begin a capture of this thread, with all layers that serve it. Closing the ``stack`` ends it."""
+    stack.enter_context(numbered(*cards_of(context.processes, os.environ)))
+    threads = stack.enter_context(capturing(interrupts.check))
+    stack.callback(Patches.undo_all, threads)
+    stack.enter_context(neutral_state())
+    stack.enter_context(deferred.running(lambda: _apart(context.recorder)))
+    layers = [layer for layer in LAYERS if layer.serves(context)]
+    for layer in layers:
+        if not layer.waits(context):
+            layer.function()  # imported before names are replaced, which files remember
+    for layer in layers:
+        layer.enter(context, stack)
+
+
+def _of_loops(leaving: Leaving, recorder: Recorder) -> dict[str, Any]:
+    """The facts of a program's loops, as fields of its run; what the loops hold has its labels then."""
+    from graphmem.capture.program.held import label_held
+
+    label_held(recorder)
+    return {
+        "items": tuple(leaving.runs),
+        "epochs": tuple(leaving.epochs.read),
+        "left_in": leaving.left_in,
+        "gone_on_in": leaving.gone_on_in,
+    }
 
 
 def _on_node() -> int | None:

@@ -1,4 +1,4 @@
-"""The make-up of a model before any step of it: built as for a capture, and looked at."""
+"""Builds a model as a capture does, and counts the parameters of it and of its blocks without running a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a template at one size: those of a sample, or laid out anew where kernels take other buffers."""
+"""Makes the events of a trace at a new size: those of a captured one, with other steps where kernels then differ."""
 
 from __future__ import annotations
 

@@ -410,11 +410,11 @@ def _self_in(frames: Sequence[FrameType], method: str, file: str) -> object | No
 def named_arguments() -> dict[str, object]:
     """The keyword arguments of the module whose hook asks: hooks for all modules are given positions alone
     (``Module._call_impl``)."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "torch.nn.modules.module":
-        frame = frame.f_back
-    named = None if frame is None else variables(frame).get("kwargs")
-    return named if isinstance(named, dict) else {}
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            named = variables(frame).get("kwargs")
+            return named if isinstance(named, dict) else {}
+    return {}
 
 
 #: Modules whose functions stand for PyTorch's own, between the code that calls and what it calls.

@@ -1,4 +1,4 @@
-"""Values of tensors after a collective, of which one process alone is analysed.
+"""What is known of a tensor's values after a collective (all-reduce, all-gather), though only one process is analysed.
 
 The others are taken to hold what this one holds: they run the same program. So a flag that is 0 here is 0 everywhere,
 its sum over eight processes is eight times this one's, and what is gathered is this one's part so many times. What

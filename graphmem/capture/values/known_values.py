@@ -477,7 +477,10 @@ class KnownValues:
         is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
         tensors = call.tensors
-        if self._later and any(self._is_unknown(tensor) for tensor in tensors):
+        if self._later and any(
+            isinstance(one, FakeTensor) and self._current(one) is None and self.numbers.of(one) is None
+            for one in tensors
+        ):
             return None  # before what waits is computed in vain
         for tensor in tensors:
             value = self.of(tensor)
@@ -495,9 +498,6 @@ class KnownValues:
                 return () if real is not None and out is None else out
         except FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
-
-    def _is_unknown(self, tensor: torch.Tensor) -> bool:
-        return isinstance(tensor, FakeTensor) and self._current(tensor) is None and self.numbers.of(tensor) is None
 
     def _of_one_number(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor that holds one number; None where it does not."""

@@ -194,10 +194,6 @@ class _Program:
             up = self.parents.get(up)
         return up or self.tree
 
-    def calls_of(self, node: ast.AST) -> list[ast.Call]:
-        """The calls of the function around a node, by its name."""
-        return self.calls(self.name_around(node))
-
     def name_around(self, node: ast.AST) -> str:
         """The name of the function around a node, "" for none."""
         function = node if isinstance(node, ast.Lambda) else self.scope(node)
@@ -213,7 +209,7 @@ class _Program:
         """The calls whose result is what the function around a node returns: those of this file, and that of another
         one which waits for it now."""
         name = self.name_around(node)
-        for call in self.calls_of(node):
+        for call in self.calls(name):
             yield self, call
         inner = [number for number, one in enumerate(frames) if (one.file, one.function) == (self.file, name)]
         outer = frames[inner[0] + 1] if inner and inner[0] + 1 < len(frames) else None

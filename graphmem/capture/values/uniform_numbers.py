@@ -1,4 +1,4 @@
-"""Storages of any size whose elements are all one number, and marks on storages whose numbers are not known."""
+"""Remembers which storages are filled with one number (zeros, ones), and marks those whose numbers are not known."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ it hits within 10 %.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from enum import Enum
 from functools import cache, lru_cache
 from importlib import resources
@@ -18,6 +19,7 @@ from importlib import resources
 from graphmem.cudnn.predicted.packed import Branch, Leaf, PackedError, Trees, unpack
 from graphmem.cudnn.predicted.problem import Direction, Problem, Product
 from graphmem.cudnn.predicted.workspaces import parts_of
+from graphmem.devices.capabilities import Capability
 
 #: Tiles of the kernels, values of m and n.
 TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (256, 64), (64, 256))
@@ -45,6 +47,13 @@ class Plan(Enum):
     DETERMINISTIC = "deterministic, "
     #: The one of the largest workspace.
     LARGEST = "largest, "
+
+
+def choose_on(limits: Capability, problem: Problem, direction: Direction, which: Plan = Plan.FIRST) -> Leaf | None:
+    """The leaf for a card of a compute capability. TF32 came with Ampere, as bfloat16 did."""
+    if not limits.bfloat16:
+        problem = replace(problem, tf32=False)
+    return choose(limits.cudnn_trees, problem, direction, which)
 
 
 @lru_cache(maxsize=4096)  # every iteration asks the same

@@ -6,6 +6,7 @@ import math
 from enum import Enum
 
 from graphmem.base.records import dataclass
+from graphmem.cudnn.plans import ITEM_BYTES, Convolution
 
 
 class Direction(Enum):
@@ -40,6 +41,30 @@ class Problem:
     stride: int = 1
     padding: int = 0
     dilation: int = 1
+
+    @staticmethod
+    def of(question: Convolution) -> Problem:
+        """The convolution of a question to cuDNN."""
+        channels = question.input[1]
+        return Problem(
+            batch=question.input[0],
+            channels=channels,
+            filters=question.output[1],
+            input_pixels=math.prod(question.input[2:]),
+            output_pixels=math.prod(question.output[2:]),
+            kernel=question.filter[2:],
+            groups=max(1, channels // max(1, question.filter[1])),
+            itemsize=ITEM_BYTES[question.dtype],
+            channels_last=question.channels_last,
+            tf32=question.tf32,
+            bf16=question.dtype == "bfloat16",
+            dilated=any(step > 1 for step in question.dilation),
+            input_sides=question.input[2:],
+            output_sides=question.output[2:],
+            stride=question.stride[-1],
+            padding=question.padding[-1],
+            dilation=question.dilation[-1],
+        )
 
     @property
     def strided(self) -> bool:

@@ -22,17 +22,21 @@ import numpy as np
 from graphmem.reports import Format
 from graphmem.reports.document import (
     Block,
+    Cell,
     Choices,
     Code,
     Column,
     Curves,
     Document,
     Facts,
+    HeatMap,
     Items,
     Moments,
     Picture,
     Points,
     Shares,
+    Stack,
+    Stacks,
     Table,
     Text,
     Value,
@@ -69,7 +73,7 @@ class _Html(Format):
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-            f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body(document, _curves)}\n</main>\n"
+            f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body(document, _drawn)}\n</main>\n"
             f'<script type="application/json" id="graphmem-{document.kind}">\n{data}\n</script>\n'
             f"<script>{script}</script>\n</body>\n</html>\n"
         )
@@ -88,15 +92,15 @@ def _colours() -> str:
     return f":root{{{';'.join(f'--c{number}:{colour}' for number, colour in enumerate(COLOURS))}}}"
 
 
-def body(document: Document, curves: Callable[[Curves], str]) -> str:
-    """The sections, without a page around them; ``curves`` draws those."""
+def body(document: Document, drawn: Callable[[Curves | Moments], str]) -> str:
+    """The sections, without a page around them; ``drawn`` makes what a script draws on a page."""
     return "\n".join(
         part
         for section in document.sections
         for part in (
             "<section>",
             *([f"<h2>{_words(section.title)}</h2>"] if section.title else []),
-            *(curves(block) if isinstance(block, Curves) else _block(block) for block in section.blocks),
+            *(drawn(one) if isinstance(one, (Curves, Moments)) else _block(one) for one in section.blocks),
             "</section>",
         )
     )
@@ -114,10 +118,12 @@ def _block(block: Block) -> str:
         return _shares(block)
     if isinstance(block, Table):
         return _table(block)
+    if isinstance(block, Stacks):
+        return _stacks(block)
+    if isinstance(block, HeatMap):
+        return _heat_map(block)
     if isinstance(block, Points):
         return _points(block)
-    if isinstance(block, Moments):
-        return _moments(block)
     if isinstance(block, Choices):
         return _choices(block)
     if isinstance(block, Picture):
@@ -139,14 +145,16 @@ def _words(text: object) -> str:
 
 
 #: Words that verdicts begin with, and their colours; and characters up to which words are not folded.
-_TONES = {"fits": "yes", "likely fits": "yes", "does not fit": "no", "likely does not fit": "no"}
+_TONES = {"fits": "yes", "likely fits": "yes", "does not fit": "no", "likely does not fit": "no",
+          "fails": "no"}  # fmt: skip
 _SHORT = 24
 
 
 def _table(table: Table) -> str:
     """The rows. Figures of a column with bars have one behind them, as long as theirs is beside the largest's."""
-    most = [max((_size(row[at]) for row in table.rows), default=0) if column.bars else 0
-            for at, column in enumerate(table.columns)]  # fmt: skip
+    drawn = [(at, column.unit) for at, column in enumerate(table.columns) if column.bars]
+    most = [max((_size(row[at]) for row in table.rows for at, unit in drawn if unit == column.unit), default=0)
+            if column.bars else 0 for column in table.columns]  # fmt: skip
     kinds = _kinds(table)
     rows = (
         [_cell(_words(text), kinds[at] or _tone(table.columns[at], text), _figure(value, most[at], table.titles))
@@ -158,9 +166,12 @@ def _table(table: Table) -> str:
 
 def _tone(column: Column, text: str) -> str:
     """The classes of a cell of words: whether it is short, and what a verdict says."""
-    said = text.lower()
-    tones = (tone for words, tone in _TONES.items() if column.name == "fits" and said.startswith(words))
-    return " ".join(filter(None, (_short(text), *tones)))
+    return " ".join(filter(None, (_short(text), _verdict_tone(text) if column.name == "fits" else "")))
+
+
+def _verdict_tone(text: str) -> str:
+    """The colour of a verdict in words; empty for other words."""
+    return next((tone for words, tone in _TONES.items() if text.lower().startswith(words)), "")
 
 
 def _short(text: str) -> str:
@@ -175,7 +186,7 @@ def _figure(value: Value, most: float, titles: Sequence[str]) -> str:
     """Attributes of a figure's cell: the length of its bar, and what it is sorted by."""
     if not isinstance(value, (int, float)):
         return ""
-    bar = f' style="--part:{100 * _size(value) / most:.1f}%"' if most else ""
+    bar = f' style="--part:{100 * _size(value) / most:.1f}%{";--of:var(--less)" if value < 0 else ""}"' if most else ""
     return bar + (f' data-v="{value}"' if titles else "")
 
 
@@ -207,7 +218,7 @@ def _shares(block: Shares) -> str:
     """A row for each part with its colour and a bar that begins where the one above ended; the last is of all of them.
     The edge of their room, where there is one, goes through all bars."""
     table, (_, whole) = block.table(), block.total
-    colours = {part[0]: COLOURS[index % len(COLOURS)] for index, part in enumerate(block.parts)}
+    colours = {part[0]: _colour(index) for index, part in enumerate(block.parts)}
     room = max(1, whole, block.room, block.edge[1] if block.edge else 0) * 1.01
     edge = "" if block.edge is None else f'<i class="edge" style="left:{100 * block.edge[1] / room:.2f}%"></i>'
     rows: list[list[str]] = []
@@ -223,6 +234,93 @@ def _shares(block: Shares) -> str:
         rows.append([_cell(swatch + _part(words[0], note), "name"), *figures, _cell(bar, "bar")])
         begin += size
     return _rows((), (), rows) + _used(block)
+
+
+#: The frame of what is gone.
+_GONE = 'fill="none" stroke="currentColor" stroke-dasharray="4 3" vector-effect="non-scaling-stroke"'
+
+
+def _stacks(block: Stacks) -> str:
+    """A row for each whole, with its parts one behind the other; what it has less than the first is an empty frame. The
+    script tells the parts of the row that is chosen."""
+    wholes = [sum(row.sizes) for row in block.rows]
+    room = max(1, *wholes, block.edge[1] if block.edge else 0) * 1.01
+    edge = "" if block.edge is None else f'<i class="edge" style="left:{100 * block.edge[1] / room:.2f}%"></i>'
+    rows = []
+    for row, whole in zip(block.rows, wholes, strict=True):
+        begin, bars = 0.0, ""
+        for number, size in enumerate((*row.sizes, wholes[0] - whole)):
+            width = 1000 * max(0, size) / room
+            kind = _GONE if number == len(row.sizes) else f'fill="{_colour(number)}"'
+            bars += f'<rect x="{begin:.2f}" y="1" width="{width:.2f}" height="8" {kind}/>' if width else ""
+            begin += width
+        bar = f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>{edge}'
+        verdict = f'<small class="{_verdict_tone(row.verdict)}">{_words(row.verdict)}</small>' if row.verdict else ""
+        cells = _cell(_words(row.name) + verdict, "name"), _cell(format_bytes(whole), "n"), _cell(bar, "bar")
+        rows.append(f'<tr data-said="{_words(_told(block, row, whole - wholes[0]))}">{"".join(cells)}</tr>\n')
+    keys = "".join(f'<li class="key"><span class="swatch" style="background:{_colour(number)}"></span>'
+                   f"{_words(name)}</li>" for number, name in enumerate(block.parts)
+                   if any(row.sizes[number] > 0 for row in block.rows))  # fmt: skip
+    ends = "" if block.edge is None else f"<p>{_words(f'The line is where {block.edge[0]} ends.')}</p>"
+    return (
+        f'<figure class="stacks"><div class="wide"><table>\n{"".join(rows)}</table></div>'
+        f'<ul class="legend">{keys}</ul>{ends}</figure>'
+    )
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _told(block: Stacks, row: Stack, change: int) -> str:
+    """A row in a sentence: its whole, how much that is beside the first, its parts."""
+    whole = f"{row.name}: {format_bytes(sum(row.sizes))}"
+    beside = f", {format_bytes(abs(change))} {'more' if change > 0 else 'less'} than {block.rows[0].name}"
+    parts = [f"{name} {format_bytes(size)}" for name, size in zip(block.parts, row.sizes, strict=True) if size]
+    verdict = f" ({row.verdict})" if row.verdict else ""
+    return f"{whole}{verdict}{beside if change else ''}; {', '.join(parts)}"
+
+
+#: Signs of a heat map: of a verdict that is only likely, and of what does not fit.
+LIKELY, NO = "\N{ALMOST EQUAL TO}", "\N{MULTIPLICATION X}"
+
+#: Red, green and blue of a cell by its verdict, and how much of it there is of the fullest.
+_HEAT, _DARKEST = {"no": "224,112,90", "yes": "91,155,213", "": "91,155,213"}, 0.55
+
+
+def _heat_map(block: HeatMap) -> str:
+    """A table of coloured figures; verdicts are marks too, which are told apart without colours."""
+    (down, rows), (across, columns) = block.down, block.across
+    heads = "".join(f'<th scope="col" class="n">{_words(value)}</th>' for value in columns)
+    lines = (
+        f'<tr><th scope="row">{_words(row)}</th>{"".join(_heat(block, row, column) for column in columns)}</tr>\n'
+        for row in rows
+    )
+    caption = f"<caption>{_words(block.caption)}</caption>" if block.caption else ""
+    corner = _words(f"{down} \N{DOWNWARDS ARROW} {across} \N{RIGHTWARDS ARROW}")
+    head = f"<thead><tr><td>{corner}</td>{heads}</tr></thead>"
+    return f'<div class="wide multiple"><table class="heat">{caption}{head}\n{"".join(lines)}</table></div>'
+
+
+def _heat(block: HeatMap, row: str, column: str) -> str:
+    cell = block.cells.get((row, column))
+    if cell is None:
+        return "<td></td>"
+    said = f"{block.down[0]} {row}, {block.across[0]} {column}: {cell.verdict}"
+    if cell.size is None:
+        return f'<td class="n" title="{_words(said)}">-</td>'
+    full, tone = cell.size / max(1, cell.room or block.most), _verdict_tone(cell.verdict)
+    share = f" <small>{100 * full:.0f} %</small>" if cell.room else ""
+    style = f' style="background:rgba({_HEAT[tone]},{_DARKEST * min(1, full):.2f})"'
+    case = f' data-case="{_attribute(cell.case)}" title="{_words(said)}"'
+    return f'<td class="n"{style}{case}>{_mark(cell)}{format_bytes(cell.size)}{share}</td>'
+
+
+def _mark(cell: Cell) -> str:
+    """The sign of what is only likely, and that of what does not fit."""
+    likely = LIKELY if cell.verdict.startswith("likely") else ""
+    found = likely + (NO if _verdict_tone(cell.verdict) == "no" else "")
+    return f"{found} " if found else ""
 
 
 def _part(name: str, note: str) -> str:
@@ -253,6 +351,10 @@ def _choices(block: Choices) -> str:
 
 
 # --- what the script draws --------------------------------------------------------------------------------------------
+
+
+def _drawn(block: Curves | Moments) -> str:
+    return _curves(block) if isinstance(block, Curves) else _moments(block)
 
 
 def _curves(block: Curves) -> str:

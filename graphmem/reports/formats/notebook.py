@@ -1,4 +1,6 @@
-"""A document as a piece of HTML among other cells of a notebook, which runs no script: its curves are drawn here."""
+"""A document as a piece of HTML among other cells of a notebook, which runs no script there: its curves are drawn here.
+A run to look around in is a page in a frame of its own, without a way to what is around it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,13 @@ from html import escape
 import numpy as np
 
 from graphmem.reports import Format
-from graphmem.reports.document import UNITS, Curve, Curves, Document, clean
+from graphmem.reports.document import UNITS, Curve, Curves, Document, Moments, clean, section
 from graphmem.reports.formats.html import COLOURS, SHARED, body
+from graphmem.reports.formats.html import FORMAT as PAGE
 
 _WIDTH, _HEIGHT = 960, 200
+#: Of the frame, in pixels: the events and what they say, the rest by its own bar.
+_FRAME = 700
 #: Of the values behind one point of the plot the largest is drawn, so no peak is lost.
 _POINTS = 960
 
@@ -22,11 +27,19 @@ class _Notebook(Format):
 
     def render(self, document: Document, width: int | None = None) -> str:
         """The sections; notebooks have rules for tables of their own, which are more special than those of a page."""
-        style = SHARED.format(".graphmem", " !important")
-        return f'<div class="graphmem"><style>{style}</style>{body(document, _curves)}</div>\n'
+        style = f"{SHARED.format('.graphmem', ' !important')} .graphmem td.name {{ min-width: 13em }}"
+        return f'<div class="graphmem"><style>{style}</style>{body(document, _drawn)}</div>\n'
 
 
 FORMAT = _Notebook()
+
+
+def _drawn(block: Curves | Moments) -> str:
+    if isinstance(block, Curves):
+        return _curves(block)
+    page = escape(PAGE.render(Document("events", "The run over its events", [section("", block)], dict)))
+    style = f"width:100%;height:{_FRAME}px;border:0"
+    return f'<iframe title="the run over its events" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
 
 def _curves(block: Curves) -> str:

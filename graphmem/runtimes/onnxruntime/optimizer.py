@@ -20,6 +20,7 @@ from graphmem.base.records import dataclass
 from graphmem.base.signals import interruptible
 from graphmem.errors import SourceError
 from graphmem.graph.constant_work import constant_work
+from graphmem.graph.contents import PAYLOADS
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value, subgraphs
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
@@ -44,7 +45,6 @@ CPU_ONLY = (
     "SliceConcatToSpaceToDepthFusion",
 )  # fmt: skip
 _WEIGHTS = "weights"
-_PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _without_weights(model: onnx.ModelProto, directory: Path) -> onnx.ModelProto
         if _has_values(tensor, size):
             continue
         largest = max(largest, size)
-        for field in _PAYLOADS:
+        for field in PAYLOADS:
             tensor.ClearField(field)
         tensor.data_location = onnx.TensorProto.EXTERNAL
         del tensor.external_data[:]
@@ -195,7 +195,7 @@ def _without_weights(model: onnx.ModelProto, directory: Path) -> onnx.ModelProto
 
 def _has_values(tensor: onnx.TensorProto, size: int) -> bool:
     inside = tensor.data_location != onnx.TensorProto.EXTERNAL
-    return not size or (inside and size <= KEPT_PAYLOAD_BYTES and any(len(getattr(tensor, f)) for f in _PAYLOADS))
+    return not size or (inside and size <= KEPT_PAYLOAD_BYTES and any(len(getattr(tensor, f)) for f in PAYLOADS))
 
 
 def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a runtime."""
+"""The runtime ``onnxruntime``: its options, its plans of graphs, and what its arenas do with a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from graphmem.diagnostics import Code
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
-from graphmem.runtimes.onnxruntime import layout_order
 from graphmem.runtimes.onnxruntime.arenas import (
     OnnxRuntimeSessions,
     default_allocator,
@@ -22,12 +21,11 @@ from graphmem.runtimes.onnxruntime.arenas import (
     session_count,
 )
 from graphmem.runtimes.onnxruntime.findings import findings
-from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
 from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
-from graphmem.runtimes.onnxruntime.layout_order import orders_of
 from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, WITHOUT_EFFECT, Options, parse_options
+from graphmem.runtimes.onnxruntime.orders import LAYOUT_NAME, LAYOUT_SOURCE, cause, orders_of, typical
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
-from graphmem.runtimes.onnxruntime.plan.session import CALLER, SessionPlan, SessionPlans
+from graphmem.runtimes.onnxruntime.plan.session import CALLER, SessionPlans
 from graphmem.trace import Place, Trace
 
 
@@ -145,7 +143,7 @@ class OnnxRuntime(Runtime[Options]):
         """Each session of one graph runs ``iterations`` times, each of several shapes once for every shape."""
         given = [tuple(graphs) * (iterations or GRAPH_RUNS) if len(graphs) == 1 else graphs for graphs in sessions]
         runs, *others = orders_of(given) if options.session.provider == "cpu" else [given]
-        planned = plan(runs, options, plans=self._plans_of(runs, options))
+        planned = plan(runs, options, plans=[self._plans.of(graphs[0], options.session) for graphs in runs])
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
         diagnostics = tuple(
             Code.WORKING_BUFFERS.about(count=count, operator=name) for name, count in sorted(planned.unknown.items())
@@ -159,9 +157,6 @@ class OnnxRuntime(Runtime[Options]):
         outside = (*_cublas(options, planned), *_bound_by_caller(options, runs, planned))
         doubts = tuple(_unfollowed(options, planned))
         return Taken(planned.trace, assumptions, diagnostics, later, doubts, outside, self.proven)
-
-    def _plans_of(self, sessions: Sequence[Sequence[Graph]], options: Options) -> list[SessionPlan]:
-        return [self._plans.of(graphs[0], options.session) for graphs in sessions]
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""
@@ -189,7 +184,7 @@ class OnnxRuntime(Runtime[Options]):
             if others is None:
                 return runs
             drawn = [runs.main, *(replay(other, make(None)) for other in others)]
-            of_order = cause(runs.main, drawn, layout_order.NAME, layout_order.SOURCE)
+            of_order = cause(runs.main, drawn, LAYOUT_NAME, LAYOUT_SOURCE)
             return replace(runs, doubts=() if of_order is None else (of_order,))
         known = self._drawn.get(trace)
         if known is None or known[0] != options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from graphmem.allocators.alloc_conf import UNLIMITED, AllocConf, parse_alloc_conf
@@ -56,9 +56,7 @@ class PyTorch(Runtime[PyTorchOptions]):
                 "for the caching allocator's figures"
             )
         chosen = configuration_text(text, setting.torch_version)
-        options = PyTorchOptions(chosen, parse_alloc_conf(chosen, setting.torch_version), setting.torch_version)
-        PyTorchCachingAllocator(None, options.conf, options.version)  # refuses backends that are not simulated
-        return options
+        return _options(chosen, setting.torch_version)
 
     def describe(self, options: PyTorchOptions, setting: Setting) -> str:
         """The version and the configuration as given."""
@@ -107,6 +105,14 @@ class PyTorch(Runtime[PyTorchOptions]):
 
 
 RUNTIME = PyTorch()
+
+
+@lru_cache(maxsize=256)
+def _options(text: str, version: tuple[int, int]) -> PyTorchOptions:
+    """Read once: a sweep asks for the same ones at every size."""
+    options = PyTorchOptions(text, parse_alloc_conf(text, version), version)
+    PyTorchCachingAllocator(None, options.conf, options.version)  # refuses backends that are not simulated
+    return options
 
 
 def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> Iterator[Cause]:

@@ -6,12 +6,10 @@ from functools import cache
 from math import prod
 
 from graphmem.cudnn.library import Cudnn
-from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.plans import ITEM_BYTES, Convolution
 from graphmem.cudnn.predicted.recurrent import reserve_bytes, workspace_bytes
 from graphmem.cudnn.recurrent import Network
 from graphmem.devices import Device
-
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 class CudnnSpaces:
@@ -30,7 +28,7 @@ class CudnnSpaces:
         if answer:
             return answer
         self.estimated += 1
-        copies = sum(prod(shape) for shape in (asked.input, asked.filter, asked.output)) * _BYTES[asked.dtype]
+        copies = sum(prod(shape) for shape in (asked.input, asked.filter, asked.output)) * ITEM_BYTES[asked.dtype]
         return 0 if asked.channels_last else copies, copies
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The graph as the executor of the card gets it: with its arguments, and with what comes from the host.
+"""Prepares a graph for the card's executor: adds nodes for arguments, and for tensors received from the host.
 
 A tensor on the host that a kernel reads on the card is sent, and received once for all its readers in a buffer of its
 own (``Partition``, graph_partition.cc; ``EnsureMemoryTypes``, memory_types.cc). Integers of 32 bits that Python gives

@@ -1,4 +1,4 @@
-"""TensorFlow as a runtime."""
+"""The runtime ``tensorflow``: its options, its plans of graphs, and what its allocator does with a trace."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.capture.kernels import cudnn as cudnn_convolution  # noqa: E402
 from graphmem.capture.kernels import run_rule  # noqa: E402
-from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
 from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     Backend,
     ConvParams,
@@ -146,9 +146,9 @@ def _close(predicted: int, real: int) -> bool:
 
 def _reached(name: str, lines: list[tuple[dict[str, Any], dict[str, int], Card]]) -> dict[str, float]:
     """Shares in percent: workspaces within 10 %, and cases whose three workspaces together are."""
-    workspace = cudnn_convolution.convolution_workspace
+    workspace = cudnn_convolution.predicted_first
     if name.startswith("largest"):
-        workspace = cudnn_convolution.largest_workspace
+        workspace = cudnn_convolution.predicted_largest
     operators = cases = count = 0
     predicted_bytes = real_bytes = 0
     for line, real, card in lines:
@@ -218,16 +218,16 @@ def test_workspaces_get_no_worse(request: pytest.FixtureRequest) -> None:
 def test_no_workspace_without_work() -> None:
     empty = Problem(0, 8, 8, 16, 16, (3, 3), 1, 4, False)
     for direction in Direction:
-        assert cudnn_convolution.convolution_workspace(empty, direction, CARDS["h200"]).size == 0
+        assert cudnn_convolution.predicted_first(empty, direction, CARDS["h200"]).size == 0
 
 
 def test_channels_last_half_types_need_no_copies() -> None:
     for dtype_bf16 in (False, True):
         problem = Problem(32, 256, 256, 196, 196, (3, 3), 1, 2, True, bf16=dtype_bf16)
-        assert cudnn_convolution.convolution_workspace(problem, Direction.FORWARD, CARDS["a100"]).size == 0
+        assert cudnn_convolution.predicted_first(problem, Direction.FORWARD, CARDS["a100"]).size == 0
         nchw = Problem(32, 256, 256, 196, 196, (3, 3), 1, 2, False, bf16=dtype_bf16)
         copies = 2 * (2 * 32 * 256 * 196 + 256 * 256 * 9)
-        size = cudnn_convolution.convolution_workspace(nchw, Direction.FORWARD, CARDS["a100"]).size
+        size = cudnn_convolution.predicted_first(nchw, Direction.FORWARD, CARDS["a100"]).size
         assert copies <= size <= copies + 512
 
 
@@ -288,9 +288,9 @@ def test_plans_that_add_in_any_order_are_passed_over_in_deterministic_mode(monke
     problem = Problem(
         8, 3, 64, 64 * 64, 64 * 64, (3, 3), 1, 4, False, input_sides=sides, output_sides=sides, padding=1
     )  # fmt: skip
-    assert cudnn_convolution.convolution_workspace(problem, weight, card).size == 0
+    assert cudnn_convolution.predicted_first(problem, weight, card).size == 0
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    assert cudnn_convolution.convolution_workspace(problem, weight, card).size == 9166495
+    assert cudnn_convolution.predicted_first(problem, weight, card).size == 9166495
     assert cudnn_choice.is_unordered(problem, weight, 0, "none")
     assert not cudnn_choice.is_unordered(problem, Direction.FORWARD, 0, "none")
     half = replace(problem, itemsize=2)
@@ -316,6 +316,6 @@ def test_benchmark_times_every_plan_once(monkeypatch: pytest.MonkeyPatch) -> Non
     kinds = [step.kind for step in first.steps]
     assert kinds[:4] == ["output", "take", "give", "empty_cache"]
     problem = Problem(8, 64, 64, 56 * 56, 56 * 56, (3, 3), 1, 4, False)
-    assert first.steps[1].bytes == cudnn_convolution.largest_workspace(problem, Direction.FORWARD, card).size
+    assert first.steps[1].bytes == cudnn_convolution.predicted_largest(problem, Direction.FORWARD, card).size
     assert first.steps[1].bytes >= tensor.numel() * 4
     assert [step.kind for step in second.steps] == ["output", *kinds[4:]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn.question import first_workspace, largest_workspace, question_of
+from graphmem.capture.kernels.cudnn import first_workspace, largest_workspace, question_of
 from graphmem.capture.kernels.parts.conv_backend import (
     Backend,
     ConvParams,
@@ -164,13 +164,12 @@ def _workspace(script: Script, call: _Convolution, direction: Direction, card: C
     """
     if not card.cudnn_workspaces:
         return
-    problem = _problem(call)
     question = question_of(*_sides(call), call.weight, call.params, call.channels_last, direction)
     benchmark = torch.backends.cudnn.benchmark
-    if benchmark and not problem.is_empty and question not in card.timed:
+    if benchmark and question not in card.timed and not Problem.of(question).is_empty:
         card.timed.add(question)
-        _time_all_plans(script, largest_workspace(problem, direction, card, question))
-    workspace = first_workspace(problem, direction, card, question)
+        _time_all_plans(script, largest_workspace(question, card))
+    workspace = first_workspace(question, card)
     if workspace.size:
         label = CUDNN if workspace.certain and not benchmark else CUDNN_ESTIMATE
         script.give(script.take_for_plan((workspace.size, *workspace.later), label, question))
@@ -190,29 +189,6 @@ def _time_all_plans(script: Script, largest: Workspace) -> None:
 def _sides(call: _Convolution) -> tuple[View, View]:
     """A transposed convolution is the backward pass of the convolution from its output to its input."""
     return (call.output, call.input) if call.backend is Backend.CUDNN_TRANSPOSE else (call.input, call.output)
-
-
-def _problem(call: _Convolution) -> Problem:
-    inner, outer = _sides(call)
-    return Problem(
-        batch=inner.shape[0],
-        channels=inner.shape[1],
-        filters=outer.shape[1],
-        input_pixels=math.prod(inner.shape[2:]),
-        output_pixels=math.prod(outer.shape[2:]),
-        kernel=call.weight.shape[2:],
-        groups=call.params.groups,
-        itemsize=inner.dtype.itemsize,
-        channels_last=call.channels_last,
-        tf32=torch.backends.cudnn.allow_tf32,
-        bf16=inner.dtype == torch.bfloat16,
-        dilated=call.params.is_dilated,
-        input_sides=inner.shape[2:],
-        output_sides=outer.shape[2:],
-        stride=call.params.stride[-1],
-        padding=call.params.padding[-1],
-        dilation=call.params.dilation[-1],
-    )
 
 
 # --- depthwise kernels ------------------------------------------------------------------------------------------------

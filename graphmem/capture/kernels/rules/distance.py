@@ -1,4 +1,4 @@
-"""Distances.
+"""Buffers of operators that compute distances between vectors: ``dist``, ``cdist``, ``pdist``.
 
 Sources: ATen/native/Distance.cpp (``_euclidean_dist``), ATen/native/cuda/DistanceKernel.cu,
 ATen/native/ReduceOps.cpp (``dist``) of PyTorch 2.13; orders observed on its CUDA build.

@@ -1,4 +1,4 @@
-"""Drawing from distributions.
+"""Buffers of operators that draw random numbers: ``multinomial``, ``randperm``, ``bernoulli``, Dirichlet.
 
 Sources: ``multinomial`` in ATen/native/Distributions.cpp and its kernel in ATen/native/cuda/MultinomialKernel.cu,
 ``randperm_out_cuda`` in ATen/native/cuda/Randperm.cu, ``bernoulli_kernel`` in ATen/native/cuda/DistributionTemplates.h,

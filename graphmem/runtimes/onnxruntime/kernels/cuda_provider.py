@@ -7,23 +7,20 @@ left to the CPU though there is a kernel (``CUDAExecutionProvider::GetCapability
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import onnx
 
+from graphmem.base.tables import read_table
 from graphmem.graph.model import Graph, Node
 from graphmem.runtimes.onnxruntime.kernels.context import as_text
 
 
 @cache
 def _table() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("cuda_kernels.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
+    return read_table(__name__.rpartition(".")[0], "cuda_kernels.json")  # type: ignore[no-any-return]
 
 
 def takes(node: Node, graph: Graph) -> bool:

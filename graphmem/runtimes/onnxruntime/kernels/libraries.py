@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import atexit
 import math
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
 from graphmem.base.records import dataclass
 from graphmem.cudnn.library import Cudnn
 from graphmem.cudnn.plans import FALLBACK, INSTANT, MODE_B, Convolution
-from graphmem.cudnn.predicted.choice import choose
+from graphmem.cudnn.predicted.choice import choose_on
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.recurrent import states_bytes
 from graphmem.cudnn.predicted.recurrent import workspace_bytes as recurrent_bytes
@@ -105,14 +105,11 @@ class Libraries:
         return max(found, int(_QUARTER_MORE * values * ELEMENT_BITS[question.dtype] // 8))
 
     def _by_trees(self, question: Convolution) -> int:
-        limits = self.card.limits
-        problem = problem_of(question)
-        if not limits.bfloat16:
-            problem = replace(problem, tf32=False)  # TF32 came with Ampere, as bfloat16 did
+        problem = Problem.of(question)
         direction = Direction(question.direction)
         if direction is Direction.FORWARD and problem.groups == problem.channels > 1:
             return 0  # 121 of 121 depthwise convolutions asked of 9.20; the trees know them channels last alone
-        leaf = choose(limits.cudnn_trees, problem, direction)
+        leaf = choose_on(self.card.limits, problem, direction)
         return 0 if leaf is None else workspace_bytes(leaf.form, problem, direction)
 
     # -- recurrent networks -------------------------------------------------------------------------------------------
@@ -184,30 +181,6 @@ def _paddings(
     halves = tuple(size // 2 for size in needed)
     rest = tuple(size - half for size, half in zip(needed, halves, strict=True))
     return (halves, rest) if automatic == "SAME_UPPER" else (rest, halves)
-
-
-def problem_of(question: Convolution) -> Problem:
-    """A question to cuDNN as the trees see it."""
-    channels = question.input[1]
-    return Problem(
-        batch=question.input[0],
-        channels=channels,
-        filters=question.output[1],
-        input_pixels=math.prod(question.input[2:]),
-        output_pixels=math.prod(question.output[2:]),
-        kernel=question.filter[2:],
-        groups=max(1, channels // question.filter[1]),
-        itemsize=ELEMENT_BITS[question.dtype] // 8,
-        channels_last=False,
-        tf32=question.tf32,
-        bf16=question.dtype == "bfloat16",
-        dilated=any(step > 1 for step in question.dilation),
-        input_sides=question.input[2:],
-        output_sides=question.output[2:],
-        stride=question.stride[-1],
-        padding=question.padding[-1],
-        dilation=question.dilation[-1],
-    )
 
 
 _MODES = {"LSTM": LSTM, "GRU": GRU}

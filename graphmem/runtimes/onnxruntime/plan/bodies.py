@@ -171,23 +171,23 @@ def _scan_outputs(
     axes = tuple(node.attributes.get("scan_output_axes", ()))
     later: dict[str, Callable[[], None]] = {}
     moved: list[str] = []
+
+    def untransposed(name: str) -> int:
+        """The buffer of an output whose slices do not lie along the first axis."""
+        return frame.take(frame.graph.tensors[name].nbytes, f"{node.name} before transposing")
+
     for position, (name, inner) in enumerate(zip(node.outputs, graph.outputs, strict=True)):
         is_state = position < states
         is_moved = bool(not is_state and axes and axes[position - states])
         if is_moved:
             moved.append(name)
-            later[inner] = lambda name=name: taken.append(_untransposed(frame, node, name))  # type: ignore[misc]
+            later[inner] = lambda name=name: taken.append(untransposed(name))  # type: ignore[misc]
         else:
             later[inner] = lambda name=name: frame.output(name)  # type: ignore[misc]
         if is_empty or _is_fixed(graph, inner) or (is_state and not is_moved):
             later[inner]()
             later[inner] = _nothing
     return later, moved
-
-
-def _untransposed(frame: Frame, node: Node, name: str) -> int:
-    """The buffer of an output whose slices do not lie along the first axis."""
-    return frame.take(frame.graph.tensors[name].nbytes, f"{node.name} before transposing")
 
 
 def _transposed_inputs(frame: Frame, node: Node, states: int) -> Iterator[int]:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
 from graphmem.base.records import dataclass
-from graphmem.graph.model import Graph, Node
+from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.runtimes.onnxruntime.kernels.context import OUTPUTS
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory, Weights, weights_of
 from graphmem.runtimes.onnxruntime.plan.bodies import run_bodies
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
-from graphmem.runtimes.onnxruntime.plan.sequences import make_sequence
 from graphmem.runtimes.onnxruntime.plan.session import CALLER, RUN, SESSION, SessionPlan
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
@@ -192,7 +191,7 @@ class Frame:
         if node.key in self.graph.bodies:
             run_bodies(self, node)
         elif self.graph.tensors[node.key].items is not None:
-            make_sequence(self, node)
+            _make_sequence(self, node)
         else:
             self._run_kernel(node, index in session.plan.host_nodes)
         for name in releases:
@@ -343,3 +342,20 @@ class Frame:
 
 def _storages(held: Held) -> tuple[int, ...]:
     return () if held is None else held if isinstance(held, tuple) else (held,)
+
+
+def _make_sequence(frame: Frame, node: Node) -> None:
+    """The sequence that a node makes. A tensor that is put into it is copied, those that are in it already are shared
+    with the sequence before (``core/providers/cpu/sequence/sequence_ops.cc``)."""
+    name = node.key
+    spec = frame.graph.tensors[name]
+    shapes = spec.items or ()
+    kept: tuple[int, ...] = ()
+    if node.op_type == "SequenceInsert":
+        kept = frame.sequence(node.inputs[0])
+        shapes = (frame.graph.tensors[node.inputs[1]].shape,)
+    elif node.op_type == "SequenceErase":
+        kept, shapes = frame.sequence(node.inputs[0])[: len(shapes)], ()
+    taken = [frame.take(TensorSpec(name, spec.dtype, shape).nbytes, name) for shape in shapes]
+    frame.sequences[name] = (*kept, *taken)
+    frame.hold(frame.sequences[name])
