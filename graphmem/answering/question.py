@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
+from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,13 @@ class Question:
         if self.is_onnx and isinstance(self.step, Inference) and self.step.generate is not None:
             raise UsageError("generate is a method of transformers' models (hf:...); an ONNX file has none")
 
+    def with_alloc_conf(self, text: str | None) -> Question:
+        """The same with other options of the runtime's allocator; all else is as it was read here."""
+        made = copy(self)
+        object.__setattr__(made, "alloc_conf", text)
+        vars(made).pop("optimization", None)
+        return made
+
     @cached_property
     def margin_share(self) -> float | None:
         """The share of runs that must fit; None for everything that is known to be possible."""
@@ -120,7 +129,7 @@ class Question:
     def is_onnx(self) -> bool:
         """True if the model is an ONNX file, or a list of them."""
         names = self.model if isinstance(self.model, (list, tuple)) else [self.model]
-        return all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
+        return all(isinstance(name, (str, Path)) and splitext(name)[1].lower() == ".onnx" for name in names)
 
     @cached_property
     def setting(self) -> Setting:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import graphmem
 from graphmem.answering.question import CaptureKey, Question, capture_key
 from graphmem.answering.runs import Progress, RunCache, counted, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
+from graphmem.answering.stages import estimate_of
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, UsageError
@@ -198,19 +199,39 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, object]], left: Sequ
     groups: list[list[int]] = []
     of_sizes: dict[Hashable, list[tuple[CaptureKey | None, list[int]]]] = {}  # keys are compared, and sizes hashed
     cards: dict[int, tuple[str, int]] = {}
-    for number in left:
+    for number, question in _questions(request, chosen, left):
         key: CaptureKey | None = None
         sizes: tuple[int | None, int | None] = (None, None)
         cards[number] = "", 0
-        with contextlib.suppress(GraphmemError):  # its own analysis will say why
-            question = request.changed(**chosen[number]).question
+        if isinstance(question, Question):
             cards[number] = question.setting.device.name, question.setting.device.capacity_bytes
-            key, sizes = capture_key(question), (question.batch, question.seq_len)
+            with contextlib.suppress(GraphmemError):  # its own analysis will say why
+                key, sizes = capture_key(question), (question.batch, question.seq_len)
         group = _member(of_sizes.setdefault(sizes, []), key)
         if not group:
             groups.append(group)
         group.append(number)
     return [sorted(group, key=cards.__getitem__) for group in groups]
+
+
+def _questions(
+    request: Request, chosen: Sequence[Mapping[str, Any]], numbers: Iterable[int]
+) -> Iterator[tuple[int, Question | GraphmemError]]:
+    """The question of each combination, or why it is refused. Where only the allocator's settings are others than in
+    the one before, all else is as it was read there."""
+    before: Mapping[str, Any] | None = None
+    question: Question | GraphmemError | None = None
+    for number in numbers:
+        others = {name: value for name, value in chosen[number].items() if name != "alloc_conf"}
+        if isinstance(question, Question) and others == before and "alloc_conf" in chosen[number]:
+            question = question.with_alloc_conf(chosen[number]["alloc_conf"])
+        else:
+            try:
+                question = request.changed(**chosen[number]).question
+            except GraphmemError as error:
+                question = error
+        before = others
+        yield number, question
 
 
 #: Groups that differ in one size, card by card, and that size; "" where they are too few for a template.
@@ -312,9 +333,11 @@ def _answer_group(
     captures: RunCache,
 ) -> Iterator[_Numbered]:
     """One capture, or one that is there already, and a replay for each combination."""
-    for number in group:
+    for number, question in _questions(request, chosen, group):
         try:
-            yield number, Row(chosen[number], request.changed(**chosen[number]).run(captures, report(number)))
+            if isinstance(question, GraphmemError):
+                raise question
+            yield number, Row(chosen[number], estimate_of(question, captures, report(number)).without_events())
         except GraphmemError as error:
             yield number, Row.failed(chosen[number], error)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from graphmem.base.documents import shown
-from graphmem.errors import SourceError, first_line
+from graphmem.errors import CaptureError, SourceError, UsageError, first_line
 from graphmem.sources.vllm_layers import Backend, Happening, Layer
 
 if TYPE_CHECKING:
@@ -71,10 +71,16 @@ def followed(values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code
     from graphmem.sources.vllm_capture import Making
 
     making = Making(config, name, dtype, tp, own_code=own_code)
-    with offline():
-        captured = capture_subject(
-            Subject(making.run, Sizes(), Inference(), name, iterations=1),
-            device=device_named("H100"),
-            torch_version=torch_version,
-        )
+    try:
+        with offline():
+            captured = capture_subject(
+                Subject(making.run, Sizes(), Inference(), name, iterations=1),
+                device=device_named("H100"),
+                torch_version=torch_version,
+            )
+    except CaptureError as error:
+        raise UsageError(
+            f"{name}: {config.model_type} does not run with the engine's layers in place of its own, which is what is "
+            f"captured here ({first_line(error)})"
+        ) from error
     return making.read(captured.trace, version)

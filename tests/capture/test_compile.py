@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -377,6 +378,39 @@ def test_regions_that_are_wrapped_for_modes_give_their_arguments_back_as_otherwi
         return [(event.kind, trace.storages[event.subject].bytes) for event in trace.events()]
 
     assert changes({"wrap_inductor_compiled_regions": True}) == changes(None)
+
+
+class _Weight(torch.nn.Parameter):
+    """A parameter as vLLM makes them: a class of its own, which hands everything on."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_parameters_of_a_librarys_class_are_compiled_as_others_are() -> None:
+    def taken(kind: type[torch.nn.Parameter]) -> list[tuple[int, int, int | None]]:
+        function = torch.compile(lambda x, w: torch.nn.functional.linear(x, w).relu() + 1, fullgraph=True)
+
+        def step() -> None:
+            with torch.no_grad():
+                function(torch.empty(256, 64, device="cuda"), kind(torch.empty(32, 64, device="cuda")))
+
+        return [(born.bytes, born.event, born.freed) for born in births(record(step))]
+
+    assert taken(_Weight) == taken(torch.nn.Parameter)
+
+
+def test_kernels_are_not_timed_on_the_card() -> None:
+    """Nor those of code that is to be kept, nor whether several are quicker as one."""
+
+    def taken(options: dict[str, bool] | None) -> list[tuple[int, int, int | None]]:
+        function = torch.compile(lambda x, y: (x.cos() * 2, y.sin() + 1), options=options)
+        trace = record(lambda: function(*(torch.empty(size, 64, device="cuda") for size in (256, 128))))
+        return [(born.bytes, born.event, born.freed) for born in births(trace)]
+
+    as_kept = {"triton.autotune_at_compile_time": True, "combo_kernels": True, "benchmark_combo_kernel": True}
+    assert taken(as_kept) == taken(None)
 
 
 def test_pytorch_is_left_as_it_was(factories: Path) -> None:

@@ -34,8 +34,9 @@ def _every_overload() -> list[Any]:
 def test_every_interceptor_knows_an_operator_and_has_a_name_of_its_own() -> None:
     every = [facts_of(func) for func in _every_overload()]
     assert len(every) > 2000
-    with _operator("CUDA", torch.zeros_like) as operator, _view_of_host() as view:
-        every += [facts_of(operator), facts_of(view)]
+    schema = "weak_ref_tensor(Tensor input) -> Tensor"
+    with _operator("CUDA", torch.zeros_like) as operator, _of_library("_C", schema) as library:
+        every += [facts_of(operator), facts_of(library.weak_ref_tensor.default)]
         known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
     assert all(known.values()), known
     assert [name for name, count in known.items() if count == len(every)] == ["host values"]
@@ -57,12 +58,13 @@ def _operator(key: str, body: Callable[[Any], Any]) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _view_of_host() -> Iterator[Any]:
-    """The operator of vLLM's library by which kernels read pinned memory."""
-    library = torch.library.Library("_C", "FRAGMENT")
+def _of_library(namespace: str, *schemas: str) -> Iterator[Any]:
+    """Operators of vLLM's libraries, without kernels."""
+    library = torch.library.Library(namespace, "FRAGMENT")
     try:
-        library.define("get_cuda_view_from_cpu_tensor(Tensor cpu_tensor) -> Tensor")
-        yield torch.ops._C.get_cuda_view_from_cpu_tensor.default
+        for schema in schemas:
+            library.define(schema)
+        yield getattr(torch.ops, namespace)
     finally:
         facts_of.cache_clear()
         library._destroy()
@@ -70,15 +72,66 @@ def _view_of_host() -> Iterator[Any]:
 
 def test_a_view_of_pinned_memory_takes_none_of_the_card() -> None:
     def step() -> None:
-        seen = view(torch.zeros(1 << 20, pin_memory=True))
+        seen = library.get_cuda_view_from_cpu_tensor(torch.zeros(1 << 20, pin_memory=True))
         assert seen.is_cuda
         assert seen.shape == (1 << 20,)
         seen.neg()
 
-    with _view_of_host() as view:
+    with _of_library("_C", "get_cuda_view_from_cpu_tensor(Tensor cpu_tensor) -> Tensor") as library:
         trace = record(step)
     assert max(born.bytes for born in trace.storages if born.place is Place.PINNED) == 4 << 20
     assert sum(born.bytes for born in trace.storages if born.place is Place.DEVICE) == 4 << 20
+
+
+def test_a_tensor_that_does_not_hold_its_memory_lets_it_go() -> None:
+    """By which an engine keeps what a CUDA graph writes."""
+    held: list[int] = []
+
+    def step() -> None:
+        written = torch.empty(1 << 20, 2, device="cuda").t()
+        seen = library.weak_ref_tensor(written)
+        assert (seen.is_cuda, seen.shape, seen.stride()) == (True, written.shape, written.stride())
+        del written
+        held.append(torch.cuda.memory_allocated())
+
+    with _of_library("_C", "weak_ref_tensor(Tensor input) -> Tensor") as library:
+        analyze(step, device="H200")
+    assert held == [0]
+
+
+#: FlashAttention 3's operators, but for what no call here gives.
+_FLASH_ATTENTION = (
+    "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int headdim, Tensor seqused_k, "
+    "int? page_size, bool is_causal, int window_size_left, int window_size_right, int num_splits) -> Tensor",
+    "fwd(Tensor q, Tensor v, Tensor? out, Tensor? cu_seqlens_q, int num_splits) -> Tensor[]",
+)
+
+
+def test_flash_attention_takes_its_schedule_and_what_is_put_together() -> None:
+    """Keys in 32 parts, as CUDA graphs have them: sizes by hopper/flash_api.cpp."""
+    schedules: list[int] = []
+
+    def step() -> None:
+        lengths = torch.empty(6, dtype=torch.int32, device="cuda")
+        for size, splits in ((128, 32), (128, 0), (64, 32), (64, 0)):
+            made = library.get_scheduler_metadata(6, 1, 4096, size, lengths, 16, True, -1, -1, splits)
+            schedules.append(made.numel())
+        query = torch.empty(6, 4, 128, dtype=torch.half, device="cuda")
+        value = torch.empty(8, 16, 2, 128, dtype=torch.half, device="cuda")
+        starts = torch.empty(7, dtype=torch.int32, device="cuda")
+        before = torch.cuda.memory_allocated()
+        found = library.fwd(query, value, torch.empty_like(query), starts, 32)
+        assert found[0].shape == query.shape
+        sizes.append([one.numel() * one.element_size() for one in found[1:]])
+        taken.append(torch.cuda.memory_allocated() - before)
+
+    sizes: list[list[int]] = []
+    taken: list[int] = []
+    with _of_library("_vllm_fa3_C", *_FLASH_ATTENTION) as library:
+        analyze(step, device="H100")
+    assert schedules == [1 + 8 * 3, 1 + 8 * 2, 1 + 8 * 2, 1 + 8]
+    assert sizes == [[4 * 6 * 4, 32 * 4 * 6 * 128 * 4, 32 * 4 * 6 * 4]]
+    assert taken == [6144 + 512 + sizes[0][1] + sizes[0][2]]
 
 
 @pytest.mark.parametrize("key", ["CUDA", "CompositeExplicitAutograd"])

@@ -43,6 +43,27 @@ def test_a_matrix_product_on_a_side_stream_takes_a_workspace_there() -> None:
     assert workspaces[1].label == "cuBLAS workspace (main thread, stream 1)"
 
 
+def test_a_stream_is_entered_by_the_function_that_a_program_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM notes the current stream so, and captures its graphs on it."""
+    noted: list[int] = []
+
+    def step() -> None:
+        before = torch.cuda.set_stream
+
+        def set_stream(stream: Any) -> None:
+            noted.append(stream.stream_id)
+            before(stream)
+
+        monkeypatch.setattr(torch.cuda, "set_stream", set_stream)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            noted.append(torch.cuda.current_stream().stream_id)
+        torch.empty(1, device="cuda")
+        monkeypatch.undo()
+
+    record(step)
+    assert noted == [1, 1, 0]
+
+
 def test_every_thread_has_a_current_stream_of_its_own() -> None:
     """A thread that moves batches begins on the default stream, and its side stream is not the step's."""
     began, go_on = threading.Event(), threading.Event()

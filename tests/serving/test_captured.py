@@ -113,6 +113,8 @@ def test_weights_of_a_convolution_are_no_experts() -> None:
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, (), "in both directions"),
         ({"model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"]}, (), "experts"),
         ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, (), "transformers' attention interface"),
+        ({"model_type": "mpt", "architectures": ["MPTForCausalLM"]}, (), "mpt does not run with the engine's layers"),
+        ({"model_type": "codegen", "architectures": ["CodeGenForCausalLM"]}, (), "codegen does not run with the"),
         ({}, (("pipeline_parallel_size", "2"),), "--pipeline-parallel-size is not followed"),
         ({}, (("enable_lora", "true"),), "--enable-lora is not followed"),
         ({"num_hidden_layers": 100_000}, (), "num_hidden_layers"),

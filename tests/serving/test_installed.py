@@ -49,6 +49,12 @@ class EngineArgs:
 def get_max_concurrency_for_kv_cache_config(config, cache):
     return cache.num_blocks / 4
 """,
+    "v1/executor/__init__.py": "",
+    "v1/executor/abstract.py": """
+class Executor:
+    def compile_or_warm_up_model(self):
+        raise AssertionError("graphs are captured for use")
+""",
     "v1/worker/__init__.py": "",
     "v1/worker/gpu_worker.py": """
 import gc
@@ -86,6 +92,7 @@ class Worker:
     "v1/engine/__init__.py": "",
     "v1/engine/llm_engine.py": """
 from types import SimpleNamespace as Some
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.gpu_worker import MIB, Worker
 class FullAttentionSpec:
     page_size_bytes, block_size = MIB // 2, 16
@@ -96,6 +103,7 @@ class LLMEngine:
         worker = Worker(args)
         worker.load_model()
         worker.determine_available_memory()
+        Executor().compile_or_warm_up_model()
         groups = [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
         cache = Some(num_blocks=worker.available_kv_cache_memory_bytes // MIB, kv_cache_groups=groups)
         core = Some(scheduler=Some(kv_cache_config=cache), vllm_config=worker.vllm_config)
@@ -195,8 +203,8 @@ def test_options_are_spelled_as_the_engine_reads_them(tmp_path: Path) -> None:
     )
 
 
-#: Recorded starts that the engine of that version repeats in every column, and how long that may take one is no matter.
-_REPEATED = ("opt-125m-eager", "llama3-8b-eager-srv")
+#: Recorded starts that the engine of that version repeats: eager ones in every column, and a compiled one with graphs.
+_REPEATED = ("opt-125m-eager", "llama3-8b-eager-srv", "llama3.2-1b-l4-warm")
 
 
 @pytest.mark.slow
@@ -211,6 +219,12 @@ def test_a_recorded_start_is_repeated_by_the_engine(name: str) -> None:
     cache = served.kv_cache
     assert (cache.available_bytes, cache.blocks, cache.tokens) == (run["available"], run["blocks"], run["tokens"])
     assert served.weights_bytes == run["weights"]
+
+
+def test_the_reason_of_an_engine_is_a_line_that_says_something() -> None:
+    assert installed._first("ValueError: too long\nmore") == "too long"
+    pydantic = "ValidationError: 1 validation error for ModelConfig\n  Value error, no such model [type=value_error]"
+    assert installed._first(pydantic) == "Value error, no such model [type=value_error]"
 
 
 def test_a_report_says_by_whose_code(monkeypatch: pytest.MonkeyPatch, engine: None) -> None:

@@ -220,6 +220,12 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     # The last of them since 2.11.
     patches.where_found([async_compile], dict.fromkeys(("triton", "multi_kernel", "size_hint_multi_kernel"), named))
     patches.where_found([async_compile], dict.fromkeys(("cpp", "cpp_pybinding"), unnamed))
+    # Not timed are the kernels of code that is to be kept, as it is written (``triton.autotune_at_compile_time``), and
+    # whether several are quicker as one (``combo_kernels``), as all are that take less than 0.3 ms.
+    codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
+    patches.where_found([codegen], {"generate_and_run_autotune_block": constant(None)})
+    scheduler = private("torch._inductor.scheduler.Scheduler", _LOST)
+    patches.where_found([scheduler], {"speedup_by_combo_kernel": constant(True)})
 
 
 # --- buffers ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from graphmem.capture.compile.frame_evaluation import (
     without_validation,
 )
 from graphmem.capture.compile.inductor import import_compiler, keep_tables, pretend_inductor
+from graphmem.capture.device.fake_tensors import is_of_own_class, library_class
 from graphmem.capture.device.unnoticed import Hiding, NoTensor
 from graphmem.capture.patches import Patches, constant, ignored_warnings
 from graphmem.capture.record.dispatch import RecordingMode
@@ -287,6 +288,9 @@ def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
     patches.share(torch.compiler, "is_compiling", _compiling_here(torch.compiler.is_compiling, patches.threads))
     module_variable = private("torch._dynamo.variables.misc.PythonModuleVariable", _LOST)
     patches.around(module_variable, {"var_getattr": _name_in_module})
+    builder = private("torch._dynamo.variables.builder", _LOST)
+    patches.around(builder.VariableBuilder, {"_wrap": _tensor_of_library})
+    patches.around(builder, {"infer_subclass_type": _class_of_library})
 
 
 def _name_in_module(original: Callable[..., Any], variable: Any, transaction: Any, name: str) -> Any:
@@ -295,6 +299,16 @@ def _name_in_module(original: Callable[..., Any], variable: Any, transaction: An
     if name == "FakeTensor" and isinstance(variable.value, Hiding):
         return variable.build(transaction, NoTensor)
     return original(variable, transaction, name)
+
+
+def _tensor_of_library(original: Callable[..., Any], builder: Any, value: object) -> Any:
+    """A tensor of a library's class has its own ``__torch_function__`` and no ``__torch_dispatch__``, which its fake
+    one has: that is traced as a tensor too."""
+    return builder.wrap_tensor(value) if is_of_own_class(value) else original(builder, value)
+
+
+def _class_of_library(original: Callable[[object], type | None], value: object) -> type | None:
+    return library_class(type(value)) if is_of_own_class(value) else original(value)
 
 
 def _compiling_here(original: Callable[[], bool], threads: Threads) -> Callable[[], bool]:

@@ -117,18 +117,21 @@ class Stream:
 
 
 class StreamContext:
-    """``torch.cuda.stream(s)``; None changes nothing."""
+    """``torch.cuda.stream(s)``; None changes nothing. As PyTorch's it goes by ``torch.cuda.set_stream``, in whose place
+    a program may have put a function of its own to know the stream (vLLM does)."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
+        self.src_prev_stream: Any = None
 
     def __enter__(self) -> None:
         if self.stream is not None:
-            self.stream.__enter__()
+            self.src_prev_stream = torch.cuda.current_stream()
+            torch.cuda.set_stream(self.stream)
 
     def __exit__(self, *_: object) -> None:
         if self.stream is not None:
-            self.stream.__exit__()
+            torch.cuda.set_stream(self.src_prev_stream)
 
 
 def patch_streams(patches: Patches, streams: Streams, pools: MemoryPools, storages: Storages) -> None:

@@ -20,6 +20,7 @@ from graphmem.capture.operators import (
     Shapes,
     bitsandbytes,
     collectives,
+    flash_attention,
     kernel_decompositions,
     nested,
     quanto,
@@ -232,6 +233,7 @@ def facts_of(func: OpOverload) -> OperatorFacts:
         kernel_decompositions.DECOMPOSITIONS.get(func)
         or collectives.DECOMPOSITIONS.get(func)
         or torchvision.DECOMPOSITIONS.get(name)
+        or flash_attention.DECOMPOSITIONS.get(name)
         or quanto.DECOMPOSITIONS.get(name)
         or bitsandbytes.decomposition_of(func)
     )

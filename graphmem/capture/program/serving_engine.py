@@ -17,8 +17,12 @@ from graphmem.base.environment import changed
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches, constant
 
-#: Of its environment (vllm/envs.py): one process, and nothing is told to its makers.
-_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+#: Of its environment (vllm/envs.py): one process, compiled code that is not kept (nor is there any of former starts,
+#: which would be a card's), and nothing told to its makers.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+}  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -67,8 +67,8 @@ _ALONG = {_aten.unique_dim.default: 1, _aten.unique_dim_consecutive.default: 1, 
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
-#: Operators of libraries that give the card a view of pinned memory.
-_SEE_HOST = {"_C.get_cuda_view_from_cpu_tensor.default"}
+#: Operators of libraries that give a tensor of the card on memory that it does not hold.
+_OF_OTHERS = {"_C.get_cuda_view_from_cpu_tensor.default", "_C.weak_ref_tensor.default"}
 
 #: Arguments by name.
 Named = dict[str, object]
@@ -251,11 +251,12 @@ def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> object:
     return mode.finish(call, out)
 
 
-def _seen_by_card(mode: RecordingMode, call: OperatorCall) -> object:
-    """A tensor of the card on pinned memory of the host (``cudaHostGetDevicePointer``), which takes none there."""
-    host: Any = call.args[0]
+def _of_others(mode: RecordingMode, call: OperatorCall) -> object:
+    """A tensor of the card that takes no memory: on pinned memory of the host (``cudaHostGetDevicePointer``), or on
+    that of a tensor that may be given back (what a CUDA graph has written)."""
+    other: Any = call.args[0]
     with mode.recorder.paused():
-        out = torch.empty(host.shape, dtype=host.dtype, device=cards().own)
+        out = torch.empty_strided(other.shape, other.stride(), dtype=other.dtype, device=cards().own)
     mode.recorder.storages.see(out, place=Place.PINNED)
     return out
 
@@ -627,10 +628,10 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         is_noted=False,
     ),
     Interceptor(
-        "host memory on the card",
-        "vLLM's kernels read pinned memory where it is, by an operator that has no shapes",
-        lambda facts: facts.name in _SEE_HOST,
-        _seen_by_card,
+        "memory of others",
+        "vLLM's kernels read pinned memory where it is, and its graphs hold no results, by operators without shapes",
+        lambda facts: facts.name in _OF_OTHERS,
+        _of_others,
         is_noted=False,
     ),
     Interceptor(

@@ -142,12 +142,20 @@ def _told_apart(trace: Trace, conf: AllocConf) -> AllocConf:
     if trace.settings or conf.per_process_memory_fraction < 1:
         return conf
     conf = replace(conf, garbage_collection_threshold=0.0)
-    sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
-    rounded = round_size(int(sizes.max(initial=1)), conf.roundup_power2_divisions)
+    rounded = round_size(_largest(trace), conf.roundup_power2_divisions)
     largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
     if conf.expandable_segments or conf.max_split_size_bytes <= largest:
         return conf
     return replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=conf.large_segment_size_bytes)
+
+
+def _largest(trace: Trace) -> int:
+    """Bytes of the largest storage on the device, at least 1."""
+    if "largest" not in trace.kept:
+        sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
+        trace.kept["largest"] = int(sizes.max(initial=1))
+    found: int = trace.kept["largest"]
+    return found
 
 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -182,7 +183,8 @@ def _environment(scratch: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "VLLM_CACHE_ROOT": scratch,
         "TRITON_CACHE_DIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch,
-        "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "FLASHINFER_WORKSPACE_BASE": scratch, "VLLM_LOGGING_LEVEL": "ERROR",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # fmt: skip
 
 
@@ -236,7 +238,9 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
 
 
 def _first(error: str) -> str:
-    return error.partition(": ")[2].strip().splitlines()[0]
+    """What it says first: of options that pydantic refuses, the line behind their number."""
+    lines = [line.strip() for line in error.partition(": ")[2].splitlines() if line.strip()]
+    return next((line for line in lines if not re.match(r"\d+ validation errors? for", line)), error)
 
 
 def _parts(found: Mapping[str, Any], unrequested: int, settings: Mapping[str, Any]) -> tuple[Part, ...]:

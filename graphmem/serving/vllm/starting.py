@@ -104,6 +104,7 @@ def _start(asked: Asked, watched: Watched) -> dict[str, Any]:
     parser = arguments.add_cli_args(_parser_class()())
     args = arguments.from_cli_args(parser.parse_args(list(asked.options)))
     engine_class = import_module("vllm.v1.engine.llm_engine").LLMEngine
+    _leave_out_warm_up()
     gc.collect()
     gc.freeze()  # the engine looks for garbage at every stage, among a million objects of its modules
     with watched.methods(worker):
@@ -111,6 +112,14 @@ def _start(asked: Asked, watched: Watched) -> dict[str, Any]:
             args, usage_context=context.OPENAI_API_SERVER if asked.is_server else context.LLM_CLASS
         )
     return _of_engine(engine.engine_core.engine_core)
+
+
+def _leave_out_warm_up() -> None:
+    """What follows when the cache is cut, kernels that are warmed up and graphs that are captured for use, changes none
+    of the figures."""
+    executor = import_module("vllm.v1.executor.abstract").Executor
+    if hasattr(executor, "compile_or_warm_up_model"):  # since 0.32 a step of its own
+        executor.compile_or_warm_up_model = lambda _: None
 
 
 def _parser_class() -> Any:

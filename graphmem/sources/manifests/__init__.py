@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ class Manifest:
 
 def is_manifest(model: object) -> bool:
     """True for the name of a file of this kind."""
-    return isinstance(model, (str, Path)) and Path(model).suffix.lower() in _SUFFIXES
+    return isinstance(model, (str, Path)) and splitext(model)[1].lower() in _SUFFIXES
 
 
 def read_manifest(path: str) -> Manifest:
