@@ -97,7 +97,7 @@ UNIQUE = _words(
 SIZED = _words(
     """
     view reshape expand repeat narrow split chunk new_zeros new_ones new_full new_empty tile pad select roll unflatten
-    topk new_tensor
+    topk new_tensor permute
     """
 )
 SIZED_OF_NONE = _words(
@@ -109,8 +109,6 @@ SAME_VALUES = _words("to cuda cpu clone contiguous detach alias type pin_memory 
 OR, AND = _words("__or__ bitwise_or logical_or"), _words("__and__ bitwise_and logical_and")
 #: Checks of values that nobody knows: those of a model that trains are finite.
 FINITE = {"isfinite": True, "isnan": False, "isinf": False}
-#: Functions of sizes or dimensions, which read those that are numbers on the device one by one.
-SIZED = {"permute", "view", "reshape", "expand", "repeat"}
 FILLS = {"zero_", "fill_", "copy_"} | RANDOM
 SKIP = {"__get__", "__set__"}
 
@@ -307,10 +305,6 @@ class TrueValues(TorchFunctionMode):
                             out.append(v.contiguous().reshape(-1)[:1].numpy().tobytes())
                 return out or None
             return None
-        if n in SIZED:  # a size or a dimension that is a number on the device
-            sizes = [y for x in args[1:] for y in (x if isinstance(x, (tuple, list)) else (x,))]
-            read = [val(y) for y in sizes if isinstance(y, torch.Tensor) and y.device.type == "cuda"]
-            return [v.numpy().tobytes() for v in read if v is not None] or None
         if n == "normal":  # asks twice whether no deviation is negative: native/DistributionTemplates.h
             deviation = args[1] if len(args) > 1 else kwargs.get("std")
             return [b"\1"] * 2 if isinstance(deviation, torch.Tensor) and deviation.device.type == "cuda" else None
