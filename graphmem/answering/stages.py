@@ -250,7 +250,8 @@ def replay_on(
     if run.with_room is not None or is_refused:
         finds.append(partial(least_that_fits, partial(runtime.run, served, options), setting))
     if finds:
-        diagnostics, details = found_later(diagnostics, details, partial(_all_found, finds))
+        late, details = found_later(diagnostics, details, partial(_all_found, finds))
+        diagnostics = diagnostics if taken.findings is None else late  # the least that fits has no remarks
     doubts, share = None, None
     if not figures_only:
         run_again = partial(runtime.run, options=options, setting=setting)

@@ -76,6 +76,15 @@ def _without_folders(text: str) -> str:
     return re.sub(r"[^\\\"]*/graphmem-[^\\\"]*", "", text)
 
 
+def test_a_file_that_runs_the_compiler_while_it_is_imported(tmp_path: Path) -> None:
+    """As peft does where torchao is installed; beside it ``torch.cuda`` is the card's."""
+    file = tmp_path / "model.py"
+    file.write_text(f"import torch._dynamo\ntorch._dynamo.reset()\nassert torch.cuda.is_available()\n{_COMPILED}")
+    trace, waited = waiting(f"{file}:build")
+    assert "torch._dynamo" not in waited
+    assert trace == here(f"{file}:build")
+
+
 def test_a_model_of_transformers(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(_LLAMA), encoding="utf-8")

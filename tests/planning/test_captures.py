@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem.answering import runs
+from graphmem.answering import runs, stages
 from graphmem.answering.question import Question, capture_key, card_facts
 from graphmem.base.versions import NEWEST
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, custom_device, device_named
@@ -287,6 +287,21 @@ def test_a_factory_that_keeps_a_state_is_made_anew_for_every_capture(tmp_path: P
     )
     vary: dict[str, list[Any]] = {"batch": [1, 2], "alloc_conf": ["", "max_split_size_mb:64"]}
     assert together(vary, model=f"{file}:build") == separately(vary, model=f"{file}:build")
+
+
+def test_the_least_that_would_do_is_not_sought_for_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A row that does not fit says so, and looks for more when somebody asks."""
+    sought: list[object] = []
+    monkeypatch.setattr(stages, "least_that_fits", counting(sought, stages.least_that_fits))
+    options: dict[str, Any] = {"batch": 8, "vary": {"device": [custom_device(700 * MIB)]}}
+    [kept] = graphmem.sweep("zoo:vgg16", store=tmp_path / "rows.jsonl", **options)
+    rows = graphmem.sweep("zoo:vgg16", **options)
+    assert kept.figures["fits"] == "no"
+    assert "NOT FIT" in str(rows)
+    assert not sought
+    assert rows[0].estimate is not None
+    assert rows[0].estimate.details["least"]["bytes"] > 700 * MIB
+    assert len(sought) == 1
 
 
 def counting(calls: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:

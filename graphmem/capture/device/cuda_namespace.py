@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from graphmem.base import deferred
 from graphmem.base.imports import watched_imports
 from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import CUDA_MODULES, ShownCard, cards
@@ -57,13 +58,13 @@ def card_at_import(device: Device) -> Iterator[None]:
     """Let a user's file that chooses its device while it is imported choose the card, as it would beside one.
 
     The compiler, which remembers the functions of ``torch.cuda`` that it finds when it is imported, or is first asked
-    for one (``get_torch_obj_rule_map``, torch/_dynamo/trace_rules.py), finds PyTorch's own.
+    for one (``get_torch_obj_rule_map``, torch/_dynamo/trace_rules.py), finds PyTorch's own, where it waited too.
     """
     with Patches() as patches:
         _patch_functions(patches, ShownCard(device))
         patches.around(torch, {"compile": _compile})
         importing = watched_imports({"torch._dynamo": _import_compiler}, patches.threads.only(lambda: True))
-        with importing, bitsandbytes_without_card(patches.threads):
+        with importing, deferred.running(Patches.lifted), bitsandbytes_without_card(patches.threads):
             yield
 
 
