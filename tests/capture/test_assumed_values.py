@@ -137,6 +137,25 @@ def _sizes() -> None:
     bool(x.any()) and x.add_(1)  # decides
 
 
+def test_places_of_an_order_differ_from_each_other() -> None:
+    """What chooses rows by their rank (pruning by magnitude) chooses as many as it asks for."""
+
+    def step() -> None:
+        x = unknown(64)
+        order, best = x.argsort(), x.topk(16, largest=False).indices
+        assert set(order.tolist()) == set(range(64))
+        assert len({int(place) for place in order[8:24]}) == len(set(order[::2].cpu().numpy()[:16])) == 16
+        assert set(torch.unique(torch.cat([best])).tolist()) == set(range(16))
+        rows = unknown(4 * 64).view(4, 64).sort(1).indices
+        assert rows[2].tolist() == list(range(64))
+        assert set(rows[:, 3].tolist()) == {3}  # every row has its own
+        assert set(unknown(64).view(8, 8).argsort(0).flatten().tolist()) == {1}  # not along rows: any
+        order[:4] = 7
+        assert set(order.tolist()) == {1}
+
+    captured(step)
+
+
 def test_reads_that_decide_are_named() -> None:
     """Sizes, indices, bounds and branches, in modules, hooks, closures and loops: twenty and more, and none else."""
     expected = planted(Model.forward) | planted(_training) | planted(_sizes)

@@ -565,12 +565,32 @@ def test_scripted_modules_are_moved_trained_and_frozen() -> None:
     assert sum(birth.category is Category.PARAMETER for birth in births(record(step))) == 3
 
 
-def test_scripted_code_that_asks_for_a_device_runs_as_python() -> None:
-    def zeros(x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(8, device=x.device)
+@pytest.mark.parametrize(("other", "is_remarked"), [("cuda", False), ("cpu", True)])
+def test_scripted_functions_that_ask_for_a_device(other: str, is_remarked: bool) -> None:
+    """Where all their tensors are on the card it is the card; else they run as the Python that they are made of."""
+
+    def zeros(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and not x.is_cpu and x.get_device() == 0:
+            return torch.zeros(8, device=x.device)
+        return y
 
     def step(_: object) -> None:
-        assert torch.jit.script(zeros)(torch.ones(8, device="cuda")).is_cuda
+        scripted = torch.jit.script(zeros)
+        for _ in range(3):
+            assert scripted(torch.ones(8, device="cuda"), torch.ones(8, device=other)).is_cuda
+        assert scripted(torch.ones(8), torch.ones(9)).shape == (9,)
+
+    captured = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
+    assert (Code.SCRIPT_AS_PYTHON.about() in captured.assumed) == is_remarked
+
+
+def test_scripted_modules_that_ask_for_a_device_run_as_python() -> None:
+    class Zeros(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(8, device=x.device)
+
+    def step(_: object) -> None:
+        assert torch.jit.script(Zeros())(torch.ones(8, device="cuda")).is_cuda
 
     captured = capture(step, source="test", device=H100, torch_version=TORCH_VERSION)
     assert captured.assumed[Code.SCRIPT_AS_PYTHON.about()] == 1

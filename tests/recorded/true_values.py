@@ -97,7 +97,7 @@ UNIQUE = _words(
 SIZED = _words(
     """
     view reshape expand repeat narrow split chunk new_zeros new_ones new_full new_empty tile pad select roll unflatten
-    topk new_tensor
+    topk new_tensor permute
     """
 )
 SIZED_OF_NONE = _words(

@@ -61,7 +61,7 @@ class _Reading:
             raise RuntimeError("can't call numpy() on a tensor that requires a gradient; call .detach() first")
         known = self._values.of(tensor)
         if known is None:
-            array = _assumed(tensor)
+            array = self._any(tensor)
             if tensor.is_floating_point():
                 self._assumed.array(True, False)
             return array
@@ -75,12 +75,20 @@ class _Reading:
         if not isinstance(tensor, FakeTensor):
             return original(tensor)
         known = self._values.of(tensor)
-        numbers = _assumed(tensor).tolist() if known is None else _without_modes(original, known)
+        numbers = self._any(tensor).tolist() if known is None else _without_modes(original, known)
         if known is not None:
             if not self._values.drawn([tensor]):
                 return numbers
             self._assumed.drawn_list(known.is_floating_point())
         return self._assumed.as_last(numbers) if tensor.is_floating_point() and tensor.numel() <= LIMIT else numbers
+
+    def _any(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """An array of the values that are assumed: of an order, which has every place once, different ones."""
+        import numpy
+
+        array = _assumed(tensor)
+        possible = None if self._assumed.is_given() else self._values.numbers.possible(tensor)
+        return array if possible is None else numpy.asarray(possible, array.dtype)
 
     def item(self, original: _Read, tensor: torch.Tensor) -> object:
         """``Tensor.item``."""

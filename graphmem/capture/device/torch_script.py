@@ -1,13 +1,14 @@
 """TorchScript: PyTorch's own executor runs scripted code in C++, whose operators pass through the modes of a capture;
 :mod:`graphmem.capture.device.script_executors` has what a card's fuser does with them.
 
-Code that asks a tensor for its device is told ``meta`` by C++, and runs as the Python that it is made of.
+Tensors on the card are on ``meta`` in C++. In functions whose tensors are all on the card, the questions where they are
+are answered beforehand; modules that ask, and functions of tensors here and there, run as the Python that they are made
+of.
 """
 
 from __future__ import annotations
 
 import builtins
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -17,10 +18,14 @@ import torch
 
 from graphmem.capture.device.script_executors import Book, Executors, is_followed
 from graphmem.capture.patches import Patches, around
+from graphmem.capture.values.tensors import tensors_in
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import private
 
-_ASKS_DEVICE = re.compile(r"= (prim::device|prim::is_\w+|aten::is_(cuda|cpu|meta)|aten::get_device)\(")
+#: What a tensor on the card answers.
+_ANSWERS = {"prim::device": torch.device("cuda", 0), "aten::get_device": 0} | {
+    f"{kind}::is_{name}": name == "cuda" for kind in ("prim", "aten") for name in ("cuda", "cpu", "meta")
+}
 _tracing: Any = private("torch._C._get_tracing_state", "traced code that calls scripted code fails", lambda: None)
 
 
@@ -29,6 +34,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None], r
     otherwise."""
     book = Book(remark, recorder.paused, recorder.before_each_in_backward)
     executors = Executors(torch.jit.ScriptFunction.__call__, book)
+    answered: dict[Any, Any] = {}  # graphs -> the same with the card's answers; None where they do not ask
 
     def script(original: Callable[..., object], obj: object, *args: object, **kwargs: object) -> object:
         if not hasattr(obj, "__script_if_tracing_wrapper"):  # PyTorch unwraps those, with the names around them
@@ -38,19 +44,29 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None], r
         scripted = original(obj, *args, **kwargs)
         if "_rcb" in kwargs or str(getattr(obj, "__module__", "")).startswith("torch."):
             return scripted  # a part of what is being compiled; what PyTorch scripts goes into tables of its own
-        if not _ASKS_DEVICE.search(str(getattr(scripted, "inlined_graph", ""))):
+        if isinstance(scripted, torch.jit.ScriptFunction) or not _asks_device(scripted):
             return scripted
         remark(Code.SCRIPT_AS_PYTHON.about())
         return obj
 
     def call(original: Callable[..., object], called: Any, *args: object, **kwargs: object) -> object:
-        if _tracing() is not None or not _is_compiled(called):
+        if not _is_compiled(called):
+            return original(called, *args, **kwargs)
+        graph = called.graph
+        if graph not in answered:
+            answered[graph] = _with_answers(called)
+        if answered[graph] is not None and (on := {one.device.type for one in tensors_in((args, kwargs))}) != {"cpu"}:
+            if on != {"cuda"} or _tracing() is not None or not is_followed():
+                remark(Code.SCRIPT_AS_PYTHON.about())
+                return called._torchdynamo_inline(*args, **kwargs)
+            graph = answered[graph]
+        if _tracing() is not None:
             return original(called, *args, **kwargs)
         bound = _bound(called, args, kwargs) if is_followed() else None
         if bound is None:
             remark(Code.SCRIPT_UNFUSED.about())
             return original(called, *args, **kwargs)
-        return executors.run(called.graph, bound)
+        return executors.run(graph, bound)
 
     def backward(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         try:
@@ -70,6 +86,24 @@ def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None], r
         patches.wrap(path, "gradients of scripted code are not fused", around(backward))
     lost = "PyTorch's own modules that are scripted fail"
     patches.wrap("torch.jit._builtins._find_builtin", lost, around(_builtin_behind))
+
+
+def _asks_device(scripted: Any) -> bool:
+    graph = getattr(scripted, "inlined_graph", None)
+    return graph is not None and any(graph.findNode(kind) is not None for kind in _ANSWERS)
+
+
+def _with_answers(called: Any) -> Any:
+    """The graph of a function in which every tensor says that it is on the card; None where none is asked."""
+    if not isinstance(called, torch.jit.ScriptFunction) or not _asks_device(called):
+        return None
+    graph = called.inlined_graph
+    for kind, answer in _ANSWERS.items():
+        for node in graph.findAllNodes(kind):
+            with graph.insert_point_guard(node):
+                node.output().replaceAllUsesWith(graph.insertConstant(answer))
+            node.destroy()
+    return graph
 
 
 def _is_compiled(called: Any) -> bool:

@@ -546,7 +546,8 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: torch.Tensor) -> objec
         return recorder.assumed_values.answer(recorder.phases.iteration)
     if tensor.is_floating_point() or tensor.is_complex():
         return recorder.assumed_values.number()
-    return recorder.assumed_values.whole_number()
+    possible = recorder.values.numbers.possible(tensor)
+    return recorder.assumed_values.whole_number(1 if possible is None else possible)
 
 
 def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> object:

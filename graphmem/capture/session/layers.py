@@ -281,8 +281,8 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "TorchScript",
         "device/torch_script",
-        "its derivatives and its fuser begin in later runs; code that asks for a device, `meta` in "
-        "C++, runs as the Python that it is made of",
+        "its derivatives and its fuser begin in later runs; functions that ask for a device, `meta` in C++, are told "
+        "the card, and modules that ask run as the Python that they are made of",
         (
             "torch.jit.script",
             "torch.jit.*ScriptFunction.__call__",

@@ -94,8 +94,8 @@ class AssumedValues:
             self._name(place, Code.ANSWERED_YES if answer else Code.ANSWERED_NO)
         return answer
 
-    def whole_number(self) -> int:
-        """A whole number that is read."""
+    def whole_number(self, possible: int = 1) -> int:
+        """A whole number that is read: ``possible`` is one, unless the user gives another."""
         place, _, _ = callers.user_place()
         given = self._given_at(place)
         if given is not None:
@@ -110,7 +110,7 @@ class AssumedValues:
             and self._judge(reading_lines.only_logs, frames[0].file, frames[0].line, False, False, frames)
         )
         self._note(place, Code.WHOLE_NUMBER, is_decisive=not is_log)
-        return 1
+        return possible
 
     def number(self) -> float:
         """A floating-point number that is read."""

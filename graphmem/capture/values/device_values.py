@@ -98,11 +98,17 @@ _PLACES: dict[OpOverload, tuple[int, int]] = {
     _aten.argmax.default: (1, 0), _aten.argmin.default: (1, 0), _aten.max.dim: (1, 1), _aten.min.dim: (1, 1),
     _aten.topk.default: (2, 1), _aten.sort.default: (1, 1),
 }  # fmt: skip
+#: Operators whose output of this number differs from element to element, along the last dimension.
+_DISTINCT = {
+    _aten.topk.default: 1, _aten.sort.default: 1, _aten.sort.stable: 1, _aten._unique.default: 0,
+    _aten._unique2.default: 0,
+}  # fmt: skip
+_COPIES = {_aten._to_copy.default, _aten.clone.default}
 #: Operators whose results are values of their first argument, or of all in it.
 _TAKING = {_aten._to_copy.default, _aten.clone.default, _aten.index.Tensor, _aten.cat.default}
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_PLACES, *_TAKING, *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION,
+    *_PLACES, *_DISTINCT, *_TAKING, *_ONE_NUMBER, _SUM, _IS_END_TOKEN, _COUNT_FILLED_PLACES, _CURVATURE_CONDITION,
     _COUNT_WRONG_DRAFTS, _IS_NAN, _IS_INFINITE, _SAME, _OTHER,
 }  # fmt: skip
 
@@ -155,6 +161,7 @@ def follow(values: KnownValues, func: OpOverload, args: Sequence[object], out: o
     """
     if func in _PLACES or func in _TAKING:
         _note_range(values, func, args, out)
+    _note_distinct(values, func, args, out)
     if func in _PLACES or not isinstance(out, FakeTensor):
         return None
     if func is _COUNT_WRONG_DRAFTS:
@@ -189,6 +196,17 @@ def _note_range(values: KnownValues, func: OpOverload, args: Sequence[Any], out:
     known = [one for one in ranges if one is not None]
     if isinstance(out, FakeTensor) and known and len(known) == len(sources):
         values.numbers.set_below(out, max(known))
+
+
+def _note_distinct(values: KnownValues, func: OpOverload, args: Sequence[Any], out: Any) -> None:
+    """Note where ``out`` holds whole numbers that differ: an order is one of all places, each once."""
+    if func in _DISTINCT:
+        at, taken = _PLACES.get(func, (0, 0))[0], out[_DISTINCT[func]]
+        along = args[at] if 0 < at < len(args) else -1
+        if taken.dim() == 1 or (taken.dim() and func in _PLACES and along in (-1, taken.dim() - 1)):
+            values.numbers.set_distinct(taken)
+    elif func in _COPIES and out.dim() and values.numbers.is_distinct(args[0]):
+        values.numbers.set_distinct(out)
 
 
 def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> Diagnostic | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import torch
+
+from graphmem.capture.torch_internals import disable_current_modes
 
 Number = bool | int | float
 #: Types of few numbers -> how many.
@@ -27,6 +30,7 @@ class _Entry:
     number: Number | None = None
     mark: Mark = Mark.NONE
     below: int | None = None
+    distinct: int | None = None
 
 
 class UniformNumbers:
@@ -63,11 +67,30 @@ class UniformNumbers:
     def set_below(self, tensor: torch.Tensor, number: int) -> None:
         self._entry(tensor).below = number
 
+    def possible(self, tensor: torch.Tensor) -> Any:
+        """Whole numbers that the elements may be where those of a row differ, as ``tolist`` gives them; else None."""
+        entry = self._found(tensor)
+        if entry is None or entry.distinct is None:
+            return None
+        with disable_current_modes():
+            position = torch.tensor(tensor.storage_offset())
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+                position = position.unsqueeze(-1) + torch.arange(size) * stride
+            return (position % entry.distinct).tolist()
+
+    def set_distinct(self, tensor: torch.Tensor) -> None:
+        """The whole numbers in each row of a tensor differ from each other."""
+        self._entry(tensor).distinct = tensor.shape[-1] if tensor.is_contiguous() else None
+
+    def is_distinct(self, tensor: torch.Tensor) -> bool:
+        entry = self._found(tensor)
+        return entry is not None and entry.distinct is not None
+
     def forget(self, tensor: torch.Tensor) -> None:
         """The tensor was written into; its mark stays."""
         entry = self._found(tensor)
         if entry is not None:
-            entry.number = entry.below = None
+            entry.number = entry.below = entry.distinct = None
 
     def _found(self, tensor: torch.Tensor) -> _Entry | None:
         if not self._entries or tensor.layout is not torch.strided:

@@ -83,7 +83,7 @@ def _take_checks(script: Script, weights: torch.Tensor, card: Card) -> list[int]
     return [*bounds, valid, zero]
 
 
-@recorded_rule("aten.randperm.default")
+@recorded_rule("aten.randperm.default", "aten.randperm.generator")
 def randperm_rule(call: Call) -> Script | None:
     """A range, sorted by random keys with so many bits that two are rarely equal."""
     items = int(call.n)

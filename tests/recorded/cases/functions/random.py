@@ -26,6 +26,12 @@ add("randn_bf16", lambda x: x + torch.randn_like(x), XH)
 add("randint", lambda x: torch.randint(0, 100, (64, 4096), device=x.device), X, grad=False)
 add("randperm", lambda x: torch.randperm(10000, device=x.device), X, grad=False)
 add("randperm_large", lambda x: torch.randperm(1000000, device=x.device), X, grad=False)
+add(
+    "randperm_generator",
+    lambda x: torch.randperm(100000, device=x.device, generator=torch.Generator(x.device)),
+    X,
+    grad=False,
+)
 add("normal", lambda x: torch.normal(0.0, 1.0, (64, 4096), device=x.device) + x, X)
 COLUMNS = t(1024, 1024, grad=False, layout="transposed")
 _PLAIN = t(64, 4096, grad=False)
