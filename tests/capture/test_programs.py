@@ -476,6 +476,32 @@ def test_batches_that_a_reader_has_read_ahead_come_to_the_loop(
     assert said(capsys).split() in (["8"] * 4 + ["2"], ["8"] * 5 + ["2"])
 
 
+CRITIC = """
+critic = torch.nn.Linear(64, 64).cuda()
+of_critic = torch.optim.Adam(critic.parameters())
+batches = iter(DataLoader([torch.zeros(8, 64)] * 50, batch_size=None))
+asked = 0
+while asked < 50:
+    for _ in range(5):
+        asked += 1
+        critic(next(batches).cuda()).sum().backward()
+        of_critic.step()
+    model(x()).sum().backward()
+    optimizer.step()
+    seen.append(asked)
+print(len(seen))
+"""
+
+
+def test_batches_that_were_left_out_are_there_for_the_next_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loop around asks for them, and handles no end."""
+    estimate = run(tmp_path, CRITIC)
+    assert ending(estimate)[3] == ""
+    assert int(said(capsys)) >= 3
+
+
 def test_a_batch_that_was_read_for_its_shape_is_not_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody handles that the loader is out: it is not asked again."""
     source = """

@@ -88,6 +88,7 @@ class Rest:
         self._most: dict[object, int] = {}
         self._held: deque[Any] = deque()
         self.spares: deque[Any] = deque()  # read batches that are kept for steps that differ by their number
+        self._first: Any = None  # the first and the last that were read
         self._final: Any = None
         self._is_read = False
         self._spared = 0
@@ -167,6 +168,11 @@ class Rest:
         final, self._final = self._final, None
         return final
 
+    def again(self) -> Any:
+        """A batch in the place of one that was read and left out, where a program goes on to ask for those; None where
+        there is none."""
+        return self._first if self.left > 0 else None
+
     def _note_steps(self) -> None:
         """Whether optimizers have stepped since the last batch: those before it are of one step."""
         if self._step != self._epochs.steps and self._in_step:
@@ -198,7 +204,7 @@ class Rest:
             is_larger = self._measure(batch)
             if not self._seen[-1]:
                 break
-            self._final = batch
+            self._first, self._final = batch if self._first is None else self._first, batch
             is_spare = len(self.spares) < self._spared
             if is_spare:
                 self.spares.append(batch)
