@@ -128,7 +128,7 @@ def test_compiled_code_replaces_what_it_says_and_what_no_other_layer_does(monkey
     def step() -> None:
         torch.compile(torch.nn.Linear(4, 4).to("cuda"))(torch.ones(2, 4, device="cuda")).sum().backward()
 
-    record(step)
+    record(step, leave_after=3)
     layer = LAYERS[-1]
     names = noted.by_layer.pop(layer.name)
     assert not {name for name in names if not any(fnmatchcase(name, pattern) for pattern in layer.replaces)}
