@@ -23,10 +23,10 @@ EPOCH_BATCHES, EPOCH_NUMBERS = 1000, 1 << 28
 
 
 class Steps(NamedTuple):
-    """How far a program is followed: ``count`` steps of each optimizer, and to its end if all its steps are at most so
+    """How far a program is followed: the ``wanted`` steps of each optimizer, and to its end if all its steps are at most so
     many ``events`` (allocations and frees)."""
 
-    count: int = OPTIMIZER_STEPS
+    wanted: int = OPTIMIZER_STEPS
     events: int = SHORT_EVENTS
 
 
