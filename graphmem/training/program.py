@@ -23,8 +23,8 @@ EPOCH_BATCHES, EPOCH_NUMBERS = 1000, 1 << 28
 
 
 class Steps(NamedTuple):
-    """How far a program is followed: the ``wanted`` steps of each optimizer, and to its end if all its steps are at most so
-    many ``events`` (allocations and frees)."""
+    """How far a program is followed: the ``wanted`` steps of each optimizer, and to its end if all its steps are at
+    most so many ``events`` (allocations and frees)."""
 
     wanted: int = OPTIMIZER_STEPS
     events: int = SHORT_EVENTS
