@@ -1,6 +1,7 @@
 """When a program's loops end: a program is analysed for some optimizer steps, and was written for thousands.
 
-A loop ends at its top, so that what follows it (evaluation, generation, saving) still runs:
+A program whose loops, by their lengths, take few events is followed to its end. Of others a loop ends at its top, so
+that what follows it (evaluation, generation, saving) still runs:
 
 - a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
