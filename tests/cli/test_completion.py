@@ -18,7 +18,10 @@ import pytest
 
 from tests import places
 
-_PAGE = (places.ROOT / "docs" / "VIEWERS.md").read_text(encoding="utf-8")
+_FILE = places.ROOT / "docs" / "VIEWERS.md"
+if not _FILE.exists():
+    pytest.skip("an installed package has no such page beside it", allow_module_level=True)
+_PAGE = _FILE.read_text(encoding="utf-8")
 _BASH, _FISH = (
     re.search(pattern, _PAGE) for pattern in (r'`(eval "\$.*bash_source.*")`', r"`(_GRAPH.*fish_source.*)`")
 )
