@@ -103,6 +103,7 @@ def _analysed_routed(**options: Any) -> graphmem.Estimate:
     return graphmem.analyze(Routed(), torch.zeros(8192, 64), device="T4", **options)
 
 
+@pytest.mark.slow
 def test_what_a_mask_selects_agrees_with_what_it_leaves_and_with_its_gradient() -> None:
     line = Routed.forward.__code__.co_firstlineno + 3
     sizes = [

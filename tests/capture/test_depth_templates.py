@@ -234,6 +234,7 @@ def test_another_capture_disproves_it(tmp_path: Path) -> None:
     assert captured == list(range(deep.FEWEST, deep.MOST + 1))
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_deep_model_captures_a_few_of_its_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[tuple[str, int | None, int | None]] = []
     record = sized_runs.record

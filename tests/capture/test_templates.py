@@ -270,6 +270,7 @@ def test_a_page_of_the_largest_size_has_others_to_choose_by_template(captured: l
     assert "sizes" not in found.to_dict()
 
 
+@pytest.mark.slow
 def test_an_answer_on_another_way_is_found_by_captures(captured: list[int | None]) -> None:
     """The template of small batches knows one way of the model."""
     found = graphmem.fit(deeper, device=custom_device(GIB))

@@ -93,6 +93,7 @@ def test_a_model_of_transformers(tmp_path: Path) -> None:
     assert {"torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy"} <= set(left)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_zoo() -> None:
     trace, left = waiting("zoo:electra-small", seq_len=32)
     assert trace == here("zoo:electra-small", seq_len=32)
