@@ -241,7 +241,7 @@ def by_captures_alone(monkeypatch: pytest.MonkeyPatch, model: Callable[..., Any]
         return graphmem.fit(model, **options)
 
 
-@pytest.mark.parametrize("model", first_quick([convolutions, contrastive], 1))
+@pytest.mark.parametrize("model", first_quick([contrastive, convolutions], 0))
 def test_the_largest_batch_is_found_with_few_captures(
     model: Callable[..., Any], captured: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

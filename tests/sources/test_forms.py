@@ -231,6 +231,7 @@ def test_a_sequence_beyond_a_table_of_positions_is_told_beside_the_verdict(tmp_p
     assert "positions" not in heads[1]
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_the_positions_and_says_where_others_are_beyond_them(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = '"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100, "n_positions": 32'
