@@ -12,7 +12,8 @@ from graphmem.errors import UsageError
 #: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
 #: first, the third finds the rare step whose fragmentation still grows.
 OPTIMIZER_STEPS = 3
-#: Events of a program that is followed to its end instead: some seconds.
+#: Events of a program that is followed to its end instead: some seconds (as measured: 58,000 of a VQGAN's in 4.5 s of
+#: processor time, a thousand tiny steps in 12).
 SHORT_EVENTS = 50_000
 #: The batches of an epoch that are looked at: those of :data:`EPOCH_BATCHES` and :data:`EPOCH_NUMBERS`, the first ones
 #: alone, or all.

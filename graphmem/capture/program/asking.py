@@ -124,12 +124,13 @@ class _LoaderLoop:
         loop beside them."""
         self._loop.is_over = True
         self._rest.is_guarded = self._rest.is_guarded or handles_the_end({loop.frame for loop in loops})
-        is_ending = any(loop.is_ending for loop in loops)
-        if is_ending and self._rest.holds:
+        batch = None
+        if not any(loop.is_ending for loop in loops):
+            batch = self._rest.again()
+        elif self._rest.holds:
             batch = self._rest.next_batch()
-        else:
-            batch = None if is_ending else self._rest.again()
-            batch = self._following(iterator) if batch is None else batch
+        if batch is None:
+            batch = self._following(iterator)
         self._rest.note(batch)
         return batch
 

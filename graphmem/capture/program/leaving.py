@@ -524,7 +524,7 @@ class Loop:
     def _goes_on(self) -> bool:
         """Whether the loop goes on though its optimizers have made their steps; why is noted."""
         ways = (
-            (self._is_of_short_program, "to the end is not far"),
+            (self._is_of_short_program, "it is short"),
             (self._tries_another_size, "a search tries other sizes"),
             (self._settles, "its steps differ"),
             (self._goes_to_other_sizes, "later steps compute other sizes"),

@@ -94,11 +94,7 @@ def capture_subject(
         assume=step.assume,
         budget=Budget(step.host_values_mb * MIB, 8 * step.host_values_mb * MIB),
         processes=step.processes,
-        leave_after=None
-        if subject.program is None
-        else Steps(subject.iterations, 0)
-        if subject.iterations
-        else Steps(),
+        leave_after=_steps(subject),
         mode=mode,
         memory=memory,
         record_graph=record_graph,
@@ -109,6 +105,13 @@ def capture_subject(
         calls=calls,
     )
     return followed.completed(run)
+
+
+def _steps(subject: Subject) -> Steps | None:
+    """How far a program is followed, to the steps that were asked for or as it is long; None for other subjects."""
+    if subject.program is None:
+        return None
+    return Steps(subject.iterations, events=0) if subject.iterations else Steps()
 
 
 class _Followed:

@@ -219,8 +219,7 @@ def _shares(block: Shares) -> str:
     The edge of their room, where there is one, goes through all bars."""
     table, (_, whole) = block.table(), block.total
     colours = {part[0]: _colour(index) for index, part in enumerate(block.parts)}
-    room = max(1, whole, block.room, block.edge[1] if block.edge else 0) * 1.01
-    edge = "" if block.edge is None else f'<i class="edge" style="left:{100 * block.edge[1] / room:.2f}%"></i>'
+    room, edge = _scale(block.edge, whole, block.room)
     rows: list[list[str]] = []
     begin = 0
     for (name, size, note), words in zip([*block.shown(), (*block.total, "")], table.words(), strict=True):
@@ -236,6 +235,12 @@ def _shares(block: Shares) -> str:
     return _rows((), (), rows) + _used(block)
 
 
+def _scale(edge: tuple[str, int] | None, *sizes: int) -> tuple[float, str]:
+    """The bytes that bars are drawn in, a little more than the largest of ``sizes`` and the edge, and the edge's line."""
+    room = max(1, *sizes, edge[1] if edge else 0) * 1.01
+    return room, "" if edge is None else f'<i class="edge" style="left:{100 * edge[1] / room:.2f}%"></i>'
+
+
 #: The frame of what is gone.
 _GONE = 'fill="none" stroke="currentColor" stroke-dasharray="4 3" vector-effect="non-scaling-stroke"'
 
@@ -244,8 +249,7 @@ def _stacks(block: Stacks) -> str:
     """A row for each whole, with its parts one behind the other; what it has less than the first is an empty frame. The
     script tells the parts of the row that is chosen."""
     wholes = [sum(row.sizes) for row in block.rows]
-    room = max(1, *wholes, block.edge[1] if block.edge else 0) * 1.01
-    edge = "" if block.edge is None else f'<i class="edge" style="left:{100 * block.edge[1] / room:.2f}%"></i>'
+    room, edge = _scale(block.edge, *wholes)
     rows = []
     for row, whole in zip(block.rows, wholes, strict=True):
         begin, bars = 0.0, ""
