@@ -236,7 +236,7 @@ def _shares(block: Shares) -> str:
 
 
 def _scale(edge: tuple[str, int] | None, *sizes: int) -> tuple[float, str]:
-    """The bytes that bars are drawn in, a little more than the largest of ``sizes`` and the edge, and the edge's line."""
+    """The bytes that bars are drawn in, a little more than the largest of ``sizes`` and the edge; the line of that."""
     room = max(1, *sizes, edge[1] if edge else 0) * 1.01
     return room, "" if edge is None else f'<i class="edge" style="left:{100 * edge[1] / room:.2f}%"></i>'
 
