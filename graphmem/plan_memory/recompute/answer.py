@@ -94,7 +94,7 @@ def remat(graph: Graph, budget: int, *, seconds: float = 20.0) -> Remat:
 
     Raises :class:`graphmem.errors.GraphError` for a budget that no schedule can meet, or that none was found for.
     """
-    budget, seconds = _checked(budget, seconds)
+    budget, seconds = checked_budget(budget), checked_seconds(seconds)
     deadline = time.monotonic() + seconds
     problem = Problem(graph)
     plain = Profile(problem, problem.order)
@@ -186,16 +186,22 @@ def _refuse_impossible(problem: Problem, budget: int) -> None:
         raise GraphError(f"no schedule has a peak of {_bytes(budget)}: {_bytes(least)} are needed {place}")
 
 
-def _checked(budget: int, seconds: float) -> tuple[int, float]:
+def checked_budget(budget: int) -> int:
+    """A budget as a number of bytes. Raises :class:`GraphError`."""
     try:
         size = operator.index(budget)
     except TypeError:
         size = -1
     if size < 0:
         raise GraphError(f"a budget of {shown(budget)}; accepted: whole numbers of bytes from 0 on")
+    return size
+
+
+def checked_seconds(seconds: float) -> float:
+    """A limit of time. Raises :class:`GraphError`."""
     if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
         raise GraphError(f"seconds is {shown(seconds)}; accepted: finite numbers from 0 on")
-    return size, float(seconds)
+    return float(seconds)
 
 
 def _bytes(size: int) -> str:

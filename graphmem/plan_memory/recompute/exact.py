@@ -1,6 +1,6 @@
 """Rematerialisation of small graphs by an integer program, as Checkmate states it (Jain et al., MLSys 2020).
 
-Stage ``t`` ends with the first run of the node at place ``t``. ``run[t, i]``: the node at place ``i`` runs in it;
+Stage ``t`` ends with the first run of the node at place ``t``; in a last one outputs are made again. ``run[t, i]``: the node at place ``i`` runs in it;
 ``kept[t, b]``: buffer ``b`` is there when it begins; ``freed[t, i, b]``: after that run ``b`` is let go. The bytes that
 are alive are summed from stage to stage. Solved by HiGHS through SciPy (the extra ``pack``).
 """
@@ -89,26 +89,30 @@ class _Program:
 
     def state(self) -> None:
         problem, stages = self._problem, len(self._problem.order)
-        for stage in range(stages):
-            for place in range(stage + 1):
+        for stage in range(stages + 1):
+            for place in self._places(stage):
                 number = problem.order[place]
                 may = place == stage or problem.until[number] >= stage
                 self._run[stage, place] = self._variable(problem.cost[number] if place < stage else 0.0, most=float(may))
-        for stage in range(stages + 1):
+        for stage in range(stages + 2):
             for buffer in self._made:
                 if self._place[buffer] < stage:
                     self._kept[stage, buffer] = self._variable()
-        for stage in range(stages):
-            self._row(1, 1, [(self._run[stage, stage], 1.0)])
+        for stage in range(stages + 1):
+            if stage < stages:
+                self._row(1, 1, [(self._run[stage, stage], 1.0)])
             self._state_needs(stage)
             self._state_memory(stage)
         for buffer in self._made:
             if problem.stays[buffer]:
-                self._row(1, 1, [(self._kept[stages, buffer], 1.0)])
+                self._row(1, 1, [(self._kept[stages + 1, buffer], 1.0)])
+
+    def _places(self, stage: int) -> range:
+        return range(min(stage + 1, len(self._problem.order)))
 
     def _state_needs(self, stage: int) -> None:
         """What a node reads was kept or is made; what is kept on was kept or made."""
-        for place in range(stage + 1):
+        for place in self._places(stage):
             for buffer in self._problem.uses[self._problem.order[place]]:
                 if buffer in self._place:
                     self._row(-np.inf, 0, [(self._run[stage, place], 1.0), *self._had(stage, buffer, -1.0)])
@@ -131,7 +135,7 @@ class _Program:
         kept = [(self._kept[stage, one], problem.size[one] / scale) for one in self._made if (stage, one) in self._kept]
         self._row(0, 0, [(alive, -1.0), *kept])
         freed: list[tuple[int, float]] = []
-        for place in range(stage + 1):
+        for place in self._places(stage):
             number, run = problem.order[place], self._run[stage, place]
             made = sum(problem.size[buffer] for buffer in problem.makes[number]) / scale
             after = self._variable(whole=False, most=limit)
@@ -159,7 +163,7 @@ class _Program:
         problem = self._problem
         return [
             problem.order[place]
-            for stage in range(len(problem.order))
-            for place in range(stage + 1)
+            for stage in range(len(problem.order) + 1)
+            for place in self._places(stage)
             if solution[self._run[stage, place]] > 0.5
         ]

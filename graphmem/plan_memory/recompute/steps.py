@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +20,8 @@ from graphmem.plan_memory.graphs import Buffer, Graph, Node
 class Problem:
     """A graph as rematerialisation sees it; ``cost[i]`` is that of running node ``i`` once more.
 
-    Nodes that make and write nothing, and that others run after, are views: free, and run when they are first needed.
+    Nodes that make and write nothing, and on which only nodes wait that use all that they use, are views: they are free,
+    and run when they are first needed.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -100,13 +102,18 @@ class Problem:
 
 
 def _views(graph: Graph) -> frozenset[int]:
-    """Nodes that make and write nothing, which nodes that do run after."""
-    nothing = [not (node.makes or node.updates or node.scratch) for node in graph.nodes]
-    needed: set[int] = set()
-    for number in reversed(graph.order):
-        if not nothing[number] or number in needed:
-            needed.update(one for one in graph.nodes[number].after if nothing[one])
-    return frozenset(needed)
+    """Nodes that make and write nothing, and on which only nodes wait that use all that they use."""
+    waiting: list[list[int]] = [[] for _ in graph.nodes]
+    for number, node in enumerate(graph.nodes):
+        for other in node.after:
+            waiting[other].append(number)
+    return frozenset(
+        number
+        for number, node in enumerate(graph.nodes)
+        if not (node.makes or node.updates or node.scratch)
+        and waiting[number]
+        and all(set(graph.nodes[other].uses).issuperset(node.uses) for other in waiting[number])
+    )
 
 
 class Profile:
@@ -241,7 +248,5 @@ def unrolled(graph: Graph, steps: Sequence[int]) -> Graph:
                 newest[buffer] = made
         after = tuple(sorted({last_run[one] for one in node.after if one in last_run}))
         last_run[step] = len(nodes)
-        nodes.append(
-            Node(name, reads, makes, updates, node.scratch, node.cost, node.module, node.source, after, node.repeatable)
-        )
+        nodes.append(replace(node, name=name, reads=reads, makes=makes, updates=updates, after=after))
     return Graph(tuple(nodes), tuple(buffers), tuple(newest[one] for one in graph.outputs))

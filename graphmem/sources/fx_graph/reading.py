@@ -130,7 +130,7 @@ class _Reader:
         )
 
     def _call(self, node: fx.Node) -> None:
-        known, read = self._known[node], self._all_of(node.all_input_nodes)
+        known, read = self._known[node], self._read(node)
         if node.op == "call_module":
             read = (*read, *self._weights_of(node))
         first = len(self.buffers)
@@ -155,6 +155,16 @@ class _Reader:
                 repeatable=not known.is_random,
             )
         )
+
+    def _read(self, node: fx.Node) -> tuple[int, ...]:
+        """The buffers that must be alive. Who picks one result out of several has all of them kept, unless the several
+        are at once left for it."""
+        picked = self._picked(node)
+        if picked:
+            maker = self._numbers.get(node.args[0], len(self.nodes))  # type: ignore[arg-type]
+            if not any(one.makes for one in self.nodes[maker + 1 :]):
+                return picked
+        return self._all_of(node.all_input_nodes)
 
     def _results(self, node: fx.Node) -> tuple[int, ...]:
         """The buffers of what a call gives: those of its inputs that share the storage, or new ones."""

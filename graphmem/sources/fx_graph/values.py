@@ -6,6 +6,7 @@ given, or a node lacks one, the node runs on the fake tensors of its inputs, wit
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import fx
 from torch.utils import flop_counter
 
 from graphmem.base.records import dataclass
-from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode
+from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, shapes_unheard
 from graphmem.errors import GraphError, first_line
 
 #: Operations of a graph, as opposed to its inputs, attributes and its output.
@@ -186,7 +187,7 @@ class _Runner:
         before = [_versions(found[one].value) for one in read]
         self._interpreter.env = {one: found[one].value for one in read}
         try:
-            with torch.no_grad(), self._mode, _Watch() as seen:
+            with torch.no_grad(), shapes_unheard((get_ident(),)), self._mode, _Watch() as seen:
                 value = self.faked(self._interpreter.run_node(node))
         except GraphError:
             raise
