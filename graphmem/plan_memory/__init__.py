@@ -5,5 +5,6 @@ bytes.
 """
 
 from graphmem.plan_memory.graphs import Buffer, Graph, Node
+from graphmem.plan_memory.peaks import Peaks
 
-__all__ = ["Buffer", "Graph", "Node"]
+__all__ = ["Buffer", "Graph", "Node", "Peaks"]
