@@ -5,6 +5,5 @@ bytes.
 """
 
 from graphmem.plan_memory.graphs import Buffer, Graph, Node
-from graphmem.plan_memory.peaks import Peaks
 
-__all__ = ["Buffer", "Graph", "Node", "Peaks"]
+__all__ = ["Buffer", "Graph", "Node"]

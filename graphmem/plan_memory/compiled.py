@@ -21,7 +21,7 @@ try:
 except ImportError:
     IS_COMPILED = False
 
-    def njit(**_: Any) -> Callable[[Function], Function]:  # type: ignore[no-redef]
+    def njit(**_: Any) -> Callable[[Function], Function]:
         """Nothing is compiled."""
         return lambda function: function
 

@@ -11,7 +11,7 @@ from graphmem.plan_memory import Buffer, Graph, Node
 
 @st.composite
 def graphs(draw: st.DrawFn, most_nodes: int = 12) -> Graph:
-    """Up to so many nodes, with inputs, held buffers, outputs, scratch, writes in place and nodes of several outputs."""
+    """Up to so many nodes, with inputs, held buffers, outputs, scratch, writes in place, nodes of several outputs."""
     sizes = st.integers(0, 6).map(lambda power: 700 << power)
     buffers = [Buffer(f"x{number}", draw(sizes), held=draw(st.booleans())) for number in range(draw(st.integers(1, 3)))]
     nodes: list[Node] = []

@@ -72,7 +72,8 @@ def test_compiled_and_interpreted_events_are_those_of_the_trace(graph: Graph, dr
 @given(graphs(), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40), st.integers(0, 40)), max_size=25))
 @settings(max_examples=200, deadline=None)
 def test_changes_and_undos_are_those_of_a_fresh_count(graph: Graph, steps: list[tuple[int, int, int]]) -> None:
-    now, before = graphmem.Peak(graph), []
+    now = graphmem.Peak(graph)
+    before: list[tuple[tuple[int, ...], list[int]]] = []
     for kind, one, other in steps:
         state = (now.order, now.live_bytes.tolist())
         try:
