@@ -39,8 +39,8 @@ class Move:
 
 @public_value(frozen=True)
 class Offload:
-    """The buffers to move. ``moved_bytes`` go out and come back; ``seconds`` are those of copies that computing does not
-    hide; no choice of gaps waits less than ``lower_bound`` seconds."""
+    """The buffers to move. ``moved_bytes`` go out and come back; ``seconds`` are those of copies that computing does
+    not hide; no choice of gaps waits less than ``lower_bound`` seconds."""
 
     source: Graph
     moves: tuple[Move, ...]
@@ -64,10 +64,11 @@ class Offload:
         return _with_copies(self.source, self.moves)
 
     def __str__(self) -> str:
+        proof = "proven least" if self.is_proven else f"at least {self.lower_bound:.3g} s"
         return (
             f"peak {format_bytes(self.peak_before)} -> {format_bytes(self.peak)} (budget {format_bytes(self.budget)}): "
             f"{len(self.moves)} buffers of {format_bytes(self.moved_bytes)} lie on the host for a while, "
-            f"{self.seconds:.3g} s waited ({'proven least' if self.is_proven else f'at least {self.lower_bound:.3g} s'})"
+            f"{self.seconds:.3g} s waited ({proof})"
         )
 
 
@@ -76,9 +77,9 @@ def offload(
 ) -> Offload:
     """The buffers of ``graph`` to move to the host and back so that no more than ``budget`` bytes are on the device.
 
-    ``bandwidth``: bytes a second in one direction; ``rate``: units of ``Node.cost`` a second (FLOP/s), by which a copy is
-    hidden behind what runs meanwhile; without it every copy is waited for. Copies of several buffers that compete for
-    the link are not modelled. Held buffers stay. Needs SciPy (the extra ``pack``); ``seconds`` are the solver's.
+    ``bandwidth``: bytes a second in one direction; ``rate``: units of ``Node.cost`` a second (FLOP/s), by which a copy
+    is hidden behind what runs meanwhile; without it every copy is waited for. Copies of several buffers that compete
+    for the link are not modelled. Held buffers stay. Needs SciPy (the extra ``pack``); ``seconds`` are the solver's.
 
     Raises :class:`graphmem.errors.GraphError` for a budget that no choice can meet.
     """
@@ -140,7 +141,9 @@ def _chosen(
     except ImportError:
         raise GraphError("offloading needs SciPy; install it with: pip install 'graphmem[pack]'") from None
     over = np.flatnonzero(plain.live > budget)
-    rows, columns, values = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
     unit = float(max(move.bytes for move in moves))
     for column, move in enumerate(moves):
         inside = _inside(problem, move)
@@ -161,7 +164,9 @@ def _chosen(
     )
     if found.x is None:  # no time: all of them, which is enough
         return moves, 0.0
-    return [move for move, taken in zip(moves, found.x, strict=True) if taken > 0.5], float(found.mip_dual_bound) * scale
+    return [move for move, taken in zip(moves, found.x, strict=True) if taken > 0.5], float(
+        found.mip_dual_bound
+    ) * scale
 
 
 def _with_copies(graph: Graph, moves: tuple[Move, ...]) -> Graph:

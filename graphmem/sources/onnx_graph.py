@@ -31,12 +31,12 @@ def from_onnx(
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Graph:
-    """The memory of an ``onnx.ModelProto``, or of a ``Model`` of onnx_ir. Its nodes are those of the model in their order,
-    without ``Constant``, whose tensors are weights.
+    """The memory of an ``onnx.ModelProto``, or of a ``Model`` of onnx_ir. Its nodes are those of the model in their
+    order, without ``Constant``, whose tensors are weights.
 
-    ``batch`` binds the batch dimension, ``dims`` named dimensions, ``input_shapes`` whole inputs. Inputs and weights are
-    held. ``Reshape`` and its like give views, but for outputs of the model. A node with a body (``If``, ``Loop``) holds
-    the most that the body does, as scratch. A node costs the bytes that it makes.
+    ``batch`` binds the batch dimension, ``dims`` named dimensions, ``input_shapes`` whole inputs. Inputs and weights
+    are held. ``Reshape`` and its like give views, but for outputs of the model. A node with a body (``If``, ``Loop``)
+    holds the most that the body does, as scratch. A node costs the bytes that it makes.
 
     Raises :class:`graphmem.errors.GraphmemError` for what is no model, or has sizes that nothing binds.
     """
@@ -118,4 +118,6 @@ def _most_inside(graph: OnnxGraph, node: OnnxNode) -> int:
     """The most bytes that a body of the node holds beside what is around it."""
     inner = [_graph(one) for body in graph.bodies.get(node.key, ()) for one in body.graphs]
     around = [sum(buffer.bytes for buffer in one.buffers if buffer.held) for one in inner]
-    return max((Profile(Problem(one), one.order).peak - held for one, held in zip(inner, around, strict=True)), default=0)
+    return max(
+        (Profile(Problem(one), one.order).peak - held for one, held in zip(inner, around, strict=True)), default=0
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,8 +51,6 @@ def joint_graph(model: nn.Module, *inputs: torch.Tensor, partition: Any = defaul
         return parts
 
     def compiled(module: fx.GraphModule, _: Any) -> Any:
-        from functorch.compile import make_boxed_func
-
         return make_boxed_func(module)
 
     torch._dynamo.reset()

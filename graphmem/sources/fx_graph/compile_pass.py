@@ -1,4 +1,4 @@
-"""A pass for ``torch.compile``: reports the peak of every graph that Inductor compiles, or refuses those over a budget."""
+"""A pass for ``torch.compile``: reports the peak of every graph that Inductor compiles, or refuses it."""
 
 from __future__ import annotations
 
@@ -72,17 +72,16 @@ class CompilePass(_CustomGraphPass):  # type: ignore[misc]
             raise OverBudget(f"a graph that torch.compile makes needs more than {self.budget} bytes: {peak}")
 
     def uuid(self) -> tuple[object, ...] | None:
-        """Inductor's caches keep graphs that were let through, by budget; one that is to be reported is never cached."""
+        """Inductor's caches keep graphs that were let through, by budget; what is to be reported is never cached."""
         return None if self.report is not None else ("graphmem", importlib.metadata.version("graphmem"), self.budget)
 
 
-def compile_pass(
-    budget: int | None = None, *, report: Callable[[CompiledPeak], object] | None = None
-) -> CompilePass:
+def compile_pass(budget: int | None = None, *, report: Callable[[CompiledPeak], object] | None = None) -> CompilePass:
     """A pass to set as ``torch._inductor.config.post_grad_custom_post_pass``: for every graph that ``torch.compile``
     makes (forward, backward, inference) it calls ``report`` with a :class:`CompiledPeak`, and raises a
-    :class:`graphmem.errors.GraphmemError` where its peak is more than ``budget`` bytes. The graph is left as it is. Where
-    Inductor's cache is off, or passed by as with a ``report``, PyTorch wraps the error: it is the ``inner_exception``.
+    :class:`graphmem.errors.GraphmemError` where its peak is more than ``budget`` bytes. The graph is left as it is.
+    Where Inductor's cache is off, or passed by as with a ``report``, PyTorch wraps the error: it is the
+    ``inner_exception``.
     """
     return CompilePass(None if budget is None else checked_budget(budget), report)
 

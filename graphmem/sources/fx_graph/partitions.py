@@ -15,7 +15,7 @@ def join_partitions(forward: fx.GraphModule, backward: fx.GraphModule) -> fx.Gra
     ``meta["saved"]`` of the result are the names of the saved values. Tangents are there from the beginning, as all
     inputs of a graph are. Raises :class:`graphmem.errors.GraphError` where the two do not belong together.
     """
-    outputs = list(_output(forward).args[0])  # type: ignore[arg-type]
+    outputs = list(_output(forward).args[0])
     saved = saved_values(forward, backward)
     joined = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -31,7 +31,7 @@ def join_partitions(forward: fx.GraphModule, backward: fx.GraphModule) -> fx.Gra
             copies[node] = copies[by_name[node.name]]
     _copy_calls(joined, backward, copies)
     own = outputs[: len(outputs) - len(saved)]
-    gradients = list(_output(backward).args[0])  # type: ignore[arg-type]
+    gradients = list(_output(backward).args[0])
     joined.output(fx.node.map_arg([*own, *gradients], copies.__getitem__))
     joined.lint()
     module = fx.GraphModule(_owners(forward, backward), joined)

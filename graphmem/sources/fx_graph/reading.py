@@ -125,7 +125,9 @@ class _Reader:
         is_held = node.op == "get_attr" or node.name in self._held
         found = self._by_storage(others)
         self.lies_in[node] = tuple(
-            self._new(str(node.target), tensor, held=is_held) if (index := found.get(_storage(tensor))) is None else index
+            self._new(str(node.target), tensor, held=is_held)
+            if (index := found.get(_storage(tensor))) is None
+            else index
             for tensor in tensors(self._known[node].value)
         )
 
@@ -161,7 +163,7 @@ class _Reader:
         are at once left for it."""
         picked = self._picked(node)
         if picked:
-            maker = self._numbers.get(node.args[0], len(self.nodes))  # type: ignore[arg-type]
+            maker = self._numbers.get(node.args[0], len(self.nodes))
             if not any(one.makes for one in self.nodes[maker + 1 :]):
                 return picked
         return self._all_of(node.all_input_nodes)
@@ -185,12 +187,12 @@ class _Reader:
         """The buffer of one result out of several. A program that was saved has other fake tensors for it."""
         if not is_picking(node) or not isinstance(position := node.args[1], int):
             return ()
-        whole_value = self._known[node.args[0]].value  # type: ignore[index]
+        whole_value = self._known[node.args[0]].value
         if not isinstance(whole_value, (tuple, list)) or not -len(whole_value) <= position < len(whole_value):
             return ()
         before = sum(1 for _ in tensors(whole_value[: range(len(whole_value))[position]]))
         here = sum(1 for _ in tensors(whole_value[position]))
-        return self.lies_in[node.args[0]][before : before + here]  # type: ignore[index]
+        return self.lies_in[node.args[0]][before : before + here]
 
     def _declared_base(self, node: fx.Node, position: int) -> int | None:
         """The buffer that an operator declares its result to be a view of, where fake tensors do not show it: those of
@@ -202,16 +204,18 @@ class _Reader:
         if alias is None:
             return None
         for declared, given in zip(target._schema.arguments, node.args, strict=False):
-            if declared.alias_info is not None and declared.alias_info.before_set & alias.before_set:
-                if isinstance(given, fx.Node) and (alias.is_write or self._is_view_alone(node, given, position)):
-                    return self.lies_in[given][0]
+            is_base = declared.alias_info is not None and declared.alias_info.before_set & alias.before_set
+            if not (is_base and isinstance(given, fx.Node)):
+                continue
+            if alias.is_write or self._is_view_alone(node, given, position):
+                return self.lies_in[given][0]
         return None
 
     def _is_view_alone(self, node: fx.Node, base: fx.Node, position: int) -> bool:
-        """Whether the operator, run on the fake inputs, gives a view: some that may (``reshape``) copy where they must."""
+        """Whether the operator, run on the fake inputs, gives a view: some that may (``reshape``) copy if they must."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: self._known[one].value)
         try:
-            result = list(tensors(node.target(*args, **kwargs)))[position]  # type: ignore[operator]
+            result = list(tensors(node.target(*args, **kwargs)))[position]
         except Exception:  # no kernel for fake tensors: what is declared has to do
             return True
         return bool(_storage(result) == _storage(next(tensors(self._known[base].value))))

@@ -80,7 +80,9 @@ def whole(size: Any, what: str) -> int:
         return size
     hint = getattr(size.node, "hint", None)
     if hint is None:
-        raise GraphError(f"{what}: its size ({size}) depends on data; give example inputs of fixed sizes after the graph")
+        raise GraphError(
+            f"{what}: its size ({size}) depends on data; give example inputs of fixed sizes after the graph"
+        )
     return int(hint)
 
 
@@ -122,7 +124,7 @@ def is_picking(node: fx.Node) -> bool:
 
 def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     """Declared arguments of an operator with what is given for them."""
-    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, declared in enumerate(node.target._schema.arguments):
         if position < len(node.args) and not declared.kwarg_only:
             yield declared, node.args[position]
         elif declared.name in node.kwargs:
@@ -140,7 +142,7 @@ def _is_random(operator: Any) -> bool:
 
 
 def _flops(node: fx.Node, value: Any, found: dict[fx.Node, Known]) -> int | None:
-    formula = flop_counter.flop_registry.get(node.target._overloadpacket)  # type: ignore[union-attr]
+    formula = flop_counter.flop_registry.get(node.target._overloadpacket)
     if formula is None:
         return None
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: found[one].value)
@@ -192,7 +194,9 @@ class _Runner:
         except GraphError:
             raise
         except Exception as error:  # whatever the node's own code raises
-            raise GraphError(f"node {node.name!r} ({node.target}) does not run on fake tensors: {first_line(error)}") from None
+            raise GraphError(
+                f"node {node.name!r} ({node.target}) does not run on fake tensors: {first_line(error)}"
+            ) from None
         written = [one for one, version in zip(read, before, strict=True) if _versions(found[one].value) != version]
         return Known(value, seen.flops, seen.is_random, tuple(written))
 
