@@ -208,7 +208,7 @@ HOSTILE = {
         lambda: fx.symbolic_trace(nn.Linear(2, 2)), (), "nothing says how large the input 'input_1' is; give example",
     ),
     "too many inputs": (lambda: fx.symbolic_trace(nn.ReLU()), (torch.ones(1),) * 2, "2 example inputs are given; the"),
-    "wrong sizes": (lambda: fx.symbolic_trace(nn.Linear(2, 2)), (torch.ones(1, 3),), "node 'linear' (<built-in function "),
+    "wrong sizes": (lambda: fx.symbolic_trace(nn.Linear(2, 2)), (torch.ones(1, 3),), "node 'linear' (<built-in "),
     "inputs of no size": (lambda: fx.symbolic_trace(nn.ReLU()), ("text",), "node 'relu' "),
     "code that fails": (lambda: _graph(lambda g: g.call_function(_fails, (g.placeholder("x"),))), (torch.ones(1),),
                         "node '_fails' "),

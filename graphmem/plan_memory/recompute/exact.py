@@ -2,7 +2,7 @@
 
 Stage ``t`` ends with the first run of the node at place ``t``; in a last one outputs are made again. ``run[t, i]``: the
 node at place ``i`` runs in it; ``kept[t, b]``: buffer ``b`` is there when it begins; ``freed[t, i, b]``: after that run
-``b`` is let go. The bytes that are alive are summed from run to run. Solved by HiGHS through SciPy (the extra ``pack``).
+``b`` is let go. The bytes alive are summed from run to run. Solved by HiGHS through SciPy (the extra ``pack``).
 """
 
 from __future__ import annotations
