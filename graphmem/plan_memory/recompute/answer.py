@@ -6,6 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Iterator
+from dataclasses import field
 from functools import cached_property
 
 from graphmem.base.documents import shown
@@ -34,8 +35,8 @@ class Remat:
     schedule with first runs in this order costs less; ``is_proven``: this one costs no more; ``method`` found it.
     """
 
-    source: Graph
-    steps: tuple[int, ...]
+    source: Graph = field(repr=False)
+    steps: tuple[int, ...] = field(repr=False)
     budget: int
     peak_before: int
     peak: int
