@@ -37,7 +37,8 @@ class Node:
 
     ``scratch``: bytes held only while it runs. ``cost``: what running it once more costs, in one unit throughout a
     graph (FLOPs, or seconds). ``after``: indices of nodes that must run before it, beyond what the buffers say.
-    ``module`` and ``source`` are for people.
+    ``repeatable``: run again it makes the same, so that what it makes can be recomputed. ``module`` and ``source`` are
+    for people.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Node:
     module: str = ""
     source: str = ""
     after: tuple[int, ...] = ()
+    repeatable: bool = True
 
     @property
     def uses(self) -> tuple[int, ...]:
