@@ -35,9 +35,9 @@ WRITES = re.compile(
 
 def imported(library: Path) -> set[str]:
     """CUDA symbols that a library leaves to others, and those of TensorFlow, which defines stubs of its own that open
-    the real libraries: the preloaded ones win over them. XLA's plugin looks all of them up by name: they are strings in
-    it."""
-    if library.name.startswith("xla_cuda_plugin"):
+    the real libraries: the preloaded ones win over them. JAX's libraries look all of them up by name: they are strings
+    in them."""
+    if library.parent.name.startswith(("xla_cuda", "jax_cuda")):
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return {match.group(1).decode() for match in _NAMES.finditer(data)}
     which = [] if library.name.startswith("libtensorflow") else ["--undefined-only"]
