@@ -1,4 +1,4 @@
-"""The runtimes there are: every module of this package but ``base`` and ``bfc``, and those that installed packages bring.
+"""The runtimes there are: the modules of this package but ``base`` and ``bfc``, and those of installed packages.
 
 A module here gives its runtime as ``RUNTIME``, under the module's own name. A package elsewhere names an object in the
 entry-point group :data:`GROUP`, under the runtime's name. Both meet :class:`graphmem.runtimes.base.Runtime`. What is

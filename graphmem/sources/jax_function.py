@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 from graphmem.base.figures import Cause, Figure, unknown
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
-from graphmem.errors import GraphmemError, SourceError, UsageError, said
+from graphmem.errors import GraphmemError, SourceError, said
 from graphmem.runtimes.base import Taken
 from graphmem.runtimes.jax.program import Executable, Program, read_program, trace_of
 from graphmem.runtimes.jax.target import target_config
-from graphmem.sources.base import Built, Sizes, TorchModel
+from graphmem.sources.base import Arguments, Built, Sizes, TorchModel
 from graphmem.units import format_bytes
 
 _PROGRAM = "graphmem.sources.jax_program"
@@ -44,10 +44,17 @@ def load_jax(name: str, shapes: str | None = None) -> TorchModel:
     return _model(f"jax:{name}", prepared)
 
 
-def from_jitted(function: Callable[..., Any], arguments: Sequence[Any]) -> TorchModel:
-    """The program of calling a function of ``jax.jit`` in this process, whose closure knows no other."""
+def from_jitted(function: Callable[..., Any], inputs: Any) -> TorchModel:
+    """The program of calling a function of ``jax.jit`` in this process, whose closure knows no other. ``inputs``: its
+    only argument, or :class:`Arguments`. Raises :class:`SourceError` where there are none."""
     name = getattr(function, "__name__", type(function).__name__)
     _require_jax(name)
+    if inputs is None:
+        raise SourceError(
+            f"{name} needs the arguments that it is called with, of arrays or jax.ShapeDtypeStruct: "
+            f"graphmem.analyze({name}, state, batch)"
+        )
+    arguments = inputs if isinstance(inputs, Arguments) else (inputs,)
 
     def prepared(asked: dict[str, Any]) -> dict[str, Any]:
         from graphmem.sources.jax_program import step_of
@@ -74,20 +81,22 @@ def _model(name: str, prepare: Callable[[dict[str, Any]], dict[str, Any]]) -> To
             "seq_len": sizes.seq_len,
             "iterations": sizes.iterations,
             "target": target_config(card),
-            "cards": 1,
+            "cards": sizes.cards,
         }
         return _taken(read_program(prepare(asked)), name, card)
 
-    def build(_: Sizes) -> Built:
-        raise UsageError(f"{name} is a JAX program, which XLA compiles: drop --runtime, or write --runtime jax")
+    def build(_: Sizes) -> Built | None:
+        return None  # it is planned
 
-    return TorchModel(name, build, framework="JAX", runtime="jax", step_words="the program's own step", planned=planned)
+    return TorchModel(
+        name, build, framework="JAX", runtime="jax", step_words="the program's own", planned=planned, captured=False
+    )
 
 
 def _require_jax(model: str) -> None:
     if find_spec("jax") is None:
         raise SourceError(f"{model} needs JAX; install it with: pip install 'graphmem[jax]'")
-    if find_spec("jax_plugins") is None or not (find_spec("jax_plugins.xla_cuda13") or find_spec("jax_plugins.xla_cuda12")):
+    if find_spec("jax_plugins") is None or find_spec("jax_plugins.xla_cuda13") is None:
         raise SourceError(
             f"{model} needs JAX's compiler for NVIDIA's cards, which works without one; install it with: pip install "
             "'graphmem[jax]'"
@@ -100,9 +109,7 @@ def _in_own_process(asked: Mapping[str, Any]) -> dict[str, Any]:
         request, result = Path(folder, "request.json"), Path(folder, "step.json")
         request.write_text(json.dumps(asked), encoding="utf-8")
         command = [sys.executable, "-m", _PROGRAM, str(request), str(result)]
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
-        )
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not result.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
             raise SourceError(f"jax:{asked['text']}: JAX could not compile it: {last[0]}")
@@ -114,7 +121,9 @@ def _in_own_process(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _taken(program: Program, name: str, card: Device) -> Taken:
-    constants = sum(row.bytes for one in program.executables for row in one.assignment.allocations if row.kind == "constant")
+    constants = sum(
+        row.bytes for one in program.executables for row in one.assignment.allocations if row.kind == "constant"
+    )
     outside = [Figure("constants of compiled functions", constants, constants, constants, "XLA's assignment")]
     return Taken(
         trace_of(program, name),
@@ -129,8 +138,8 @@ def _notes(program: Program, card: Device) -> Iterator[str]:
     yield f"compiled by XLA of JAX {program.version} for {card.name}, without trying kernels out"
     if program.is_jitted:
         yield (
-            f"the function is called {program.iterations} times (--iterations); outputs take the place of arguments that "
-            "look like them, other outputs are held until the next call's"
+            f"the function is called {program.iterations} times (--iterations); outputs take the place of arguments "
+            "that look like them, other outputs are held until the next call's"
         )
     if program.reads:
         yield _READS
@@ -151,6 +160,14 @@ def _of_executable(one: Executable) -> Iterator[str]:
         yield f"{one.name}: its temporary block is fullest, {format_bytes(one.assignment.filled_bytes)}, with {rows}"
 
 
+_UNPLANNED = {
+    "fft": ("cuFFT's work areas", "transforms take what cuFFT says on the card; it counts as 0"),
+    "sort": (
+        "XLA's sorts",
+        "on a card XLA sorts more than 16,384 elements by kernels of CUB, whose scratch it knows there alone; here it "
+        "takes a sort of its own, which needs less",
+    ),
+}
 _SHOWN = 5
 _ANALYSIS = (
     ("argument", "arguments"), ("output", "outputs"), ("alias", "of these donated"), ("temp", "temporary"),
@@ -160,3 +177,6 @@ _ANALYSIS = (
 
 def _doubts(program: Program) -> Iterator[Cause]:
     yield unknown("XLA's choice of kernels", _AUTOTUNING, below=True)
+    kinds = sorted({kind for one in program.executables for kind in one.assignment.unplanned})
+    for kind in kinds:
+        yield unknown(*_UNPLANNED[kind], below=kind == "sort")

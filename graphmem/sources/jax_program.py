@@ -14,6 +14,7 @@ every call, with the arrays that go in and come out, and the moments at which Py
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import itertools
 import json
@@ -24,14 +25,16 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.base.environment import changed, having
 from graphmem.errors import GraphmemError, SourceError, said
 from graphmem.runtimes.jax.assignment import read_assignment
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 #: Texts of XLA, by the ends of their names.
 _TEXTS = ("buffer-assignment.txt", "buffer-assignment-values.txt", "live-range.txt")
@@ -59,9 +62,11 @@ def _step(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The document of the step that a file defines."""
     from graphmem.sources.factory import find_factory
 
-    found, name = find_factory(asked["text"])
-    function, arguments = _called(found, name, asked)
-    return step_of(function, arguments, asked["target"], asked["cards"], asked["iterations"])
+    devices = _topology(asked["target"], asked["cards"])
+    with _seeing(devices):
+        found, name = find_factory(asked["text"])
+        function, arguments = _called(found, name, asked)
+    return _followed(function, arguments, devices, asked["iterations"])
 
 
 # --- the function and its arguments -----------------------------------------------------------------------------------
@@ -84,9 +89,16 @@ def _called(found: Callable[..., Any], name: str, asked: Mapping[str, Any]) -> t
         where = asked["text"].rpartition(":")[0]
         return found, _shapes(f"{where}:{asked['shapes']}", sizes)
     if asked["shapes"]:
-        raise SourceError(f"{name} is not jitted, and --shapes gives the arguments of one that is: decorate it with jax.jit")
+        raise SourceError(
+            f"{name} is not jitted, and --shapes gives the arguments of one that is: decorate it with jax.jit"
+        )
     result = found(**known_arguments(found, name, sizes))
-    if not isinstance(result, tuple) or len(result) != 2 or not callable(result[0]) or not isinstance(result[1], (tuple, list)):
+    if (
+        not isinstance(result, tuple)
+        or len(result) != 2
+        or not callable(result[0])
+        or not isinstance(result[1], (tuple, list))
+    ):
         raise SourceError(
             f"{name} is not jitted and returned {_kind(result)}; it should be a function of jax.jit, or return "
             "(function, arguments): what is called, and a tuple of arrays or jax.ShapeDtypeStruct"
@@ -118,10 +130,16 @@ def step_of(
 ) -> dict[str, Any]:
     """The document of calling a function: a jitted one several times, each with the outputs of the call before it in
     place of the arguments that look like them; any other, which calls jitted ones itself, once."""
+    return _followed(function, arguments, _topology(target, cards), iterations)
+
+
+def _followed(
+    function: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Any], iterations: int | None
+) -> dict[str, Any]:
     import jax
     from jax._src import core
 
-    calls = _calls_type()(_topology(target, cards))
+    calls = _calls_type()(devices)
     values = calls.arrays_of(function, arguments)
     with core.set_current_trace(calls):
         if is_jitted(function):
@@ -133,7 +151,7 @@ def step_of(
             del out
     return {
         "jax": jax.__version__,
-        "cards": cards,
+        "cards": len(devices),
         "iterations": iterations or ITERATIONS if is_jitted(function) else 1,
         "jitted": is_jitted(function),
         "reads": calls.reads,
@@ -164,7 +182,7 @@ def _carried(arguments: Sequence[Any], out: Any) -> list[tuple[int, Any]]:
         return tree, tuple(getattr(leaf, "aval", None) or getattr(leaf, "shape", ()) for leaf in leaves)
 
     def is_array(value: Any) -> bool:
-        return jax.tree.structure(value) == jax.tree.structure(0)
+        return bool(jax.tree.structure(value) == jax.tree.structure(0))
 
     found: list[tuple[int, Any]] = []
     looked = [looks(argument) for argument in arguments]
@@ -199,7 +217,7 @@ def _calls_type() -> Any:
     from jax._src.interpreters import mlir, pxla
     from jax.sharding import SingleDeviceSharding
 
-    class Array(core.Tracer):
+    class Array(core.Tracer):  # type: ignore[misc]
         """An array of the card. What the program reads of it is zeros."""
 
         __slots__ = ("buffer", "placed")
@@ -249,7 +267,7 @@ def _calls_type() -> Any:
         def __format__(self, spec: str) -> str:
             return format(self._read()[()], spec)
 
-    class Calls(core.Trace):
+    class Calls(core.Trace):  # type: ignore[misc]
         """Follows a program: ``events`` in order, and the functions that were ``compiled`` for it."""
 
         def __init__(self, devices: Sequence[Any]) -> None:
@@ -335,7 +353,10 @@ def _calls_type() -> Any:
         def _constant(self, value: Any) -> Array:
             """An array that was made before: it comes to the card once."""
             if id(value) not in self._constants:
-                self._constants[id(value)] = (value, self.array(core.typeof(value), self._alone, "constant", "constant"))
+                self._constants[id(value)] = (
+                    value,
+                    self.array(core.typeof(value), self._alone, "constant", "constant"),
+                )
             return self._constants[id(value)][1]
 
         def _given(self, value: Any) -> Array:
@@ -380,7 +401,7 @@ def _calls_type() -> Any:
             if arguments["backend"] is not self._devices[0].client:  # it takes no array, and so none of the card
                 arguments["backend"] = self._devices[0].client
                 computation._device_list = pxla._create_device_list(tuple(self._devices[:1]))
-            with (contextlib.nullcontext(os.environ["KEEP"]) if "KEEP" in os.environ else tempfile.TemporaryDirectory()) as folder:
+            with tempfile.TemporaryDirectory() as folder:
                 options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **_autotuning()}
                 executable = computation.compile(compiler_options=options)
                 document = _read_dump(Path(folder), computation.stablehlo().operation.attributes["sym_name"].value)
@@ -396,10 +417,41 @@ def _topology(target: str, cards: int) -> Sequence[Any]:
     """The devices of a machine with so many cards, which are not there."""
     from jax.experimental import topologies
 
-    described = topologies.get_topology_desc(
-        topology_name="graphmem", platform="cuda", target_config=target, topology=f"1x1x{cards}"
+    described = partial(
+        topologies.get_topology_desc,
+        topology_name="graphmem",
+        platform="cuda",
+        target_config=target,
+        topology=f"1x1x{cards}",
     )
-    return list(described.devices)
+    with changed({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):  # which would look for a driver
+        try:
+            return list(described().devices)
+        except NotImplementedError:  # JAX has looked for one before, and put the plugin aside
+            importlib.import_module("jax_plugins.xla_cuda13").initialize()
+            return list(described().devices)
+
+
+@contextlib.contextmanager
+def _seeing(devices: Sequence[Any]) -> Iterator[None]:
+    """A program that asks JAX for its devices sees the cards; what it computes meanwhile it computes on the host."""
+    import jax
+
+    def listed(*_: object, **__: object) -> list[Any]:
+        return list(devices)
+
+    def counted(*_: object, **__: object) -> int:
+        return len(devices)
+
+    def mesh(*arguments: Any, **options: Any) -> Any:
+        return made(*arguments, **{"devices": list(devices), **options})
+
+    made = jax.make_mesh
+    with having(
+        jax, devices=listed, local_devices=listed, device_count=counted, local_device_count=counted,
+        default_backend=lambda: "gpu", make_mesh=mesh,
+    ):  # fmt: skip
+        yield
 
 
 def _autotuning() -> dict[str, Any]:
@@ -413,7 +465,8 @@ def _bytes_of(aval: Any, placed: Any) -> int:
 
     shape = placed.shard_shape(aval.shape) if aval.shape else aval.shape
     physical = core.physical_aval(aval.update(shape=shape))
-    return -(-math.prod(physical.shape) * dtypes.itemsize_bits(physical.dtype) // 8)
+    bits: int = math.prod(physical.shape) * dtypes.itemsize_bits(physical.dtype)
+    return -(-bits // 8)
 
 
 def _names(function: Callable[..., Any], count: int) -> list[str]:

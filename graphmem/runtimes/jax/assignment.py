@@ -8,6 +8,7 @@ The texts are those of jaxlib 0.10: ``*-buffer-assignment.txt`` (allocations, an
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ _RANGE = re.compile(r"    (.+?)\{([\d,]*)\}:(\d{1,9})-(\d{1,9})$")
 _OPERATOR = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 #: Kinds of allocations, in the order in which the words of a line decide.
-_KINDS = (("thread-local", "local"), ("constant", "constant"), ("preallocated-temp", "temporary"))
+_KINDS = (("constant", "constant"), ("preallocated-temp", "temporary"))
+_REAL_TRANSFORM = re.compile(r" = (f32|f64)\[([\d,]+)\]\S* fft\(.*fft_type=IRFFT")
+_SORT = re.compile(r" = .* sort\(")
+_COMPLEX_BYTES = {"f32": 8, "f64": 16}
 #: Values of the temporary block that are named.
 _NAMED = 10
 #: More than any step has; a text with more is not read.
@@ -45,7 +49,7 @@ class Value:
 @dataclass(frozen=True)
 class Allocation:
     """One allocation of a call, in bytes. ``kind``: ``parameter``, ``output``, ``tuple`` (the table of several
-    outputs), ``temporary``, ``constant`` (of the compiled module) or ``local`` (none of the card's).
+    outputs), ``temporary`` or ``constant`` (of the compiled module).
 
     ``parameter``: the number of the argument that brings it. ``output``: the position of the output that leaves with
     it; one that has both is an argument that is written over.
@@ -62,12 +66,15 @@ class Assignment:
     """What a call allocates, ``allocations`` in XLA's own order, which is the order of the requests.
 
     ``values``: the largest of those that fill the temporary block at its fullest moment, as (bytes, operator, source
-    line, shape); ``filled_bytes`` is the sum of all of them.
+    line, shape); ``filled_bytes`` is the sum of all of them. ``scratch``: what its operators take besides, one after
+    the other, each while it runs; ``unplanned``: those that take an amount which only their library knows.
     """
 
     allocations: tuple[Allocation, ...]
     values: tuple[tuple[int, str, str, str], ...] = ()
     filled_bytes: int = 0
+    scratch: tuple[int, ...] = ()
+    unplanned: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -77,13 +84,20 @@ class Assignment:
     def document(self) -> dict[str, Any]:
         """The assignment, ready for JSON."""
         rows = [[one.bytes, one.kind, one.parameter, one.output] for one in self.allocations]
-        return {"allocations": rows, "values": [list(one) for one in self.values], "filled_bytes": self.filled_bytes}
+        return {
+            "allocations": rows,
+            "values": [list(one) for one in self.values],
+            "filled_bytes": self.filled_bytes,
+            "scratch": list(self.scratch),
+            "unplanned": list(self.unplanned),
+        }
 
 
 def from_document(document: Mapping[str, Any]) -> Assignment:
     """The assignment that :meth:`Assignment.document` wrote."""
     rows = tuple(Allocation(*row) for row in document["allocations"])
-    return Assignment(rows, tuple(tuple(row) for row in document["values"]), document["filled_bytes"])
+    values = tuple(tuple(row) for row in document["values"])
+    return Assignment(rows, values, document["filled_bytes"], tuple(document["scratch"]), tuple(document["unplanned"]))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -95,12 +109,15 @@ def read_assignment(assignment: str, values: str, ranges: str, frames: Mapping[i
     heads, inside = _read_allocations(assignment)
     defined = _read_values(values)
     outputs = _outputs(heads, inside, defined)
-    allocations = tuple(_allocation(head, outputs.get(number)) for number, head in heads.items())
+    allocations = tuple(
+        _allocation(head, outputs.get(number)) for number, head in heads.items() if "thread-local" not in head[1]
+    )
     temporary = [value for number, head in heads.items() if "preallocated-temp" in head[1] for value in inside[number]]
     filled, fullest = _fullest(temporary, _read_ranges(ranges))
     named = sorted(fullest, key=lambda value: -value.bytes)[:_NAMED]
     rows = tuple(_named(value, defined, frames or {}) for value in named)
-    return Assignment(allocations, rows, filled)
+    scratch, unplanned = _scratch(one.instruction for one in defined.values())
+    return Assignment(allocations, rows, filled, scratch, unplanned)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -187,6 +204,25 @@ def _allocation(head: tuple[int, str], output: int | None) -> Allocation:
         return Allocation(size, "tuple")
     kind = next((kind for word, kind in _KINDS if word in words), "output" if output is not None else "temporary")
     return Allocation(size, kind, None, output)
+
+
+# --- what operators take besides --------------------------------------------------------------------------------------
+
+
+def _scratch(instructions: Iterable[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Bytes that operators take while they run, and the kinds of those that take what their library says. cuFFT writes
+    over the input of a transform to real numbers, so that one is copied (``CudaFft::DoFftInternal``,
+    xla/stream_executor/cuda/cuda_fft.cc); its own work area is cuFFT's to say."""
+    copies, kinds = [], set()
+    for text in instructions:
+        if " fft(" in text:
+            kinds.add("fft")
+        if found := _REAL_TRANSFORM.search(text):
+            shape = [int(size) for size in found[2].split(",")]
+            copies.append(math.prod(shape[:-1]) * (shape[-1] // 2 + 1) * _COMPLEX_BYTES[found[1]])
+        if _SORT.search(text):
+            kinds.add("sort")
+    return tuple(copies), tuple(sorted(kinds))
 
 
 # --- the temporary block ----------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ PREALLOCATE, FRACTION, ALLOCATOR = (
 #: The deprecated name of :data:`FRACTION`, which most people know; both together are an error.
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 VARIABLES = (PREALLOCATE, FRACTION, OLD_FRACTION, ALLOCATOR)
-#: What is accepted of :data:`ALLOCATOR`, and what it stands for here: the BFC allocator, the driver for every array, a
-#: pool of the driver.
-ALLOCATORS = {"default": "bfc", "bfc": "bfc", "platform": "platform", "cuda_async": "pool", "vmm": "pool"}
+#: What is accepted of :data:`ALLOCATOR`, and what it stands for here: the BFC allocator, or a pool of the driver.
+#: ``platform`` is the BFC allocator too, as recorded of 0.10: without preallocation, up to the whole card.
+ALLOCATORS = {"default": "bfc", "bfc": "bfc", "platform": "bfc", "cuda_async": "pool", "vmm": "pool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ def read_options(text: str, environment: Mapping[str, str]) -> JaxOptions:
     values = {name: environment[name] for name in VARIABLES if name not in overruled and environment.get(name)} | given
     if all(values.get(name) for name in fractions):
         raise UsageError(f"JAX refuses {FRACTION} together with {OLD_FRACTION}, its old name; give the first")
+    if values.get(ALLOCATOR, "").lower() == "platform":
+        return JaxOptions(preallocate=False, memory_fraction=1.0)
     return JaxOptions(
         preallocate=values.get(PREALLOCATE, "true") not in ("false", "False", "0"),
         memory_fraction=_fraction(values.get(FRACTION) or values.get(OLD_FRACTION) or "0.75"),

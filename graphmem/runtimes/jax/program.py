@@ -75,7 +75,7 @@ _NAMES = (
 
 
 def category_of(label: str) -> Category:
-    """The purpose of an argument by its name, ``state.params['Dense_0']['kernel']``: an input where that says nothing."""
+    """The purpose of an argument by its name, ``state.params['Dense_0']``: an input where that says nothing."""
     return next((category for category, names in _NAMES if names.search(label)), Category.INPUT)
 
 
@@ -118,6 +118,9 @@ class _Followed:
                 held[row.output] = storage
             elif row.parameter is None and storage is not None:
                 until_its_end.append(storage)
+        for size in executable.assignment.scratch:
+            copy = self.builder.alloc(size, self._operator, Category.WORKSPACE, label=f"scratch of {executable.name}")
+            self.builder.free(copy, self._operator)
         for storage in until_its_end:
             self.builder.free(storage, self._operator)
         self._storages |= {array: held[position] for position, array in enumerate(outputs) if position in held}
@@ -126,7 +129,7 @@ class _Followed:
         """The storage behind an allocation of a call; None for what is none on the card."""
         if row.parameter is not None:
             return self._given(executable, row, inputs[row.parameter])
-        if row.kind in ("local", "constant"):
+        if row.kind == "constant":
             return None
         category, label = _WORDS[row.kind]
         return self.builder.alloc(row.bytes, self._operator, category, label=label.format(executable.name))

@@ -16,12 +16,13 @@ from graphmem.units import format_bytes
 #: What no recording holds.
 _CAPTURED = "operators, their order, temporaries and library workspaces are PyTorch's, replayed in JAX's allocator"
 _POOL = "rounding and fragmentation inside the driver's pool count as 0"
-_PLATFORM = "every array is a request to the driver, whose rounding counts as 0"
+#: The driver's memory is mapped in pages of so many bytes; the limit is the next multiple (recorded of five cards).
+_PAGE_BYTES = 2 << 20
 
 
 def limit_on(options: JaxOptions, device: Device) -> int:
-    """Bytes that JAX's allocator may hold: a fraction of all the memory that the driver reports."""
-    return int(device.capacity_bytes * options.memory_fraction)
+    """Bytes that JAX's allocator may hold: a fraction of all the memory that the driver reports, in whole pages."""
+    return -(-int(device.capacity_bytes * options.memory_fraction) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 class Jax(Runtime[JaxOptions]):
@@ -46,8 +47,8 @@ class Jax(Runtime[JaxOptions]):
     def describe(self, options: JaxOptions, setting: Setting) -> str:
         """The allocator with its limit on the card."""
         limit = format_bytes(limit_on(options, setting.device))
-        if options.allocator != "bfc":
-            return "JAX with the driver's own allocator" + (" pool" if options.allocator == "pool" else "")
+        if options.allocator == "pool":
+            return "JAX with a pool of the driver"
         way = f"preallocates {limit}" if options.preallocate else f"grows to {limit}"
         return f"JAX BFC, {way} ({options.memory_fraction:.0%} of the card)"
 
@@ -59,11 +60,13 @@ class Jax(Runtime[JaxOptions]):
     def run(self, trace: Trace, options: JaxOptions, setting: Setting) -> Runs:
         """Replayed under the limit that JAX sets itself on the card."""
         limit, room = limit_on(options, setting.device), free_bytes(setting.device)
-        if options.allocator != "bfc":
-            text = _POOL if options.allocator == "pool" else _PLATFORM
-            return Runs(*driver_pool_runs(trace, 0, room), (Diagnostic(Code.UNKNOWN, text),))
+        if options.allocator == "pool":
+            held = limit if options.preallocate else 0
+            return Runs(*driver_pool_runs(trace, held, room), (Diagnostic(Code.UNKNOWN, _POOL),))
         found = bfc_runs(trace, options.bfc(), limit, room)
-        return Runs(found.main, found.limited, (Diagnostic(Code.NOTE, _in_words(found, limit, setting.device)),), found.details(limit))
+        code = Code.NOTE if found.whole is None else Code.HEADLINE
+        note = Diagnostic(code, _in_words(found, limit, setting.device))
+        return Runs(found.main, found.limited, (note,), found.details(limit))
 
 
 def _in_words(found: BFCRuns, limit: int, device: Device) -> str:

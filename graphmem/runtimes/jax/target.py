@@ -17,17 +17,17 @@ _ACCELERATED = 9
 _BANDWIDTH, _CLOCK_KHZ, _L2_BYTES = 1_000_000_000_000, 1_500_000, 32 << 20
 #: The versions of CUDA and cuDNN that jax[cuda13] 0.10 brings.
 _CUDA, _CUDNN = (13, 0, 0), (9, 20, 0)
-#: The oldest compute capability of CUDA 13.
-OLDEST = (7, 5)
 
 
 def target_config(card: Device) -> str:
     """The text for a card. Raises :class:`UsageError` for one that JAX's CUDA build does not run on."""
     capability = card.compute_capability
-    if capability is None or capability < OLDEST:
-        raise UsageError(f"JAX's CUDA build runs on NVIDIA cards of compute capability 7.5 and later, not on {card.name}")
+    if capability is None or not card.limits.cuda_13:
+        raise UsageError(
+            f"JAX's CUDA build runs on NVIDIA cards of compute capability 7.5 and later, not on {card.name}"
+        )
     limits = as_cuda(card).limits
-    clock = card.clocks_khz[0] if card.clocks_khz else _CLOCK_KHZ
+    clock = card.boost_khz or (card.clocks_khz[0] if card.clocks_khz else _CLOCK_KHZ)
     feature = "feature_extension: ACCELERATED_FEATURES" if capability[0] >= _ACCELERATED else ""
     return f"""
 gpu_device_info {{
