@@ -260,7 +260,8 @@ def remedy(estimate: Estimate) -> Iterator[str]:
     breakdown = estimate.breakdown
     if "out_of_memory" in estimate.details:
         return
-    known = [category for category in _TAKES_LESS if category != "FRAGMENTATION" or estimate.runtime == "pytorch"]
+    has_own_limit = "memory_limit_bytes" in estimate.details  # what it takes ahead is no fragmentation
+    known = [category for category in _TAKES_LESS if category != "FRAGMENTATION" or not has_own_limit]
     most = max(known, key=lambda category: breakdown.get(category, 0))
     if breakdown.get(most, 0) > _WORTH * sum(breakdown.values()):
         words = WORDS.get(most, most).partition(" (")[0]

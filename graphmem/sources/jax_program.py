@@ -20,7 +20,6 @@ import itertools
 import json
 import math
 import os
-import re
 import sys
 import tempfile
 import weakref
@@ -37,12 +36,9 @@ if TYPE_CHECKING:
     pass
 
 #: Texts of XLA, by the ends of their names.
-_TEXTS = ("buffer-assignment.txt", "buffer-assignment-values.txt", "live-range.txt")
+_TEXTS = ("buffer-assignment.txt", "buffer-assignment-values.txt", "live-range.txt", "gpu_after_optimizations.txt")
 #: Figures of ``memory_analysis()``, XLA's own.
 _ANALYSIS = ("argument", "output", "alias", "temp", "generated_code")
-_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
-_FILE, _LOCATION = re.compile(r'(\d+) "(.*)"$'), re.compile(r"(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)")
-_STACK_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+)")
 #: Calls of a jitted function, if nothing is said: the third finds the memory that the second left.
 ITERATIONS = 3
 
@@ -483,8 +479,7 @@ def _names(function: Callable[..., Any], count: int) -> list[str]:
 
 def _read_dump(folder: Path, name: str) -> dict[str, Any]:
     """The assignment of the function's module; others in the folder are of parts that were tried out."""
-    [assignment, values, ranges] = (_text(folder, name, ending) for ending in _TEXTS)
-    found = read_assignment(assignment, values, ranges, _frames(_text(folder, name, "gpu_after_optimizations.txt")))
+    found = read_assignment(*(_text(folder, name, ending) for ending in _TEXTS))
     donated = [row.parameter for row in found.allocations if row.parameter is not None and row.output is not None]
     return {"name": name, "donated": donated, **found.document()}
 
@@ -494,23 +489,6 @@ def _text(folder: Path, name: str, ending: str) -> str:
     if not files:
         raise SourceError(f"XLA wrote no {ending} for {name}; graphmem reads those of jaxlib 0.10")
     return files[-1].read_text(encoding="utf-8", errors="replace")
-
-
-def _frames(module: str) -> dict[int, str]:
-    """Source lines by number of stack frame, from the tables at the head of a module's text."""
-    table, files, lines, frames = "", dict[int, str](), dict[int, str](), dict[int, str]()
-    for line in module.splitlines():
-        if line.startswith(("%", "ENTRY")):
-            break
-        if _TABLE.match(line):
-            table = line
-        elif table == "FileNames" and (row := _FILE.match(line)):
-            files[int(row[1])] = Path(row[2]).name
-        elif table == "FileLocations" and (row := _LOCATION.match(line)):
-            lines[int(row[1])] = f"{files.get(int(row[2]), '?')}:{row[3]}"
-        elif table == "StackFrames" and (row := _STACK_FRAME.match(line)):
-            frames[int(row[1])] = lines.get(int(row[2]), "")
-    return frames
 
 
 if __name__ == "__main__":

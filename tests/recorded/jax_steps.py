@@ -4,8 +4,7 @@ GRAPHMEM_JAX_PYTHON names the interpreter of an environment with ``jax[cuda13]``
 stub that was built for it (``make PYTHON=... BUILD=...`` in tests/oracles/stub_cuda). ``record`` runs the named cases
 anew, each in a process of its own, and keeps beside the figures what a prediction starts from: the program as it was
 followed, with XLA's assignments (``jax/followed/NAME.json.gz``), so that ``table`` and the tests need no JAX. ``record
---follow`` makes those alone. Kernels are not tried out (``--xla_gpu_autotune_level=0``) but where ``record --tuned``
-records once more what a run takes that tries them (``jax/tuned.jsonl``); the stub's clock makes all equal.
+--follow`` makes those alone. Kernels are not tried out (``--xla_gpu_autotune_level=0``).
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from tests.recorded import stub
 from tests.recorded.case import Documents
 
 FILE = places.GOLDEN / "jax" / "steps.jsonl"
-TUNED = FILE.parent / "tuned.jsonl"
 FOLLOWED = FILE.parent / "followed"
 STEPS = Path(__file__).parent / "cases" / "jax_steps" / "steps.py"
 CALLS = 3
@@ -44,11 +42,11 @@ _PROGRAM = places.ROOT / "tests" / "oracles" / "jax" / "record_steps.py"
 FIGURES = ("bytes_in_use", "peak_bytes_in_use", "largest_alloc_size", "pool_bytes", "num_allocs")
 
 
-def recorded(file: Path = FILE) -> Documents:
+def recorded() -> Documents:
     """What was recorded, by case."""
-    if not file.exists():
+    if not FILE.exists():
         return {}
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
     return {row["case"]: row for row in rows}
 
 
@@ -82,16 +80,14 @@ def differing(name: str) -> dict[str, tuple[int, int]]:
 class _Kind:
     def record(self, arguments: list[str]) -> int:
         for name in _named([one for one in arguments if not one.startswith("--")]):
-            if "--tuned" not in arguments:
-                _follow(name)
+            _follow(name)
             if "--follow" in arguments:
                 continue
-            file = TUNED if "--tuned" in arguments else FILE
-            row = _run(name, tuned="--tuned" in arguments)
+            row = _run(name)
             if row is None:
                 print(f"{name}: failed", file=sys.stderr)
                 continue
-            _write(file, {**recorded(file), name: row})
+            _write({**recorded(), name: row})
             print(name, row["rows"][-1]["peak_bytes_in_use"], flush=True)
         return 0
 
@@ -107,15 +103,9 @@ class _Kind:
 def _row(name: str) -> str:
     last, differs = recorded()[name]["rows"][-1], differing(name)
     words = ", ".join(f"{figure} {found:,}" for figure, (_, found) in differs.items())
-    tuned = recorded(TUNED).get(name)
-    more = (
-        ""
-        if tuned is None
-        else f"  tuned {tuned['rows'][-1]['peak_bytes_in_use'] / last['peak_bytes_in_use'] - 1:+.1%}"
-    )
     return (
         f"{name:18} peak {last['peak_bytes_in_use']:>13,} pool {last['pool_bytes']:>13,} "
-        f"{f'differs: {words}' if differs else 'equal'}{more}"
+        f"{f'differs: {words}' if differs else 'equal'}"
     )
 
 
@@ -123,10 +113,10 @@ def _named(parts: list[str]) -> list[str]:
     return [name for name in cases() if not parts or any(part in name for part in parts)]
 
 
-def _write(file: Path, found: Documents) -> None:
+def _write(found: Documents) -> None:
     lines = [json.dumps(found[name], separators=(",", ":")) for name in cases() if name in found]
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _follow(name: str) -> None:
@@ -149,7 +139,7 @@ def _follow(name: str) -> None:
     (FOLLOWED / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
 
 
-def _run(name: str, *, tuned: bool) -> dict[str, Any] | None:
+def _run(name: str) -> dict[str, Any] | None:
     python, build = os.environ["GRAPHMEM_JAX_PYTHON"], Path(os.environ["GRAPHMEM_JAX_STUB"])
     loaded = [build / "libfakecuda.so", *sorted((build / "xlalib").iterdir())]
     environment = {
@@ -160,7 +150,7 @@ def _run(name: str, *, tuned: bool) -> dict[str, Any] | None:
         "FAKE_CUDA_SENT": "1",
         "LD_LIBRARY_PATH": str(build / "cudalib"),
         "LD_PRELOAD": os.pathsep.join(map(str, loaded)),
-        "XLA_FLAGS": "" if tuned else "--xla_gpu_autotune_level=0",
+        "XLA_FLAGS": "--xla_gpu_autotune_level=0",
     }
     command = [python, str(_PROGRAM), str(STEPS), name, str(CALLS)]
     done = subprocess.run(

@@ -90,6 +90,24 @@ _VALUES = """Used values:
   fusion.1 {1}
  from instruction: %fft.9 = f32[2,8]{1,0} fft(%x), fft_type=IRFFT, fft_length={8}
 """
+_MODULE = """HloModule jit_step, is_scheduled=true
+
+FileNames
+1 "/home/me/step.py"
+
+FileLocations
+2 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=4 end_column=9}
+
+StackFrames
+4 {file_location_id=2 parent_frame_id=1}
+
+
+ENTRY %main (x: c64[2,5]) -> f32[2,8] {
+  %fft.9 = f32[2,8]{1,0} fft(%x), fft_type=IRFFT, fft_length={8}
+  %sort.1 = (f32[300,100]{1,0}, s32[300,100]{1,0}) sort(%a, %b), dimensions={1}
+  %sort.2 = f32[100]{0} sort(%c), dimensions={0}
+}
+"""
 _RANGES = """HloLiveRange (max 9):
   BufferLiveRange:
     fusion.1{0}:2-4
@@ -101,7 +119,7 @@ _RANGES = """HloLiveRange (max 9):
 
 
 def test_a_call_is_read_from_xlas_texts() -> None:
-    found = read_assignment(_ASSIGNMENT, _VALUES, _RANGES, {4: "step.py:7"})
+    found = read_assignment(_ASSIGNMENT, _VALUES, _RANGES, _MODULE)
     assert found.allocations == (
         Allocation(4096, "parameter", 0, 1),  # donated: the second output is written over it
         Allocation(4, "output", None, 0),
@@ -112,14 +130,14 @@ def test_a_call_is_read_from_xlas_texts() -> None:
     assert found.filled_bytes == 8192
     assert found.values[0] == (4096, "jit(step)/mul", "step.py:7", "f32[1024]")
     assert found.scratch == (2 * 5 * 8,)  # the copied input of a transform to real numbers
-    assert found.unplanned == ("fft",)
+    assert found.unplanned == ("fft", "sort")
     assert from_document(json.loads(json.dumps(found.document()))) == found
 
 
 @pytest.mark.parametrize("text", ["", "nothing of XLA's", "allocation x: size 1"])
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match=r"that graphmem cannot read; it reads that of jaxlib 0\.10"):
-        read_assignment(text, "", "")
+        read_assignment(text, "", "", "")
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -189,7 +207,7 @@ def test_preallocation_takes_the_limit_and_says_what_would_do() -> None:
     assert as_default.main.peak_reserved_bytes == limit_on(JaxOptions(), setting.device)
     assert grown.main.peak_reserved_bytes == 2 * GIB
     assert as_default.details["reserved_with_memory_growth_bytes"] == 2 * GIB
-    assert "XLA_CLIENT_MEM_FRACTION=0.04" in as_default.diagnostics[0].message
+    assert "XLA_CLIENT_MEM_FRACTION=0.03" in as_default.diagnostics[0].message
 
 
 def test_a_program_beyond_the_fraction_does_not_fit_though_the_card_is_larger() -> None:

@@ -2,8 +2,9 @@
 (``--xla_dump_hlo_as_text``): what a call allocates in which order, and how its temporary block is filled.
 
 The texts are those of jaxlib 0.10: ``*-buffer-assignment.txt`` (allocations, and the values in each),
-``*-buffer-assignment-values.txt`` (where else a value appears, and the instruction that makes it) and
-``*-live-range.txt`` (when it lives). They are read as data, line by line.
+``*-buffer-assignment-values.txt`` (where else a value appears, and the instruction that makes it),
+``*-live-range.txt`` (when it lives) and ``*gpu_after_optimizations.txt`` (the compiled module). They are read as data,
+line by line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from graphmem.errors import SourceError
@@ -27,8 +29,13 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 #: Kinds of allocations, in the order in which the words of a line decide.
 _KINDS = (("constant", "constant"), ("preallocated-temp", "temporary"))
 _REAL_TRANSFORM = re.compile(r" = (f32|f64)\[([\d,]+)\]\S* fft\(.*fft_type=IRFFT")
-_SORT = re.compile(r" = .* sort\(")
+_SORT = re.compile(r" = \(?\w+\[([\d,]*)\].* sort\(")
+#: Elements of a sort that XLA leaves as it is (``SortRewriter``, xla/service/gpu/transforms/sort_rewriter.h).
+_SMALL_SORT = 16384
 _COMPLEX_BYTES = {"f32": 8, "f64": 16}
+_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
+_FILE, _LOCATION = re.compile(r'(\d+) "(.*)"$'), re.compile(r"(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)")
+_STACK_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+)")
 #: Values of the temporary block that are named.
 _NAMED = 10
 #: More than any step has; a text with more is not read.
@@ -103,9 +110,9 @@ def from_document(document: Mapping[str, Any]) -> Assignment:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_assignment(assignment: str, values: str, ranges: str, frames: Mapping[int, str] | None = None) -> Assignment:
-    """The assignment of three texts of XLA; ``frames`` are source lines by the numbers of stack frames. Raises
-    :class:`SourceError` for texts that are none."""
+def read_assignment(assignment: str, values: str, ranges: str, module: str) -> Assignment:
+    """The assignment of four texts of XLA, the last of which is the compiled module. Raises :class:`SourceError` for
+    texts that are none."""
     heads, inside = _read_allocations(assignment)
     defined = _read_values(values)
     outputs = _outputs(heads, inside, defined)
@@ -115,8 +122,9 @@ def read_assignment(assignment: str, values: str, ranges: str, frames: Mapping[i
     temporary = [value for number, head in heads.items() if "preallocated-temp" in head[1] for value in inside[number]]
     filled, fullest = _fullest(temporary, _read_ranges(ranges))
     named = sorted(fullest, key=lambda value: -value.bytes)[:_NAMED]
-    rows = tuple(_named(value, defined, frames or {}) for value in named)
-    scratch, unplanned = _scratch(one.instruction for one in defined.values())
+    frames = _read_frames(module)
+    rows = tuple(_named(value, defined, frames) for value in named)
+    scratch, unplanned = _scratch(_lines(module))
     return Assignment(allocations, rows, filled, scratch, unplanned)
 
 
@@ -220,7 +228,8 @@ def _scratch(instructions: Iterable[str]) -> tuple[tuple[int, ...], tuple[str, .
         if found := _REAL_TRANSFORM.search(text):
             shape = [int(size) for size in found[2].split(",")]
             copies.append(math.prod(shape[:-1]) * (shape[-1] // 2 + 1) * _COMPLEX_BYTES[found[1]])
-        if _SORT.search(text):
+        sorted_shape = _SORT.search(text)
+        if sorted_shape and math.prod(map(int, filter(None, sorted_shape[1].split(",")))) > _SMALL_SORT:
             kinds.add("sort")
     return tuple(copies), tuple(sorted(kinds))
 
@@ -272,3 +281,20 @@ def _named(value: Value, defined: Mapping[int, _Defined], frames: Mapping[int, s
     operator, frame = _OPERATOR.search(text), _FRAME.search(text)
     source = frames.get(int(frame[1]), "") if frame else ""
     return value.bytes, operator[1] if operator else value.name, source, value.shape.partition("{")[0]
+
+
+def _read_frames(module: str) -> dict[int, str]:
+    """Source lines by number of stack frame, from the tables at the head of a module's text."""
+    table, files, lines, frames = "", dict[int, str](), dict[int, str](), dict[int, str]()
+    for line in _lines(module):
+        if line.startswith(("%", "ENTRY")):
+            break
+        if _TABLE.match(line):
+            table = line
+        elif table == "FileNames" and (row := _FILE.match(line)):
+            files[int(row[1])] = PurePath(row[2]).name
+        elif table == "FileLocations" and (row := _LOCATION.match(line)):
+            lines[int(row[1])] = f"{files.get(int(row[2]), '?')}:{row[3]}"
+        elif table == "StackFrames" and (row := _STACK_FRAME.match(line)):
+            frames[int(row[1])] = lines.get(int(row[2]), "")
+    return frames
