@@ -75,7 +75,7 @@ def test_an_unknown_runtime_is_refused_wherever_one_is_named(tmp_path: Path) -> 
     accepted = f"unknown runtime 'paddle'; accepted: {', '.join(NAMES)}"
     model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
     for ask in (
-        lambda: runtimes.runtime_named("jax"),
+        lambda: runtimes.runtime_named("paddle"),
         lambda: graphmem.analyze(model, batch=2, runtime="paddle"),
         lambda: graphmem.replay_trace(small_trace(), runtime="paddle"),
     ):
