@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from graphmem.errors import GraphmemError
     from graphmem.estimate import Estimate
     from graphmem.integrations.watching import Watched, watch
+    from graphmem.plan_memory.changes import Peak
+    from graphmem.plan_memory.peaks import peak
     from graphmem.planning.advise import advise
     from graphmem.planning.compare import Comparison, compare
     from graphmem.planning.explaining import explain_oom
@@ -34,6 +36,7 @@ __all__ = [
     "Inference",
     "Job",
     "Packing",
+    "Peak",
     "Plan",
     "ServingReport",
     "Training",
@@ -45,6 +48,7 @@ __all__ = [
     "fit",
     "operator_graph",
     "pack",
+    "peak",
     "plan",
     "replay",
     "replay_trace",
@@ -60,6 +64,7 @@ _PLACES = {
     "ServingReport": "serving.answer", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
     "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.layouts.plan", "replay_trace": "analyze",
     "serve": "serving.answer", "sweep": "planning.sweep", "explain_oom": "planning.explaining",
+    "Peak": "plan_memory.changes", "peak": "plan_memory.peaks",
     "load_ipython_extension": "integrations.notebook",
     "Watched": "integrations.watching", "watch": "integrations.watching",
     **dict.fromkeys(("Job", "Packing", "pack"), "planning.layouts.pack"),

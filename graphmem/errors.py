@@ -128,6 +128,11 @@ class TraceError(GraphmemError):
     """A trace or snapshot breaks the rules of its format."""
 
 
+class GraphError(GraphmemError):
+    """A graph to plan the memory of has a cycle, a size that is none, or names what it does not have; an order of it is
+    none."""
+
+
 class DeviceOutOfMemory(GraphmemError):
     """A simulated allocator could not serve a request within its limit."""
 

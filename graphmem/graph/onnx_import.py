@@ -41,6 +41,13 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise SourceError(f"{path} is not a valid ONNX model: {first_line(error)}") from None
     if not model.HasField("graph"):
         raise SourceError(f"{path} is not an ONNX model: it holds no graph{_hint(path)}")
+    return checked_model(model, path)
+
+
+def checked_model(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """The model with its local functions inlined; ``path`` is its name in errors. Raises :class:`SourceError`."""
+    if not model.HasField("graph"):
+        raise SourceError(f"{path} is not an ONNX model: it holds no graph")
     if not model.opset_import:
         raise SourceError(f"{path} is not a valid ONNX model: it names no operator set")
     _check_names(model, path)

@@ -156,12 +156,23 @@ def read_onnx(path: str | os.PathLike[str], level: str | None = None, provider: 
     if not file.exists():
         raise SourceError(f"{file} does not exist")
     with _one_line_errors():
-        model = onnx_import.read_model(file)
-        refuse_training_artefact(model, file.name)
-        constants = {tensor.name for tensor in model.graph.initializer}
-        declared, shapeless = _declared([value for value in model.graph.input if value.name not in constants])
-        optimized = optimize(model, level, provider) if level else None
-        return OnnxFile(file, optimized, optimized.model if optimized else model, tuple(declared), tuple(shapeless))
+        return _file_of(onnx_import.read_model(file), file, level, provider)
+
+
+def read_proto(model: onnx.ModelProto, name: str) -> OnnxFile:
+    """A model in memory, by this name in errors, as a file that is read already; it is left as it is. Errors as of
+    :func:`load_onnx`."""
+    path = Path(name)
+    with _one_line_errors():
+        return _file_of(onnx_import.checked_model(model, path), path, None, "cpu")
+
+
+def _file_of(model: onnx.ModelProto, file: Path, level: str | None, provider: str) -> OnnxFile:
+    refuse_training_artefact(model, file.name)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    declared, shapeless = _declared([value for value in model.graph.input if value.name not in constants])
+    optimized = optimize(model, level, provider) if level else None
+    return OnnxFile(file, optimized, optimized.model if optimized else model, tuple(declared), tuple(shapeless))
 
 
 def load_onnx(

@@ -84,6 +84,32 @@ def fast_forward(
     return Played(allocated[:done], reserved[:done], int(peak), int(table.counted[RETRIES]), restore)
 
 
+class PlainRuns:
+    """Many runs of up to so many ``events`` of ``storages`` on one stream, each through a new allocator with the
+    settings of this new one. The arrays are made once."""
+
+    def __init__(self, allocator: PyTorchCachingAllocator, storages: int, events: int) -> None:
+        self._play = _compiled() if _is_plain(allocator) else None
+        self._rules, self._table = _rules(allocator), Table.empty(storages, 2)
+        self._divisions = np.array(allocator.conf.roundup_power2_divisions, dtype=np.int64)
+        self._streams = np.zeros(storages, dtype=np.int64)
+        self._held, self._allocated, self._reserved = (np.empty(n, dtype=np.int64) for n in (storages, events, events))
+
+    def most_reserved(self, kinds: Numbers, subjects: Numbers, sizes: Numbers) -> int | None:
+        """The most bytes reserved while these events are played; None where they are more than the plain path."""
+        if self._play is None or (len(sizes) and sizes.max() >= ONE_EXBIBYTE):
+            return None
+        table = self._table
+        table.counts[:], table.tails[:], table.counted[:], self._held[:] = 0, -1, 0, -1
+        done, _, _ = self._play(
+            kinds, subjects, sizes, self._streams, self._divisions,
+            self._rules, table, self._held, self._allocated, self._reserved,
+        )  # fmt: skip
+        if done < len(kinds):
+            return None
+        return int(self._reserved[:done].max()) if done else 0
+
+
 def _is_plain(allocator: PyTorchCachingAllocator) -> bool:
     """Whether the allocator is new, and its settings are among those that are played here."""
     driver = allocator.driver

@@ -19,7 +19,8 @@ from graphmem.capture.program.ahead import MOST_TESTED, Key, value_of
 from graphmem.capture.program.counters import Counter
 from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.epochs import MOST_HELD, Rest
-from graphmem.capture.program.leaving import Leaving, Left, Loop
+from graphmem.capture.program.leaving import Leaving, Left
+from graphmem.capture.program.loop import Loop
 from graphmem.capture.program.loop_state import Lists
 from graphmem.capture.program.places import calls_a_library, handles_the_end
 from graphmem.capture.program.runs import Runs

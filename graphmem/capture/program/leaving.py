@@ -1,73 +1,35 @@
-"""When a program's loops end: a program is analysed for some optimizer steps, and was written for thousands.
+"""A whole program: its optimizers' steps, its loops, and when it is left.
 
-A program whose loops, by their lengths, take few events is followed to its end. Of others a loop ends at its top, so
-that what follows it (evaluation, generation, saving) still runs:
-
-- a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
-  steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
-  batches do not. Of the batches that it has not come to, those that are larger follow
-  (:mod:`graphmem.capture.program.epochs`);
-- a loop over numbers, or that counts them, then goes on at those *others* at which its body tests something else, or
-  that a library is told;
-- a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
-  in each of which optimizers make their steps anew (:mod:`graphmem.capture.program.runs`);
-- a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
-  taken and given back in the same order, and nothing kept on the device. One that keeps something there goes on to its
-  end. What it collects on the host is remembered: were that put on the device, too little of it would be there. One
-  that may yet train, by what it calls (:mod:`graphmem.capture.program.training_calls`), goes on until it does.
-- a loop that *searches*, by handling errors of memory in its iterations, goes on after such steps with its optimizers'
-  steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
-
-Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
-iterators of data loaders, but where a loop of the program asks for each batch by hand (``next(batches)``): it ends at
-its own top. A loader that has trained has no batches left for the next epoch, until another run begins: with a new
-optimizer, or further on in the program's own files. A loop that nobody can end, in a library, is left by an exception
-behind one step more of its optimizers; the program goes on behind the statement in which it called that library
-(:meth:`Leaving.go_on`), or is over.
+A program is analysed for some optimizer steps, and was written for thousands. Its loops end by themselves
+(:mod:`graphmem.capture.program.loop`). A loader that has trained has no batches left for the next epoch, until another
+run begins: with a new optimizer, or further on in the program's own files. A loop that nobody can end, in a library, is
+left by an exception behind one step more of its optimizers; the program goes on behind the statement in which it called
+that library (:meth:`Leaving.go_on`), or is over.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from graphmem.capture.program import host_draws, iterations
 from graphmem.capture.program.ahead import MOST_RUNS
-from graphmem.capture.program.counters import Counter as Counted
-from graphmem.capture.program.epochs import Epochs, Rest
-from graphmem.capture.program.iterations import ALIKE_ITERATIONS, MOST_IN_TURN, MOST_REPEATED, NUMBERS_BYTES
-from graphmem.capture.program.places import Place, has_moved_on, here, innermost, is_asked_in, loops_on_stack
-from graphmem.capture.program.runs import Runs
-from graphmem.capture.program.training_calls import come_to_training
+from graphmem.capture.program.epochs import Epochs
+from graphmem.capture.program.iterations import ALIKE_ITERATIONS
+from graphmem.capture.program.loop import Loop
+from graphmem.capture.program.optimizer_steps import OptimizerSteps
+from graphmem.capture.program.places import Place, has_moved_on, here, is_asked_in, loops_on_stack
 from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.training.program import ItemRun, LibraryFunction, Steps
-from graphmem.units import format_bytes
 
 #: Epochs that a library may begin on a loader that has no batches left.
 AGAIN = 3
-#: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
-MOST_TRIALS = 25
-#: Further steps of an optimizer that are followed until two in a row are alike: what the first step leaves to be freed
-#: is gone in the fourth at the latest; steps that still differ then are of many sizes, and followed to the loop's end
-#: if those are no more events than these (some seconds).
-MOST_SETTLING, MOST_DIFFERING_EVENTS = 5, 30_000
-#: Steps that are followed of a loop whose body draws random numbers, which may be sizes, if they are few events too.
-MOST_DRAWN = 24
-#: Steps of a loop over batches that are made on the card as it asks for them, which nobody can read ahead.
-MOST_UNREAD = 200
-#: Of them such as differ from the one before: a smaller last batch, and one more.
-MOST_UNLIKE = 2
-#: Iterations without steps that are followed though they are alike, of a loop that collects what is trained with.
-MOST_COLLECTED = 1_000
 
 
 class Left(BaseException):
@@ -85,7 +47,8 @@ class Leaving:
         self, steps: Steps, recorder: Recorder, ends_alike_loops: bool = True, shortens: bool = False,
         opens: Sequence[LibraryFunction] = (),
     ) -> None:  # fmt: skip
-        self.wanted, self.short_events = steps
+        wanted, self.short_events = steps
+        self.made = OptimizerSteps(wanted, recorder)
         self.ends_alike_loops = ends_alike_loops
         self.shortens = shortens
         self.opens = opens
@@ -94,7 +57,6 @@ class Leaving:
         self.recorder = recorder
         self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
-        self.log: list[int] = []  # numbers of the optimizers, step by step
         self.is_ending = False  # whether a loop that trained was ended
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
         self.runs: list[ItemRun] = []
@@ -104,25 +66,19 @@ class Leaving:
         self.went_on: dict[str, None] = {}  # why loops went on behind the steps that were asked for, in order
         self.remarks: dict[Diagnostic, int] = {}
         self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
-        self.optimizers = 0  # how many there have been
         self._finished: weakref.WeakKeyDictionary[Any, _Finished] = weakref.WeakKeyDictionary()  # loaders that trained
         self._runs_begun = 0  # after the first one
-        self._run_start = 0  # in the log
-        self._ended = 0  # in the log, when a loop ended last
+        self._ended = 0  # how many steps there were when a loop ended last
         self.last_steps: list[int] = []  # rows where the last steps of the loop that ended last ended
         self.last_whole = 0  # how many there would be of them
         self.trained: list[tuple[int, int]] = []  # the rows of the loops that trained themselves
         self._reopened = 0  # how often by a new optimizer
-        self._leaves_since: int | None = None  # in the log, once the last steps have begun of a loop that is left
+        self._leaves_since: int | None = None  # the step, once the last ones have begun of a loop that is left
         self._gone_on = 0  # how often behind a statement that was left
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._ends: dict[int, deque[int]] = {}  # optimizer -> rows where its last steps ended
-        self._passes: dict[int, int] = {}  # optimizer -> the backward pass in which it stepped last, or -1
-        self._doubted: set[int] = set()  # optimizers whose steps are known to differ
-        self._known: set[int] = set()  # optimizers whose steps differ with batches that are known
         self._loops: list[weakref.ref[Loop]] = []
+        self.waited: set[str] = set()  # loops that wait for what is assumed never to come
         self.collecting: set[str] = set()  # loops that came to their ends before the first step
         self._generators: Sequence[Any] = ()
         self._looked = 0  # how often for generators
@@ -147,24 +103,24 @@ class Leaving:
     @property
     def steps(self) -> int:
         """The steps of the optimizer that made the most."""
-        return max(Counter(self.log).values(), default=0)
+        return self.made.most
 
     @property
     def why_more(self) -> str:
         """Why there were more steps than were asked for, as far as it is known; "" where there were not."""
-        if self.steps <= self.wanted:
+        if self.steps <= self.made.wanted:
             return ""
         varied = {"batches of other sizes follow": None} if self.epochs.varied else {}
         again = {"it trains several times": None} if self._runs_begun else {}
-        return f"more than {self.wanted}: {', '.join(self.went_on | varied | again) or 'its loops ask for them'}"
+        return f"more than {self.made.wanted}: {', '.join(self.went_on | varied | again) or 'its loops ask for them'}"
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is made: what it trains on may be read from the start."""
-        self._number(optimizer)
+        self.made.number(optimizer)
         if not self._finished:
             return
         self._reopened += 1
-        if self._reopened <= MOST_RUNS or any(loop.is_list for loop in self._active()):
+        if self._reopened <= MOST_RUNS or any(loop.is_list for loop in self.active()):
             self._finished.clear()
         else:
             self.remarks[Code.RUNS_SKIPPED.about(place="a loop of a library", followed=MOST_RUNS)] = 1
@@ -172,48 +128,37 @@ class Leaving:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step beyond the last that no loop has asked for is the last one. Where loops were ended there may be one
         more, of what is left over of micro-batches."""
-        since = max((loop.asked for loop in self._active()), default=0)
-        since = max(since, self._run_start, self._ended)
+        since = max((loop.asked for loop in self.active()), default=0)
+        since = max(since, self.made.run_start, self._ended)
+        number = self.made.number(optimizer)
         if (
             self._leaves_since is None
-            and not self._steps_in_pass(self._number(optimizer))
-            and self.log[since:].count(self._number(optimizer)) >= self.wanted + self.is_ending
+            and not self.made.goes_on(number)
+            and self.made.since(since).count(number) >= self.made.wanted + self.is_ending
         ):
             # Nobody knows how many more there would be: numbers that each keeps for a log count too.
-            self.doubt_others(0, "a loop that was left", most_kept=0)
+            self.made.doubt_others(0, "a loop that was left", most_kept=0)
             self._leaves_since = since
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        number, builder = self._number(optimizer), self.recorder.builder
-        ends = self._ends.setdefault(number, deque(maxlen=ALIKE_ITERATIONS))
-        goes_on = self._steps_in_pass(number)
-        if not any(loop.is_at_others for loop in self._active()):
-            if goes_on and ends:
-                ends.pop()
-            ends.append(len(builder.rows))
-        if goes_on:
+        number = self.made.number(optimizer)
+        is_elsewhere = any(loop.is_at_others for loop in self.active())
+        if not self.made.note(number, ends_here=not is_elsewhere):
             return
-        self._passes[number] = current_graph_task_id()
-        self.log.append(number)
-        self.epochs.steps = len(self.log)
+        self.epochs.steps = len(self.made)
         self._place = here(self.files)
-        loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
+        loops = self.own_loops()
         if loops:
             loops[-1].steps_itself = True
         if self._leaves_since is not None:
             self._leave(number)
 
-    def _steps_in_pass(self, number: int) -> bool:
-        """Whether an optimizer has stepped in the backward pass that runs: parameter by parameter, as gradients come,
-        it makes one step."""
-        running = current_graph_task_id()
-        return bool(running != -1 and self._passes.get(number) == running)
-
     def _leave(self, number: int) -> None:
         """Raises :class:`Left` behind the last step of all optimizers that take turns: in the middle, what their
         backward passes would free may be held."""
-        made = Counter(self.log[self._leaves_since :])
-        if made[number] <= min(made.values()) or made[number] > self.wanted + ALIKE_ITERATIONS:
+        assert self._leaves_since is not None
+        made = Counter(self.made.since(self._leaves_since))
+        if made[number] <= min(made.values()) or made[number] > self.made.wanted + ALIKE_ITERATIONS:
             self._leaves_since = None
             raise self.left()
 
@@ -222,76 +167,28 @@ class Leaving:
         self.left_in = loops_on_stack()
         return Left()
 
-    def doubt_others(self, since: int, where: str, are_known: bool = False, most_kept: int = NUMBERS_BYTES) -> None:
-        """Note that a loop was left whose steps from number ``since`` on do not show what later ones take;
-        ``are_known``: the batches of those are, and they explain it; ``most_kept``: bytes that each step may keep."""
-        self._known.update(self.log[since:] if are_known else ())
-        for number in sorted({*self.log[since:]} - self._doubted):
-            found = self._doubt(number, where, most_kept)
-            if found is not None:
-                self._doubted.add(number)
-                self.recorder.assumed[found] += 1
-
-    def _doubt(self, number: int, where: str, most_kept: int) -> Diagnostic | None:
-        """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
-        and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
-        spans, steps = self._spans(number), self.log.count(number)
-        if self._spans_differ(number):
-            return None if number in self._known else Code.STEPS_DIFFER.about(place=where, steps=steps)
-        kept = spans[-1][1] if len(spans) > 1 else 0
-        if kept <= most_kept:
-            return None
-        return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
-
-    def _number(self, optimizer: torch.optim.Optimizer) -> int:
-        if optimizer not in self._numbers:
-            self._numbers[optimizer] = self.optimizers
-            self.optimizers += 1
-        return self._numbers[optimizer]
-
-    def is_trained(self, since: int) -> bool:
-        """Whether the steps from number ``since`` on are there, and the last that their optimizers make in this run."""
-        if since == len(self.log):
-            return False
-        made = Counter(self.log[min(since, self._run_start) :])
-        return all(made[number] >= self.wanted for number in set(self.log[since:]))
-
-    def is_settling(self, since: int) -> bool:
-        """Whether the last two steps of an optimizer differ, from number ``since`` on, and a few more may show why."""
-        made = Counter(self.log[self._run_start :])
-        few = [number for number in {*self.log[since:]} if made[number] < self.wanted + MOST_SETTLING]
-        return any(self._spans_differ(number) for number in few)
-
-    def differ(self, since: int) -> bool:
-        """Whether the last two steps of an optimizer differ, from number ``since`` on."""
-        return any(map(self._spans_differ, {*self.log[since:]}))
-
-    def _spans_differ(self, number: int) -> bool:
-        """Whether the last two steps of an optimizer took and gave back other bytes, with all done before each."""
-        return any(before[0] != after[0] for before, after in pairwise(self._spans(number)))
-
-    def _spans(self, number: int) -> list[tuple[list[Any], int, int]]:
-        builder = self.recorder.builder
-        return [iterations.body(builder, begin, end) for begin, end in pairwise(self._ends[number])]
-
     # --- loops ---
 
-    def _active(self) -> list[Loop]:
+    def active(self) -> list[Loop]:
         """The loops that run, in the order in which they began."""
         loops = [loop for ref in self._loops if (loop := ref()) is not None and not loop.is_over]
         self._loops = [weakref.ref(loop) for loop in loops]
         return loops
 
+    def own_loops(self) -> list[Loop]:
+        """Those of them that are the program's own, and repeat something."""
+        return [loop for loop in self.active() if loop.runs is not None and not loop.is_of_parts]
+
     def asking(self) -> list[Loop]:
         """The loops of the program in whose bodies a data loader is asked for a batch by hand; none where a loop of a
         library does that."""
-        loops = [loop for loop in self._active() if loop.runs is not None and not loop.is_of_parts]
+        loops = self.own_loops()
         return loops if loops and is_asked_in({loop.frame for loop in loops}) else []
 
     def begin(self, loop: Loop) -> None:
         """A loop begins, and with it another run if the program has moved on since the last one."""
-        is_inside = any(other.began < len(self.log) for other in self._active())
-        if len(self.log) > self._run_start and not is_inside and has_moved_on(self._place, here(self.files)):
+        is_inside = any(other.began < len(self.made) for other in self.active())
+        if len(self.made) > self.made.run_start and not is_inside and has_moved_on(self._place, here(self.files)):
             self.begin_run()
         self._loops.append(weakref.ref(loop))
 
@@ -302,7 +199,7 @@ class Leaving:
 
     def begin_epoch(self) -> None:
         """Every optimizer makes its steps once more, and loaders have batches again."""
-        self._run_start = len(self.log)
+        self.made.run_start = len(self.made)
         self._finished.clear()
 
     def go_on(self, left: BaseException) -> None:
@@ -317,7 +214,7 @@ class Leaving:
     def note_end(self) -> None:
         """A loop that has trained ends."""
         self.is_ending = True
-        self._ended = len(self.log)
+        self._ended = len(self.made)
 
     def works_beside(self, row: int) -> bool:
         """Whether since a row of the trace something was made on the device outside of the loops that trained: what it
@@ -363,507 +260,3 @@ class _Finished:
 
     place: Place
     times: int = 0
-
-
-class Loop:
-    """One run of one loop, from its beginning to its end. ``calls``: the names of what it calls; ``runs``: of a loop of
-    the program's own files, its items; ``rest``: the batches that it has not come to, if it reads any."""
-
-    def __init__(
-        self,
-        leaving: Leaving,
-        where: str,
-        searches: bool = False,
-        calls: tuple[str, ...] = (),
-        runs: Runs | None = None,
-        rest: Rest | None = None,
-    ) -> None:
-        self._leaving = leaving
-        self.where = where
-        self.runs, self.rest = runs, rest
-        self.frame = innermost() if runs is not None else 0  # the function that it is a loop of
-        self.is_over = False
-        self.is_ending = False  # nothing follows but what is left of an epoch
-        self.has_trained = self.is_list = self.steps_itself = self.is_fed = False
-        self.began = self.asked = self._since = len(leaving.log)
-        self._calls = calls
-        self._clock = leaving.epochs.clock
-        self._from_ahead = 0  # iterations after its last batches were read, for those that a reader had read before
-        self._varied: float | None = leaving.epochs.varied  # None in the second epoch
-        self._smaller = leaving.epochs.smaller
-        self._left: int | None = 0  # items after this one, None where nobody knows
-        self._marks: deque[int] = deque(maxlen=2 * MOST_IN_TURN + 1)  # rows where the last iterations, or steps, ended
-        self._iterations = self._iterations_since = self._items = 0  # between the last two, since, and all
-        self._trials_left = MOST_TRIALS if searches else 0
-        self._first = len(leaving.recorder.builder.storage_bytes)
-        self._first_row = len(leaving.recorder.builder.rows)
-        self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
-        self._peaks: list[int] = []  # of iterations with a step of the loop's own
-        self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
-        self.is_of_parts = self._ends_itself = self.is_at_others = False
-        self._goes_to_sizes = False  # of numbers for which the body computes others
-        self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
-        self._unlike = 0  # steps over batches of the card that differed from those before
-        self._has_drawn = False  # whether the body of an iteration drew random numbers
-        self._drawn: object = None  # what :meth:`_draws` said when it began; None where nobody asks
-        self._generators: Sequence[Any] = ()  # the program's own, as soon as the loop makes steps
-        self._begin_iteration()
-        leaving.begin(self)
-
-    def end_with(self, other: Loop) -> None:
-        """The loop that reads this one's items is ending."""
-        self.is_ending |= other.is_ending
-        self.has_trained |= other.has_trained
-
-    def never_ends(self) -> None:
-        """The loop is not one of repetitions: its items decide its length."""
-        self.is_of_parts = True
-
-    def _begin_iteration(self) -> None:
-        self._top = self._now()
-        self._step, self._optimizers = len(self._leaving.log), self._leaving.optimizers
-
-    def begin_body(self) -> None:
-        """The item of an iteration is there: what is drawn from here on, its body draws. Of loops without steps, which
-        may have a million items, nobody asks."""
-        if not self._generators and (self.steps_itself or (self._items < 2 and self._may_train())):
-            self._generators = self._leaving.own_generators()
-        self._drawn = self._draws() if self.runs and (self.steps_itself or self._items < 2) else None
-
-    def _draws(self) -> tuple[Any, ...]:
-        """What changes when random numbers of the host are drawn that may be sizes: by Python or numpy, or by PyTorch
-        and then read."""
-        return self._leaving.recorder.values.host_draws_read, *host_draws.count(self._generators)
-
-    def _now(self) -> tuple[int, int, int]:
-        recorder = self._leaving.recorder
-        builder = recorder.builder
-        return (
-            len(builder.rows),
-            recorder.phases.backward_passes,
-            recorder.phases.forward_passes,
-        )
-
-    def fetch(self, items: Iterator[Any]) -> object:
-        """The next of the loop's items; data loaders that are asked for it know this loop."""
-        leaving = self._leaving
-        outer, leaving.fetching = leaving.fetching, self
-        try:
-            return next(items)
-        finally:
-            leaving.fetching = outer
-
-    # --- the top of the loop ---
-
-    def goes_on(self, left: int | None = None) -> bool:
-        """Asked at the top, before every iteration: whether there is one more; ``left``: how many there would be, 0 if
-        it ends by itself, None where nobody knows."""
-        self._ends_itself, self._left = left == 0, left
-        if self.steps_itself and self._drawn is not None:
-            self._has_drawn |= self._drawn != self._draws()
-        if self.is_of_parts:
-            return True
-        if self.is_over or not self._wants_more():
-            self.end()
-            return False
-        self.asked = len(self._leaving.log)
-        self._left, self._items = left and left - 1, self._items + 1
-        self._begin_iteration()
-        self.begin_body()
-        return True
-
-    def end(self) -> None:
-        """The loop is over."""
-        leaving = self._leaving
-        if not self.is_over and self.began < len(leaving.log) and (self.runs is None or self.steps_itself):
-            leaving.trained.append((self._first_row, len(leaving.recorder.builder.rows)))
-        if not (self.is_over or self.is_ending) and self.steps_itself and len(self._marks) >= ALIKE_ITERATIONS:
-            leaving.last_steps = list(self._marks)  # it ends by itself: the next item was not there
-            leaving.last_whole = max(1, (self._items - 1) // self._iterations)
-        if not (self.is_over or self.is_ending) and self.steps_itself and self.rest and self.rest.is_on_device:
-            leaving._known.update(leaving.log[self.began :])  # all its batches were there
-        if not self.is_over and self.has_trained:  # behind the larger batches, of which one may be read ahead
-            leaving.note_end()
-        self.is_over = True
-
-    def _wants_more(self) -> bool:
-        if self.runs is None and any(loop.is_elsewhere for loop in self._leaving._active()):
-            return True
-        if self.is_ending:
-            return self._has_batches() or self._takes_those_ahead()
-        self._note_peak()
-        self._note_end_of_step()
-        if self._was_run():
-            return self._goes_to_next_run()
-        if self._leaving.is_trained(self._since):
-            return self._goes_on() or self._end_training()
-        if self._leaving.ends_alike_loops and self._repeats() and not self._may_train():
-            return self._collects() or self._end_alike()
-        return True
-
-    def _collects(self) -> bool:
-        """Whether the loop goes on to its end, of few events, as a loop around it trains with what it collects: games
-        that are played before the first step, and behind that the same loop again."""
-        leaving, left = self._leaving, self._left
-        if leaving.log:
-            collects = self.where in leaving.collecting
-        else:
-            around = (loop for loop in leaving._active() if loop is not self and loop.runs is not None)
-            collects = any(loop._may_train() for loop in around)
-        events = max(self._now()[0] - self._top[0], MOST_DIFFERING_EVENTS // MOST_COLLECTED)
-        if not (collects and self.runs) or max(self._items, left or 0) * events > MOST_DIFFERING_EVENTS:
-            return False
-        leaving.collecting.add(self.where)
-        return True
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether the loop goes on at numbers that are not the next."""
-        return (self.is_at_others or self._goes_to_sizes) and not self.is_ending
-
-    def _goes_on(self) -> bool:
-        """Whether the loop goes on though its optimizers have made their steps; why is noted."""
-        ways = (
-            (self._is_of_short_program, "it is short"),
-            (self._tries_another_size, "a search tries other sizes"),
-            (self._settles, "its steps differ"),
-            (self._goes_to_other_sizes, "later steps compute other sizes"),
-            (self._ends_soon, "its steps differ"),
-            (self._draws_on, "its steps draw random numbers"),
-            (self._reads_on, "its batches are made on the card"),
-        )
-        found = next((why for goes_on, why in ways if goes_on()), None)
-        if found is not None:
-            self._leaving.went_on[found] = None
-        return found is not None
-
-    def _is_of_short_program(self) -> bool:
-        """Whether all iterations of the program's loop, and of those around it, are few events."""
-        loop = self._of_program()
-        if loop is None or loop.is_at_others:
-            return False
-        if len(loop._marks) > 1 and loop.steps_itself:
-            events = (loop._marks[-1] - loop._marks[-2]) // loop._iterations
-        else:
-            events = loop._now()[0] - loop._top[0]
-        for one in self._leaving._active():
-            if one.runs is not None and not one.is_of_parts:
-                left = one._iterations_left(one is self)
-                if left is None:
-                    return False
-                events *= left + (one._items if one is loop else 1)
-            if one is loop:
-                break
-        return events <= self._leaving.short_events
-
-    def _settles(self) -> bool:
-        """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and
-        not by their batches; a loader's loop does as the one that asks it. Libraries count their steps themselves."""
-        loop = self._of_program()
-        return loop is not None and loop._may_differ() and loop._leaving.is_settling(loop._since)
-
-    def _ends_soon(self) -> bool:
-        """Whether a loop whose last steps differ, and take no turns, goes on as the rest of it would be few events."""
-        loop, leaving = self._of_program(), self._leaving
-        if loop is None or loop._left is None or len(loop._marks) < ALIKE_ITERATIONS or not loop._may_differ():
-            return False
-        events = loop._left * (loop._marks[-1] - loop._marks[-2]) // loop._iterations
-        if events > MOST_DIFFERING_EVENTS or not leaving.differ(loop._since):
-            return False
-        return not iterations.in_turn(leaving.recorder.builder, loop._marks)
-
-    def _draws_on(self) -> bool:
-        """Whether a loop whose body draws numbers (``size = random.choice(sizes)``) goes on, to see what it does."""
-        loop = self._of_program()
-        return loop is not None and loop._has_drawn and loop._may_differ() and loop._is_short(MOST_DRAWN)
-
-    def _reads_on(self) -> bool:
-        """Whether a loop over batches that are made on the card goes on to its end, as the last may be smaller; where
-        that is too far, the answer says that steps were left out."""
-        loop = self._of_program()
-        if loop is None or not any(rest.is_on_device for rest in loop._rests()) or not loop._may_differ():
-            return False
-        loop._unlike += self._leaving.differ(loop._since)
-        if loop._unlike > MOST_UNLIKE:  # which is in doubt
-            return False
-        goes_on = loop._is_short(MOST_UNREAD)
-        self._leaving.leaves_unread |= not goes_on
-        return goes_on
-
-    def _is_short(self, most: int) -> bool:
-        """Whether the loop has made fewer than ``most`` steps beyond those that are wanted, of few events."""
-        more = self._items - self._leaving.wanted
-        events = self._marks[-1] - self._marks[-2] if len(self._marks) > 1 else 0
-        return more < most and more * events <= MOST_DIFFERING_EVENTS
-
-    def _doubt_drawn(self) -> None:
-        """Steps behind the first two that had other peaks than each other, in a loop that draws numbers: those that are
-        left out, of this loop or of one around it, may have others again."""
-        loop, leaving = self._of_program(), self._leaving
-        if loop is not None and loop._has_drawn and len({*loop._peaks[2:]}) > 1:
-            leaving.drawn[self.where] = len(loop._peaks)
-        if not self._ends_itself:
-            for where, steps in leaving.drawn.items():
-                leaving.recorder.assumed[Code.STEPS_DIFFER.about(place=where, steps=steps)] += 1
-            leaving.drawn.clear()
-
-    def _of_program(self) -> Loop | None:
-        """This loop, or the one that asks a loader for its batches, if it is the program's own."""
-        loop = self if self.runs is not None else self._leaving.fetching
-        return None if loop is None or loop.runs is None else loop
-
-    def _may_differ(self) -> bool:
-        """Whether the loop's own steps would go on, and their batches do not explain what differs."""
-        if not self.steps_itself or self._ends_itself or self._items < self._leaving.wanted or self.is_at_others:
-            return False
-        return not any(rest.differs for rest in self._rests())
-
-    def _goes_to_other_sizes(self) -> bool:
-        """Whether a loop over numbers whose last steps differ goes on with those of which its body computes other
-        values: a context that grows with the steps, up to its largest."""
-        leaving, runs = self._leaving, self.runs
-        if runs is None or not self._may_differ() or not (runs.jumped or leaving.differ(self._since)):
-            return False
-        goes_on = runs.go_to_others() or any(one.go_to_sized(self._left_of(one)) for one in runs.counters)
-        self._goes_to_sizes = goes_on
-        if runs.jumped:
-            leaving.remarks[Code.NUMBERS_COMPUTED.about(place=self.where, followed=runs.jumped)] = 1
-        return goes_on
-
-    def _end_training(self) -> bool:
-        """The loop has trained; whether larger batches follow, or a second epoch of batches that vary."""
-        leaving = self._leaving
-        if self.runs is not None and not self.steps_itself and self._varied is not None:
-            varies, self._varied = self._varied < leaving.epochs.varied, None
-            if not varies and (leaving.works_beside(self._top[0]) or self._follows_smaller()):
-                leaving.begin_epoch()
-                self._since = len(leaving.log)
-                return True
-            if varies:
-                return True
-        if self._goes_on_growing():
-            leaving.went_on["it keeps more memory from epoch to epoch"] = None
-            leaving.begin_epoch()
-            self._since = len(leaving.log)
-            return True
-        if self._goes_to_others():
-            leaving.went_on["later steps test something else"] = None
-            return True
-        self.is_ending = self.has_trained = True
-        has_batches = self._has_batches()
-        if not self.is_at_others:
-            self._conclude()
-        leaving.note_end()
-        return has_batches or self._takes_those_ahead()
-
-    def _takes_those_ahead(self) -> bool:
-        """Whether batches that were read before the loop began are still to come to its body: a reader of the program
-        is ahead of it by so many (``while batch is not None: ...; batch = reader.next()``)."""
-        if not self.steps_itself:
-            return False
-        self._from_ahead += 1
-        return self._from_ahead <= max((rest.ahead_of(self._clock) for rest in self._rests()), default=0)
-
-    def _follows_smaller(self) -> bool:
-        """Whether a step of the next epoch comes behind one with a smaller last batch, which has cut up other blocks,
-        and an epoch is few events; of longer ones the answer says that steps were left out."""
-        if self._ends_itself or self._smaller == self._leaving.epochs.smaller:
-            return False
-        is_short = self._now()[0] - self._top[0] <= MOST_DIFFERING_EVENTS
-        self._leaving.leaves_unread |= not is_short
-        return is_short
-
-    def _goes_on_growing(self) -> bool:
-        """Whether a loop around training goes on with its next item, as one of the last, which was not the first, has
-        left memory behind on the device: weights that are collected epoch by epoch."""
-        runs, builder = self.runs, self._leaving.recorder.builder
-        if runs is None or self.steps_itself or self.is_fed or self._items < 2:
-            return False
-        kept = iterations.body(builder, self._top[0])[1]
-        self._rested = 0 if kept > NUMBERS_BYTES else self._rested + 1
-        if not runs.has_next or self._rested >= (MOST_SETTLING if self._grown else 1):
-            return False
-        self._grown += 1
-        if self._grown > MOST_REPEATED:
-            if self._rested:
-                return False
-            steps = len(self._leaving.log)
-            doubt = Code.STEPS_KEEP.about(place=self.where, steps=steps, kept=format_bytes(kept))
-            self._leaving.recorder.assumed[doubt] = 1
-            return False
-        runs.go_to_next()
-        return True
-
-    def _conclude(self) -> None:
-        """The last iterations show what the others take."""
-        lacking = self._repeat()
-        if not self._ends_itself:
-            are_known = any(rest.is_known and rest.differs for rest in self._rests())
-            most_kept = NUMBERS_BYTES
-            if lacking is not None and self.runs is not None:  # those that are written have all that each keeps
-                most_kept = 0 if lacking else sys.maxsize
-            self._leaving.doubt_others(self._since, self.where, are_known, most_kept)
-        self._doubt_drawn()
-
-    def _goes_to_others(self) -> bool:
-        """Whether numbers follow at which the loop does what it has not done yet."""
-        runs = self.runs
-        if runs is None or (self.is_fed and not self.steps_itself):
-            return False
-        is_counting = self.steps_itself and any(one.go_to_tested(self._left_of(one)) for one in runs.counters)
-        if not is_counting and not runs.go_to_tested(self.steps_itself):
-            return False
-        if self.is_fed and not self._has_spares(runs.count_ahead * max(1, self._iterations)):
-            return False
-        if not self.is_at_others and self.steps_itself:
-            self._conclude()
-            self._leaving.note_end()
-        self.is_at_others = self.steps_itself
-        if not self.steps_itself:
-            self._leaving.begin_epoch()
-            self._since = len(self._leaving.log)
-        return True
-
-    def _has_spares(self, count: int) -> bool:
-        """Whether there are batches for steps at numbers that are not the next, of which ``count`` were chosen."""
-        rests = self._rests()
-        for rest in rests:
-            rest.spare(count)
-        return any(rest.spares or not rest.is_known for rest in rests)
-
-    def _left_of(self, counter: Counted) -> int | None:
-        """How often loops that go on would count a number on; None where nobody knows."""
-        loops = [loop for loop in self._leaving._active() if loop.runs is not None]
-        inside = loops.index(self) if self in loops else 0
-        found = 0
-        for loop in loops[max(0, inside - counter.around) : inside + 1]:
-            left = loop._iterations_left(loop is self)
-            if left is None:
-                return None
-            found = found * (loop._items + left) + left
-        return found * counter.times // max(1, self._items)
-
-    def _iterations_left(self, is_at_top: bool) -> int | None:
-        """How many iterations follow the one that runs, or, at the loop's top, the last; None where nobody knows."""
-        if self._left is None or not self.is_fed:
-            return self._left
-        return self._left + (not is_at_top) - self._items  # loaders give their length
-
-    def _repeat(self) -> int | None:
-        """Write the last step again, as often as it would follow: in this loop, or in the one that this one begins
-        again and again, doing nothing beside. How many are not written then, None where nobody knows."""
-        leaving, rests = self._leaving, self._rests()
-        is_bound = self.is_fed or self._left is None  # else batches are asked for by hand, or by loops in it
-        known = max((rest.left for rest in rests if rest.is_known and is_bound), default=self._left)
-        left = MOST_REPEATED * self._iterations if known is None else known
-        if len(self._marks) >= ALIKE_ITERATIONS:
-            marks, times, whole = list(self._marks), left // self._iterations, self._items // self._iterations
-        else:
-            marks, times, whole = leaving.last_steps, left * leaving.last_whole, 0
-            if leaving.works_beside(self._top[0]):
-                known, times = None, 0
-        if not marks or any(rest.varies for rest in rests):
-            return None
-        leaving.last_steps, written = iterations.repeat(leaving.recorder.storages, marks, times)
-        leaving.last_whole = whole + times
-        return None if known is None else max(0, times - written)
-
-    def _end_alike(self) -> bool:
-        leaving = self._leaving
-        self.is_ending = True
-        leaving.repeated[self.where] += 1
-        has_batches = self._has_batches()
-        self._repeat()
-        if all(kept > 0 for kept in self._on_host):  # one alone may be its batch
-            leaving.recorder.collect_from(self._first)
-        return has_batches
-
-    # --- what it reads ---
-
-    def _rests(self) -> list[Rest]:
-        """What is left of the batches that are read in this loop."""
-        found = self._leaving.epochs.read_since(self._clock)
-        return found if self.rest is None or self.is_fed else [*found, self.rest]
-
-    def _has_batches(self) -> bool:
-        return any(rest.has_more() for rest in self._rests())
-
-    # --- a list of runs ---
-
-    def _was_run(self) -> bool:
-        """Whether the iteration that ends was a run of its own."""
-        stepped = set(self._leaving.log[self._step :])
-        if self.runs is None or not stepped or self.is_fed:
-            return False
-        if self._made_its_optimizers():
-            return True
-        return self.runs.varies and (self.runs.are_settings or not self.steps_itself)
-
-    def _made_its_optimizers(self) -> bool:
-        return all(number >= self._optimizers for number in self._leaving.log[self._step :])
-
-    def _goes_to_next_run(self) -> bool:
-        leaving, runs, (row, *_) = self._leaving, self.runs, self._top
-        assert runs is not None
-        self.is_list = True
-        builder = leaving.recorder.builder
-        leaving.runs.append(ItemRun(self.where, runs.label, row, len(builder.rows)))
-        if self._is_of_short_program():
-            return self._begin_run()
-        goes_on = runs.go_on(iterations.peak(builder, row), self._made_its_optimizers())
-        goes_on = self._goes_on_growing() or goes_on
-        if runs.skipped and not goes_on:
-            code = Code.RUNS_SKIPPED if runs.differ else Code.RUNS_ALIKE
-            leaving.remarks[code.about(place=self.where, followed=runs.followed)] = 1
-        leaving.note_end()
-        return goes_on and self._begin_run()
-
-    def _begin_run(self) -> bool:
-        self._leaving.begin_run()
-        self._since = len(self._leaving.log)
-        return True
-
-    # --- a search ---
-
-    def _tries_another_size(self) -> bool:
-        """Whether the last iteration's peak differs from the one before: a search tries another size."""
-        if self._trials_left == 0 or self._peaks[-2:-1] == self._peaks[-1:]:
-            return False
-        self._trials_left -= 1
-        return self._begin_run()
-
-    def _note_end_of_step(self) -> None:
-        """Note the end of an iteration with a step, or of any where there was none before."""
-        self._iterations_since += 1
-        if self._step < len(self._leaving.log) or self.began == len(self._leaving.log):
-            self._marks.append(len(self._leaving.recorder.builder.rows))
-            self._iterations, self._iterations_since = self._iterations_since, 0
-
-    def _note_peak(self) -> None:
-        if self._trials_left or (self._step < len(self._leaving.log) and not self.is_list):
-            self._peaks.append(iterations.peak(self._leaving.recorder.builder, self._top[0]))
-
-    # --- iterations that are alike ---
-
-    def _may_train(self) -> bool:
-        """Whether the loop, or the one that asks this loader for its batches, comes to training by what it calls."""
-        inside = self._leaving.fetching
-        calls = self._calls if inside is None else (*self._calls, *inside._calls)
-        return come_to_training(calls, self._leaving.calls)
-
-    def _repeats(self) -> bool:
-        """Note the last iteration; whether the last ones were alike: forward passes that kept nothing."""
-        before, now = self._top, self._now()
-        if self._leaving.recorder.attribution.module_depth:
-            return False
-        if now[1] != before[1] or now[2] == before[2] or len(self._leaving.log) != self._since:
-            self._bodies.clear()
-            return False
-        builder = self._leaving.recorder.builder
-        body, kept, on_host = iterations.body(builder, before[0])
-        self._on_host.append(on_host)
-        if kept or (self._bodies and self._bodies[-1] != body):
-            self._bodies.clear()
-        if not kept:
-            self._bodies.append(body)
-        return len(self._bodies) >= ALIKE_ITERATIONS

@@ -41,7 +41,8 @@ from graphmem.capture.device.unnoticed import with_shown_types
 from graphmem.capture.program.asking import Loops
 from graphmem.capture.program.counted import AnyLoop, counted
 from graphmem.capture.program.derived import derived, is_handed_on
-from graphmem.capture.program.leaving import Left, Loop
+from graphmem.capture.program.leaving import Left
+from graphmem.capture.program.loop import Loop
 from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
 _COMPILES = ("torch.compile", "compile")

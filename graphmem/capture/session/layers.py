@@ -10,9 +10,7 @@ docs/ARCHITECTURE.md is made from :data:`LAYERS`:
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
-from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from graphmem.base import deferred
 from graphmem.capture.patches import Patches
 from graphmem.capture.session.doors import Asks, doors
-from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
+from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes, shapes_unheard
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import MissingName, private
 from graphmem.training.processes import Processes
@@ -156,18 +154,8 @@ def _is_loaded(libraries: Sequence[str]) -> bool:
 @contextlib.contextmanager
 def fake_mode() -> Iterator[None]:
     """PyTorch's own mode, without its messages about shapes that do not fit: the error has them."""
-    threads = Patches().threads
-
-    def is_heard(_: object) -> bool:
-        return get_ident() not in threads
-
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.addFilter(is_heard)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        log.removeFilter(is_heard)
+    with shapes_unheard(Patches().threads), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
 
 
 def _has_compiled(_: Context) -> bool:

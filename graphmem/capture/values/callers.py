@@ -138,6 +138,12 @@ def raised_at(error: BaseException) -> str:
     return places[-1] if places else ""
 
 
+def written_place(filename: str, line: int) -> str:
+    """``file:line`` of a frame that a tracer wrote down; "" where it is neither the user's nor a model library's."""
+    shown = _shorten(filename)
+    return f"{shown}:{line}" if shown else ""
+
+
 def place_of(frame: FrameType) -> str:
     """``file:line`` of a frame that Dynamo handed over, which could not be compiled."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,59 @@
+"""Planning the memory of a graph: in which order its nodes run, at which addresses its buffers lie, what is made again.
+
+A :class:`Graph` says what a :class:`graphmem.trace.Trace` cannot: which other orders would do. Sizes are requested
+bytes. What knows PyTorch or ONNX is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from graphmem.plan_memory.graphs import Buffer, Graph, Node
+from graphmem.plan_memory.offloading import Move, Offload, offload
+from graphmem.plan_memory.recompute.answer import Remat, remat
+
+if TYPE_CHECKING:
+    from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
+    from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
+    from graphmem.sources.fx_graph.partitions import join_partitions
+    from graphmem.sources.fx_graph.reading import from_fx
+    from graphmem.sources.fx_graph.writing import apply_order, apply_remat
+    from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
+
+__all__ = [
+    "Buffer",
+    "CompilePass",
+    "CompiledPeak",
+    "Graph",
+    "Move",
+    "Node",
+    "NodeMemory",
+    "Offload",
+    "Remat",
+    "annotate",
+    "apply_onnx_order",
+    "apply_order",
+    "apply_remat",
+    "compile_pass",
+    "from_fx",
+    "from_onnx",
+    "join_partitions",
+    "offload",
+    "remat",
+]
+
+_PLACES = {
+    **dict.fromkeys(("NodeMemory", "annotate"), "fx_graph.annotating"),
+    **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "fx_graph.compile_pass"),
+    "join_partitions": "fx_graph.partitions",
+    "from_fx": "fx_graph.reading",
+    **dict.fromkeys(("apply_order", "apply_remat"), "fx_graph.writing"),
+    **dict.fromkeys(("apply_onnx_order", "from_onnx"), "onnx_graph"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"graphmem.sources.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found

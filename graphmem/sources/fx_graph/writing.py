@@ -1,0 +1,90 @@
+"""A planned order written back into an fx graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from graphmem.plan_memory.graphs import Node
+from graphmem.plan_memory.recompute.answer import Remat
+from graphmem.sources.fx_graph.reading import FxGraph, read
+from graphmem.sources.fx_graph.values import CALLS
+
+
+def apply_order(module: fx.GraphModule, order: Sequence[int], *example_inputs: object) -> fx.GraphModule:
+    """A copy of ``module`` whose calls run in ``order``: indices of the nodes of :func:`from_fx`'s graph.
+
+    Raises :class:`graphmem.errors.GraphError` unless that is an order of them.
+    """
+    found = read(module, *example_inputs)
+    return _written(found, found.graph.checked(order))
+
+
+def apply_remat(module: fx.GraphModule, answer: Remat, *example_inputs: object) -> fx.GraphModule:
+    """A copy of ``module`` that follows the steps of ``answer``: some of its calls run more than once.
+
+    Names of what runs again end in ``_again``. The copy computes what ``module`` does.
+    """
+    found = read(module, *example_inputs)
+    answer.check(found.graph)
+    return _written(found, answer.steps)
+
+
+def _written(found: FxGraph, steps: Sequence[int]) -> fx.GraphModule:
+    writer = _Writer(found)
+    for step in steps:
+        writer.run(found.nodes[step])
+    return writer.finished()
+
+
+class _Writer:
+    """Writes calls into a new graph. A reader is given the newest run of what it reads; views of something older are
+    written once more."""
+
+    def __init__(self, found: FxGraph) -> None:
+        self._found = found
+        self._graph = fx.Graph(tracer_cls=found.source._tracer_cls)
+        self._graph._codegen = found.source._codegen
+        self._newest: dict[fx.Node, fx.Node] = {}
+        self._runs: dict[int, int] = {}  # of a buffer: how often it has been made
+        self._seen: dict[fx.Node, tuple[int, ...]] = {}  # the runs of its buffers that a written node refers to
+        for node in found.source.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._newest[node] = self._graph.node_copy(node, self._current)
+
+    def run(self, node: fx.Node) -> None:
+        """Write a step; a view that a reader has needed already is there."""
+        if not (self._is_view(node) and self._seen.get(node) == self._versions(node)):
+            self._emit(node)
+
+    def _emit(self, node: fx.Node) -> None:
+        is_again = node in self._newest
+        made = self._graph.node_copy(node, self._current)
+        if is_again:
+            made.name = self._graph._graph_namespace.create_name(f"{node.name}_again", None)
+        for buffer in self._step(node).makes:
+            self._runs[buffer] = self._runs.get(buffer, 0) + 1
+        self._newest[node], self._seen[node] = made, self._versions(node)
+
+    def finished(self) -> fx.GraphModule:
+        output = next(node for node in self._found.source.nodes if node.op == "output")
+        self._graph.node_copy(output, self._current)
+        self._graph.lint()
+        module = fx.GraphModule(self._found.owner, self._graph)
+        module.meta.update(getattr(self._found.owner, "meta", {}))
+        return module
+
+    def _current(self, node: fx.Node) -> fx.Node:
+        if self._is_view(node) and self._seen.get(node) != self._versions(node):
+            self._emit(node)
+        return self._newest[node]
+
+    def _is_view(self, node: fx.Node) -> bool:
+        return node.op in CALLS and not (self._step(node).makes or self._step(node).updates)
+
+    def _versions(self, node: fx.Node) -> tuple[int, ...]:
+        return tuple(self._runs.get(buffer, 0) for buffer in self._found.buffers[node])
+
+    def _step(self, node: fx.Node) -> Node:
+        return self._found.graph.nodes[self._found.numbers[node]]
