@@ -7,12 +7,13 @@ integer program: enough bytes away at every moment, the least time waited for co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from graphmem.base.documents import shown
 from graphmem.base.records import public_value
@@ -24,6 +25,8 @@ from graphmem.units import format_bytes
 
 #: A waited-for copy is dearer than one that is hidden, which still is not free: its share of the time in the objective.
 _HIDDEN = 1e-6
+#: More gaps are not given to the solver: those that free most for what they wait are.
+_MOST_GAPS = 20_000
 
 
 @public_value(frozen=True, slots=True)
@@ -93,10 +96,12 @@ def offload(
         return Offload(graph, (), budget, plain.peak, plain.peak, 0.0, 0.0)
     moves = _gaps(problem, bandwidth, rate)
     _refuse_impossible(problem, plain, moves, budget)
+    if len(moves) > _MOST_GAPS:
+        moves = sorted(moves, key=lambda move: move.waits / move.bytes)[:_MOST_GAPS]
+        if _left(problem, plain, moves).max() > budget:
+            raise GraphError(f"no offloading was found: the graph has more than {_MOST_GAPS} gaps between uses")
     chosen, bound = _chosen(problem, plain, moves, budget, seconds)
-    live = plain.live.copy()
-    for move in chosen:
-        live[_inside(problem, move)] -= move.bytes
+    live = _left(problem, plain, chosen)
     waits = sum(move.waits for move in chosen)
     return Offload(graph, tuple(chosen), budget, plain.peak, int(live.max()), waits, min(bound, waits))
 
@@ -121,10 +126,18 @@ def _inside(problem: Problem, move: Move) -> slice:
     return slice(problem.place[move.after] + 1, problem.place[move.before])
 
 
-def _refuse_impossible(problem: Problem, plain: Profile, moves: list[Move], budget: int) -> None:
-    least = plain.live.copy()
+def _left(problem: Problem, plain: Profile, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
+    """The bytes that are alive at every place where these gaps are taken."""
+    change = np.zeros(len(plain.live) + 1, dtype=np.int64)
     for move in moves:
-        least[_inside(problem, move)] -= move.bytes
+        inside = _inside(problem, move)
+        change[inside.start] -= move.bytes
+        change[inside.stop] += move.bytes
+    return plain.live + np.cumsum(change)[:-1]
+
+
+def _refuse_impossible(problem: Problem, plain: Profile, moves: list[Move], budget: int) -> None:
+    least = _left(problem, plain, moves)
     if least.max() > budget:
         place = int(least.argmax())
         where = shown(problem.graph.nodes[problem.order[place]].name) if place < len(problem.order) else "the end"
@@ -136,37 +149,50 @@ def _chosen(
 ) -> tuple[list[Move], float]:
     """The moves that wait least, and a lower bound on what any choice waits."""
     try:
-        from scipy.optimize import LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
     except ImportError:
         raise GraphError("offloading needs SciPy; install it with: pip install 'graphmem[pack]'") from None
-    over = np.flatnonzero(plain.live > budget)
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
+    inside = [_inside(problem, move) for move in moves]
+    starts, stops = (np.array([getattr(one, name) for one in inside]) for name in ("start", "stop"))
+    borders = np.unique(np.concatenate([[0], starts, stops]))
+    over = np.maximum.reduceat(np.maximum(plain.live - budget, 0), borders)  # the most between two borders
+    count, places = len(moves), len(borders)
     unit = float(max(move.bytes for move in moves))
-    for column, move in enumerate(moves):
-        inside = _inside(problem, move)
-        first, last = np.searchsorted(over, [inside.start, inside.stop])
-        rows += range(int(first), int(last))
-        columns += [column] * int(last - first)
-        values += [move.bytes / unit] * int(last - first)
-    matrix = csr_array((values, (rows, columns)), shape=(len(over), len(moves)))
+    sizes = np.array([move.bytes for move in moves]) / unit
+    # Variables: whether each gap is taken, then the bytes that are away between borders. A row a border: what is away
+    # is what was before, with what leaves and without what comes back.
+    columns, away = np.arange(count), count + np.arange(places)
+    entries = [
+        (np.searchsorted(borders, starts), columns, -sizes),
+        (np.searchsorted(borders, stops), columns, sizes),
+        (np.arange(places), away, np.ones(places)),
+        (np.arange(1, places), away[:-1], -np.ones(places - 1)),
+    ]
+    rows, variables, values = (np.concatenate(part) for part in zip(*entries, strict=True))
     waits = np.array([move.waits for move in moves])
     scale = float(waits.max())
-    needed = (plain.live[over] - budget) / unit
     found = milp(
-        waits / scale,
-        integrality=np.ones(len(moves)),
-        bounds=(0, 1),
-        constraints=LinearConstraint(matrix, needed, np.inf),
+        np.concatenate([waits / scale, np.zeros(places)]),
+        integrality=np.concatenate([np.ones(count), np.zeros(places)]),
+        bounds=Bounds(np.concatenate([np.zeros(count), over / unit]), np.repeat([1.0, np.inf], [count, places])),
+        constraints=LinearConstraint(csr_array((values, (rows, variables)), shape=(places, count + places)), 0, 0),
         options={"time_limit": max(seconds, 1.0)},
     )
     if found.x is None:  # no time: all of them, which is enough
         return moves, 0.0
-    return [move for move, taken in zip(moves, found.x, strict=True) if taken > 0.5], float(
-        found.mip_dual_bound
-    ) * scale
+    taken = [move for move, value in zip(moves, found.x, strict=False) if value > 0.5]
+    return _completed(problem, plain, moves, taken, budget), float(found.mip_dual_bound or 0.0) * scale
+
+
+def _completed(problem: Problem, plain: Profile, moves: Sequence[Move], taken: list[Move], budget: int) -> list[Move]:
+    """The solver's choice, with what it lacks by rounding."""
+    while (left := _left(problem, plain, taken)).max() > budget:
+        place, chosen = int(left.argmax()), set(taken)
+        more = (one for one in moves if one not in chosen)
+        here = (one for one in more if _inside(problem, one).start <= place < _inside(problem, one).stop)
+        taken = [*taken, min(here, key=lambda one: one.waits)]
+    return taken
 
 
 def _with_copies(graph: Graph, moves: tuple[Move, ...]) -> Graph:

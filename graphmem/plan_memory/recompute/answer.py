@@ -137,14 +137,16 @@ def remat(graph: Graph, budget: int, *, seconds: float = 20.0) -> Remat:
 def _tried(problem: Problem, budget: int, deadline: float) -> Iterator[tuple[str, list[int]]]:
     """Ways to find a schedule, with what each finds: among all nodes, then among cheap ones only."""
     for dearest in (math.inf, *_tiers(problem)):
+        if time.monotonic() > deadline:
+            return
         among = Problem(problem.graph, dearest)
         if bounds.least_bytes(among)[0] > budget:
             continue
+        if (steps := cheapest_within(among, budget, deadline)) is not None:
+            yield "blocks", steps
         for patience in _PATIENCE:
             with contextlib.suppress(GivenUp):
                 yield f"evictions, patience {patience:g}", evicting(among, budget, deadline, patience)
-        if time.monotonic() < deadline and (steps := cheapest_within(among, budget)) is not None:
-            yield "blocks", steps
 
 
 def _tiers(problem: Problem) -> list[float]:
@@ -183,6 +185,8 @@ def _none_found(problem: Problem, budget: int, peak: int, deadline: float) -> st
     """No schedule was found: which budgets would have been met."""
     least, _ = bounds.least_bytes(problem)
     low, high = budget, peak
+    if time.monotonic() > deadline:
+        return f"no schedule within {_bytes(budget)} was found in time; give more seconds"
     for _ in range(6):
         middle = (low + high) // 2
         if any(True for _ in _tried(problem, middle, deadline)):
