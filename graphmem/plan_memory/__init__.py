@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
     from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
-    from graphmem.sources.fx_graph.writing import apply_order, apply_remat
+    from graphmem.sources.fx_graph.writing import apply_offload, apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Remat",
     "RematPartitioner",
     "annotate",
+    "apply_offload",
     "apply_onnx_order",
     "apply_order",
     "apply_remat",
@@ -52,7 +53,7 @@ _PLACES = {
     **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "fx_graph.checkpoints"),
     **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "fx_graph.partitions"),
     "from_fx": "fx_graph.reading",
-    **dict.fromkeys(("apply_order", "apply_remat"), "fx_graph.writing"),
+    **dict.fromkeys(("apply_offload", "apply_order", "apply_remat"), "fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "onnx_graph"),
 }
 

@@ -64,7 +64,12 @@ class Offload:
     @cached_property
     def graph(self) -> Graph:
         """The graph with copies as nodes: ``x to host`` reads a buffer, ``x to device`` makes it anew."""
-        return _with_copies(self.source, self.moves)
+        return _with_copies(self.source, self.steps)
+
+    @cached_property
+    def steps(self) -> tuple[tuple[str, int], ...]:
+        """What runs, in order: ``("run", node)``, ``("to host", buffer)``, ``("to device", buffer)``."""
+        return tuple(_steps(self.source, self.moves))
 
     def __str__(self) -> str:
         proof = "proven least" if self.is_proven else f"at least {self.lower_bound:.3g} s"
@@ -195,48 +200,43 @@ def _completed(problem: Problem, plain: Profile, moves: Sequence[Move], taken: l
     return taken
 
 
-def _with_copies(graph: Graph, moves: tuple[Move, ...]) -> Graph:
+def _steps(graph: Graph, moves: tuple[Move, ...]) -> Iterator[tuple[str, int]]:
+    """The nodes in order; before each, and before the views that run for it, the copies that it waits for."""
     problem = Problem(graph)
     out: dict[int, list[Move]] = {}
     back: dict[int, list[Move]] = {}
     for move in moves:
         out.setdefault(move.after, []).append(move)
         back.setdefault(move.before, []).append(move)
+    views: list[int] = []
+    for number in problem.with_views(problem.order):
+        views.append(number)
+        if number not in problem.views:
+            yield from (("to device", move.buffer) for move in back.get(number, ()))
+            yield from (("run", one) for one in views)
+            yield from (("to host", move.buffer) for move in out.get(number, ()))
+            views.clear()
+
+
+def _with_copies(graph: Graph, steps: tuple[tuple[str, int], ...]) -> Graph:
     buffers, newest = list(graph.buffers), list(range(len(graph.buffers)))
     nodes: list[Node] = []
     place: dict[int, int] = {}
     on_host: dict[int, int] = {}
-    for number in _copies_before_views(problem, back):
-        if isinstance(number, Move):
-            name = graph.buffers[number.buffer].name
-            newest[number.buffer] = len(buffers)
-            buffers.append(Buffer(name, number.bytes))
-            nodes.append(Node(f"{name} to device", makes=(newest[number.buffer],), after=(on_host[number.buffer],)))
+    for what, number in steps:
+        if what == "run":
+            node = graph.nodes[number]
+            place[number] = len(nodes)
+            reads, updates = (tuple(newest[one] for one in some) for some in (node.reads, node.updates))
+            after = tuple(sorted(place[one] for one in node.after))
+            nodes.append(replace(node, reads=reads, updates=updates, after=after))
             continue
-        node = graph.nodes[number]
-        place[number] = len(nodes)
-        nodes.append(
-            replace(
-                node,
-                reads=tuple(newest[one] for one in node.reads),
-                updates=tuple(newest[one] for one in node.updates),
-                after=tuple(sorted(place[one] for one in node.after)),
-            )
-        )
-        for move in out.get(number, ()):
-            on_host[move.buffer] = len(nodes)
-            nodes.append(Node(f"{graph.buffers[move.buffer].name} to host", (newest[move.buffer],)))
+        one = graph.buffers[number]
+        if what == "to host":
+            on_host[number] = len(nodes)
+            nodes.append(Node(f"{one.name} to host", (newest[number],)))
+        else:
+            newest[number] = len(buffers)
+            buffers.append(Buffer(one.name, one.bytes))
+            nodes.append(Node(f"{one.name} to device", makes=(newest[number],), after=(on_host[number],)))
     return Graph(tuple(nodes), tuple(buffers), tuple(newest[one] for one in graph.outputs))
-
-
-def _copies_before_views(problem: Problem, back: dict[int, list[Move]]) -> Iterator[int | Move]:
-    """The nodes in order; before each, and before the views that run for it, the copies that it waits for."""
-    views: list[int] = []
-    for number in problem.with_views(problem.order):
-        if number in problem.views:
-            views.append(number)
-            continue
-        yield from back.get(number, ())
-        yield from views
-        yield number
-        views.clear()

@@ -76,12 +76,6 @@ class Remat:
             dict.fromkeys(self.source.nodes[step].module for step in self.again if self.source.nodes[step].module)
         )
 
-    def check(self, graph: Graph) -> None:
-        """Raises :class:`GraphError` unless this answer is one for ``graph``."""
-        names = [node.name for node in self.source.nodes]
-        if names != [node.name for node in graph.nodes]:
-            raise GraphError("this answer is for another graph: its nodes have other names")
-
     def __str__(self) -> str:
         share = f"{self.extra_cost / self.cost_before:.1%} of one run" if self.cost_before else "nothing"
         proof = "proven least" if self.is_proven else f"at least {self.lower_bound:.4g}"
@@ -204,6 +198,12 @@ def _refuse_impossible(problem: Problem, budget: int) -> None:
     if budget < least:
         place = f"while {shown(problem.graph.nodes[where].name)} runs" if where >= 0 else "of inputs and outputs"
         raise GraphError(f"no schedule has a peak of {_bytes(budget)}: {_bytes(least)} are needed {place}")
+
+
+def check_same(planned: Graph, given: Graph) -> None:
+    """Raises :class:`GraphError` unless what was planned is a plan for the graph that is given."""
+    if [node.name for node in planned.nodes] != [node.name for node in given.nodes]:
+        raise GraphError("this answer is for another graph: its nodes have other names")
 
 
 def checked_budget(budget: int) -> int:
