@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphmem.errors import GraphmemError
-from graphmem.plan_memory import AddressPlan, offsets
-from graphmem.plan_memory import packing
+from graphmem.plan_memory import AddressPlan, offsets, packing
 from graphmem.plan_memory.addresses import sections
 from graphmem.replay import most_requested
 from graphmem.trace import Place, Trace, TraceBuilder
