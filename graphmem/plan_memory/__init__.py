@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from graphmem.plan_memory.addresses import AddressPlan, offsets
     from graphmem.plan_memory.peaks import Peaks
     from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
+    from graphmem.sources.fx_graph.checkpoints import Checkpoints, checkpoint_modules
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
-    from graphmem.sources.fx_graph.partitions import join_partitions
+    from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
     from graphmem.sources.fx_graph.writing import apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AddressPlan",
     "Buffer",
+    "Checkpoints",
     "CompilePass",
     "CompiledPeak",
     "Graph",
@@ -33,16 +35,19 @@ __all__ = [
     "Offload",
     "Peaks",
     "Remat",
+    "RematPartitioner",
     "annotate",
     "apply_onnx_order",
     "apply_order",
     "apply_remat",
+    "checkpoint_modules",
     "compile_pass",
     "from_fx",
     "from_onnx",
     "join_partitions",
     "offload",
     "offsets",
+    "partition_within",
     "remat",
 ]
 
@@ -51,7 +56,8 @@ _PLACES = {
     "Peaks": "plan_memory.peaks",
     **dict.fromkeys(("NodeMemory", "annotate"), "sources.fx_graph.annotating"),
     **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "sources.fx_graph.compile_pass"),
-    "join_partitions": "sources.fx_graph.partitions",
+    **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "sources.fx_graph.checkpoints"),
+    **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "sources.fx_graph.partitions"),
     "from_fx": "sources.fx_graph.reading",
     **dict.fromkeys(("apply_order", "apply_remat"), "sources.fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "sources.onnx_graph"),

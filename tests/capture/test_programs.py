@@ -1481,3 +1481,22 @@ print(total, row, torch.zeros(int(row[3]), device="cuda").numel())
 """
     run(tmp_path, source)
     assert said(capsys) == "6.0 [0.0, 3.0, 6.0, 9.0] 9"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loop_that_waits_for_fewer_elements_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    """Non-maximum suppression: how many boxes overlap is not known, and all are taken to stay."""
+    source = f"""
+scores = model(x(40))[:, 0].detach().to("{device}")
+for image in range(20):
+    order = torch.arange(40, device="{device}")
+    while len(order):
+        order = order[scores[order] < scores[order[0]]]
+    print(image)
+train_step()
+"""
+    estimate = run(tmp_path, source)
+    assert ending(estimate) == ("itself", 1, 0, "")
+    assert said(capsys).splitlines() == [str(image) for image in range(20)]

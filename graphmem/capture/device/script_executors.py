@@ -143,9 +143,9 @@ class Executors:
     def differentiated(self, function: Any, args: Sequence[Any]) -> Any:
         """``function`` as it is from its second run on, with the parts that need gradients; None: not known."""
         with self._attempt():
-            with self._book.paused():
+            with contextlib.suppress(RuntimeError), self._book.paused():  # it may read values that nobody knows
                 self.call(function, *args)
-            graph = _last_graph().copy()
+            graph = _plan_of(function).copy()
             for node in graph.findAllNodes("prim::DifferentiableGraph"):
                 self._show(graph, node)
             self._book.before_each_in_backward(self.note_finished)
@@ -437,6 +437,12 @@ def _stand_for(node: Any, values: Sequence[Any]) -> None:
     for old, new in zip(node.outputs(), values, strict=True):
         old.replaceAllUsesWith(new)
     node.destroy()
+
+
+def _plan_of(function: Any) -> Any:
+    """The graph that a scripted function runs from its second run on, which is made at the beginning of that."""
+    (plan,) = function.get_debug_state().execution_plans.values()
+    return plan.graph
 
 
 def _function(graph: Any) -> Any:

@@ -78,6 +78,7 @@ class Leaving:
         self._place: Place = ()  # of the last step
         self._begun_again: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders with a second epoch
         self._loops: list[weakref.ref[Loop]] = []
+        self.waited: set[str] = set()  # loops that wait for what is assumed never to come
         self.collecting: set[str] = set()  # loops that came to their ends before the first step
         self._generators: Sequence[Any] = ()
         self._looked = 0  # how often for generators

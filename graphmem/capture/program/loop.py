@@ -16,7 +16,9 @@ that what follows it (evaluation, generation, saving) still runs:
   end. What it collects on the host is remembered: were that put on the device, too little of it would be there. One
   that may yet train, by what it calls (:mod:`graphmem.capture.program.training_calls`), goes on until it does.
 - a loop that *searches*, by handling errors of memory in its iterations, goes on after such steps with its optimizers'
-  steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
+  steps counted anew, until two iterations took as much memory: batch size finders train with every size they try;
+- a ``while`` loop that takes elements away until none is left (non-maximum suppression) *waits*, where nobody knows how
+  many go and all are assumed to stay. It ends when that many iterations have changed nothing.
 
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
 iterators of data loaders, but where a loop of the program asks for each batch by hand (``next(batches)``): it ends at
@@ -56,6 +58,8 @@ MOST_DRAWN = 24
 MOST_UNREAD = 200
 #: Of them such as differ from the one before: a smaller last batch, and one more.
 MOST_UNLIKE = 2
+#: Iterations in a row that select all of as many elements, until a loop waits for them to become fewer.
+MOST_WAITING = 256
 #: Iterations without steps that are followed though they are alike, of a loop that collects what is trained with.
 MOST_COLLECTED = 1_000
 
@@ -98,6 +102,8 @@ class Loop:
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
+        self._waited = 0  # iterations in a row that selected all of as many elements
+        self._selected: tuple[int, object] = (0, None)  # how often elements were selected, and which the last time
         self._unlike = 0  # steps over batches of the card that differed from those before
         self._has_drawn = False  # whether the body of an iteration drew random numbers
         self._drawn: object = None  # what :meth:`_draws` said when it began; None where nobody asks
@@ -183,6 +189,8 @@ class Loop:
             return self._has_batches() or self._takes_those_ahead()
         self._note_peak()
         self._note_end_of_step()
+        if self._waits_in_vain():
+            return False
         if self._was_run():
             return self._goes_to_next_run()
         if self._leaving.made.are_made(self._since):
@@ -534,6 +542,20 @@ class Loop:
     def _note_peak(self) -> None:
         if self._trials_left or (self._step < len(self._leaving.made) and not self.is_list):
             self._peaks.append(iterations.peak(self._recorder.builder, self._top[0]))
+
+    # --- a loop that waits ---
+
+    def _waits_in_vain(self) -> bool:
+        """Whether the loop waits for elements to become fewer of which all are assumed to be selected; where it has
+        done so before, that is known sooner."""
+        values, waited = self._recorder.assumed_values, self._leaving.waited
+        (times, before), self._selected = self._selected, (values.selections, values.last_selection)
+        is_alike = values.selections > times and values.last_selection == before
+        self._waited = self._waited + 1 if is_alike and self._left is None and not self.steps_itself else 0
+        if self._waited < (ALIKE_ITERATIONS if self.where in waited else MOST_WAITING):
+            return False
+        waited.add(self.where)
+        return True
 
     # --- iterations that are alike ---
 

@@ -41,6 +41,8 @@ class AssumedValues:
         self._tried: Counter[str] = Counter()
         self._reading = ""
         self._judged: dict[tuple[object, ...], Any] = {}
+        self.selections = 0  # of which nobody knows how many elements they take
+        self.last_selection: tuple[str, int] | None = None  # the line, and of how many elements
         self._last: tuple[str, Code] | None = None  # what was read last to be followed: its line, what is assumed
 
     def unused(self) -> list[str]:
@@ -175,6 +177,7 @@ class AssumedValues:
         if given is not None:
             return max(0, int(given))
         self._name(place, code, **arguments)
+        self.selections, self.last_selection = self.selections + 1, (place, count)
         return count
 
     def array(self, is_floating: bool, is_drawn: bool) -> None:
