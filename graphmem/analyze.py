@@ -13,7 +13,7 @@ from graphmem.base.spellings import also_named
 from graphmem.devices import Device
 from graphmem.errors import NotModelledError
 from graphmem.estimate import Estimate
-from graphmem.sources.base import OnnxModel
+from graphmem.sources.base import Arguments, OnnxModel
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.units import format_bytes
@@ -23,7 +23,7 @@ from graphmem.units import format_bytes
 def analyze(
     model: Any,
     example_inputs: Any = None,
-    *,
+    *more_inputs: Any,
     batch: int | None = None,
     seq_len: int | None = None,
     training: Training | Inference | bool | None = None,
@@ -50,17 +50,19 @@ def analyze(
 
     Args:
         model: a path or name (``model.onnx``, ``model.pt2``, ``module.py:factory``, ``hf:<config.json or type>``,
-            ``timm:<name>``, ``torchvision:<name>``, ``keras:module.py:factory``), an ``nn.Module``, a factory, or a
-            step function that builds and runs its own iterations. A list of ONNX files is as many sessions in one
-            process.
-        example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
+            ``timm:<name>``, ``torchvision:<name>``, ``keras:module.py:factory``, ``jax:module.py:function``), an
+            ``nn.Module``, a function of ``jax.jit``, a factory, or a step function that builds and runs its own
+            iterations. A list of ONNX files is as many sessions in one process.
+        example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments. For a function of
+            ``jax.jit``: its first argument, of arrays or ``jax.ShapeDtypeStruct``.
+        more_inputs: further positional arguments.
         batch, seq_len: sizes, passed on to factories that name them; of ONNX files they bind the dimensions that are
             the batch and the lengths of sequences.
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
             their defaults; by default inference for ONNX files and training with AdamW for PyTorch models.
             An ONNX file is trained under PyTorch.
-        runtime: ``pytorch``, ``onnxruntime``, ``tensorflow``, ``mxnet`` or the name of an installed plug-in; by default
-            the one natural to the model.
+        runtime: ``pytorch``, ``onnxruntime``, ``tensorflow``, ``jax``, ``mxnet`` or the name of an installed
+            plug-in; by default the one natural to the model.
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`; ``gpu`` is the same.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or the options of another runtime under their own names; by default
             the environment's.
@@ -69,7 +71,8 @@ def analyze(
         input_values: elements of small inputs of ONNX files, where a branch or a loop depends on them; one value stands
             for all elements.
         trip_count: how often a loop of an ONNX file runs at most, where data decides.
-        shapes: the shapes of the runs of an ONNX session in order, as ``batch=1;batch=16,seq=128``.
+        shapes: the shapes of the runs of an ONNX session in order, as ``batch=1;batch=16,seq=128``; of a jitted
+            function in a file, the name there of its arguments, or of a function that returns them.
         iterations: how many iterations to run; by default 3 of training (2 where one has more than 5,000 operators)
             and 2 of inference.
         top: how many of the largest storages to list.
@@ -95,7 +98,7 @@ def analyze(
     """
     question = Question(
         model,
-        example_inputs,
+        Arguments((example_inputs, *more_inputs)) if more_inputs else example_inputs,
         batch=batch,
         seq_len=seq_len,
         training=training,

@@ -12,8 +12,9 @@ thread to free something, and a replay has no other thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from graphmem.allocators.base import Allocator, SegmentView
 from graphmem.allocators.bfc import BFC, MIN_ALLOCATION_BYTES, Chunk, ChunkHeap, DriverAlloc, DriverFree, Region
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
@@ -128,3 +129,48 @@ class TensorFlowBFC(BFC):
             f"{self.allocated_bytes} bytes in use, {self.reserved_bytes} in regions, limit {self.memory_limit}"
         )
         return DeviceOutOfMemory(message, requested_bytes=size, free_bytes=free)
+
+
+#: More than any card has; the address space of a region as large as it needs to be.
+_ENDLESS = 1 << 56
+
+
+class OneRegion(Allocator):
+    """The allocator without growth, over a region that is as large as this run needs it to be.
+
+    ``reserved_bytes`` is the end of the highest chunk used so far. A limit of its peak plus ``most_waste`` gives the
+    same chunks: the untouched rest of the region is then always large enough to be split.
+    """
+
+    name = "tensorflow-bfc, one region"
+
+    def __init__(self, options: BFCOptions) -> None:
+        self._inner = TensorFlowBFC(_ENDLESS, replace(options, allow_growth=False, fragmentation_fraction=0.0))
+        self._base: int | None = None
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+
+    def malloc(self, size: int, stream: int = 0) -> int | None:
+        """A chunk; never fails."""
+        address = self._inner.malloc(size, stream)
+        if address is not None:
+            self._base = address if self._base is None else self._base
+            end = address - self._base + self._inner.allocated_bytes - self.allocated_bytes
+            self.allocated_bytes = self._inner.allocated_bytes
+            self.reserved_bytes = max(self.reserved_bytes, end)
+        return address
+
+    def free(self, handle: int | None) -> None:
+        """Free a chunk."""
+        self._inner.free(handle)
+        self.allocated_bytes = self._inner.allocated_bytes
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """The region, up to its highest chunk."""
+        whole = self._inner.segments()
+        if not whole:
+            return ()
+        blocks = [block for block in whole[0].blocks if block.address < whole[0].address + self.reserved_bytes]
+        last = blocks[-1]
+        blocks[-1] = replace(last, size=whole[0].address + self.reserved_bytes - last.address)
+        return (replace(whole[0], total_size=self.reserved_bytes, blocks=tuple(blocks)),)

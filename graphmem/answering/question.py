@@ -20,6 +20,7 @@ from graphmem.errors import UsageError
 from graphmem.graph.asked import Asked, Range
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
+from graphmem.sources import compiles_for_card
 from graphmem.sources.base import OnnxModel, Sizes
 from graphmem.sources.manifests import is_manifest, read_manifest
 from graphmem.sources.zoo import ZOO, usual_step
@@ -148,8 +149,9 @@ class Question:
         training = isinstance(step, Training)
         generate = None if isinstance(step, Training) else step.generate
         mask = step.attention_mask
+        cards = step.processes.world_size if isinstance(step, Training) and step.processes is not None else 1
         return Sizes(
-            self.batch, seq_len, training, self.iterations, weights, step.dtype, mask, generate, layers=self.layers
+            self.batch, seq_len, training, self.iterations, weights, step.dtype, mask, generate, self.layers, cards
         )
 
     @cached_property
@@ -230,7 +232,8 @@ def capture_key(question: Question) -> CaptureKey:
     variables = workspace_variables(os.environ)
     runtime = question.asked_runtime.name if question.asked_runtime is not None else None
     of_runtime = runtime if str(question.model).startswith(_OF_THEIR_RUNTIME) else None
-    capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn, variables, of_runtime)
+    card = setting.device if compiles_for_card(question.model) else card_facts(setting.device)
+    capture = (question.build_on, setting.torch_version, card, cudnn, variables, of_runtime)
     return CaptureKey(loading, question.step, question.iterations, None, capture)
 
 

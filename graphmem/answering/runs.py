@@ -261,6 +261,10 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[o
 
 
 def _capturing(runtime: Runtime[object], loaded: TorchModel) -> Runtime[object]:
+    if not loaded.captured and runtime.name != loaded.runtime:
+        raise UsageError(
+            f"{loaded.name} is a {loaded.framework} program, which runs under --runtime {loaded.runtime} alone"
+        )
     if not runtime.captures:
         names = _one_of([other.name for other in all_runtimes() if other.captures])
         raise UsageError(
@@ -314,8 +318,18 @@ def _check_options(question: Question, loaded: OnnxModel | TorchModel) -> None:
             f"{loaded.name}: attention_mask is made for transformers' models (hf:...); make the mask where the other "
             "inputs are made, and leave attention_mask out"
         )
+    if torch_model and not torch_model.captured and not _is_plain(question.step):
+        raise UsageError(
+            f"{loaded.name}: a {torch_model.framework} program says itself what its step is; drop the options of the "
+            "step, but --world-size (cards that it sees)"
+        )
     if torch_model and torch_model.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
         raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
+
+
+def _is_plain(step: Training | Inference) -> bool:
+    """Whether nothing was asked of the step but a number of processes."""
+    return step == (Training(world_size=step.world_size) if isinstance(step, Training) else Inference())
 
 
 def _planned(question: Question, loaded: TorchModel) -> Run | None:

@@ -23,7 +23,11 @@ class Analysis(Request):
     """A question with the options of ``analyze`` alone."""
 
     shapes: str | None = option(
-        None, "Runs of an ONNX session: 'batch=1;batch=16,seq=128'.", metavar="RUNS", heading=INPUTS
+        None,
+        "Runs of an ONNX session: 'batch=1;batch=16,seq=128'; of a jitted function of JAX: the name in its file of its "
+        "arguments, or of a function that returns them.",
+        metavar="RUNS",
+        heading=INPUTS,
     )
     ranks: str | Sequence[int] | None = option(None, RANKS, heading=STEP)
 
@@ -48,6 +52,8 @@ def analyze_command(model: str, more: tuple[str, ...], request: Analysis, output
       timm:resnet50          a timm model
       torchvision:resnet50   a torchvision model
       keras:model.py:build   a function returning a Keras 3 model
+      jax:step.py:build      a function returning (step, arguments) of JAX, or
+                             jax:step.py:step, jitted, with --shapes
       sft.yaml               a file of LLaMA-Factory, axolotl, TRL, torchtune,
                              torchtitan (TOML) or NeMo AutoModel
 

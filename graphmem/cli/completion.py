@@ -59,7 +59,9 @@ def models(context: click.Context, parameter: click.Parameter, begun: str) -> li
     """Models of the zoo behind ``zoo:``, else the ways to name a model, and files."""
     if begun.startswith("zoo:"):
         return _beginning(_zoo)(context, parameter, begun)
-    ways = (way for way in ("zoo:", "hf:", "timm:", "torchvision:", "keras:") if begun and way.startswith(begun))
+    ways = (
+        way for way in ("zoo:", "hf:", "timm:", "torchvision:", "keras:", "jax:") if begun and way.startswith(begun)
+    )
     return [*map(CompletionItem, ways), CompletionItem(begun, "file")]
 
 

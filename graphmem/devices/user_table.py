@@ -36,6 +36,8 @@ FIELDS: Mapping[str, Any] = {
     "cublas_workspace_bytes": int | None,
     "clocks_khz": tuple[int, int],
     "l2_cache_bytes": int | None,
+    "memory_bandwidth": int | None,
+    "boost_khz": int | None,
     "empty_context_bytes": int,
     "empty_context_source": str,
     "board_bytes": int,

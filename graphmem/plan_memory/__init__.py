@@ -13,14 +13,16 @@ from graphmem.plan_memory.recompute.answer import Remat, remat
 
 if TYPE_CHECKING:
     from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
+    from graphmem.sources.fx_graph.checkpoints import Checkpoints, checkpoint_modules
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
-    from graphmem.sources.fx_graph.partitions import join_partitions
+    from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
     from graphmem.sources.fx_graph.writing import apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
 
 __all__ = [
     "Buffer",
+    "Checkpoints",
     "CompilePass",
     "CompiledPeak",
     "Graph",
@@ -29,22 +31,26 @@ __all__ = [
     "NodeMemory",
     "Offload",
     "Remat",
+    "RematPartitioner",
     "annotate",
     "apply_onnx_order",
     "apply_order",
     "apply_remat",
+    "checkpoint_modules",
     "compile_pass",
     "from_fx",
     "from_onnx",
     "join_partitions",
     "offload",
+    "partition_within",
     "remat",
 ]
 
 _PLACES = {
     **dict.fromkeys(("NodeMemory", "annotate"), "fx_graph.annotating"),
     **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "fx_graph.compile_pass"),
-    "join_partitions": "fx_graph.partitions",
+    **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "fx_graph.checkpoints"),
+    **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "fx_graph.partitions"),
     "from_fx": "fx_graph.reading",
     **dict.fromkeys(("apply_order", "apply_remat"), "fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "onnx_graph"),

@@ -260,7 +260,9 @@ def remedy(estimate: Estimate) -> Iterator[str]:
     breakdown = estimate.breakdown
     if "out_of_memory" in estimate.details:
         return
-    most = max(_TAKES_LESS, key=lambda category: breakdown.get(category, 0))
+    has_own_limit = "memory_limit_bytes" in estimate.details  # what it takes ahead is no fragmentation
+    known = [category for category in _TAKES_LESS if category != "FRAGMENTATION" or not has_own_limit]
+    most = max(known, key=lambda category: breakdown.get(category, 0))
     if breakdown.get(most, 0) > _WORTH * sum(breakdown.values()):
         words = WORDS.get(most, most).partition(" (")[0]
         yield f"What to change first: most is {words}, {format_bytes(breakdown[most])}; {_TAKES_LESS[most]}."

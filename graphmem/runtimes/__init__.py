@@ -1,4 +1,4 @@
-"""The runtimes there are: every module of this package but ``base``, and those that installed packages bring.
+"""The runtimes there are: the modules of this package but ``base`` and ``bfc``, and those of installed packages.
 
 A module here gives its runtime as ``RUNTIME``, under the module's own name. A package elsewhere names an object in the
 entry-point group :data:`GROUP`, under the runtime's name. Both meet :class:`graphmem.runtimes.base.Runtime`. What is
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RUNTIMES: Kind[Runtime[Any]] = Kind(
     "runtime", "graphmem.runtimes", package=__name__, attribute="RUNTIME", protocol=f"{__name__}.base:Runtime",
-    others=("base",),
+    others=("base", "bfc"),
 )  # fmt: skip
 #: The entry-point group of the runtimes of other packages.
 GROUP = RUNTIMES.group

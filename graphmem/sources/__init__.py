@@ -12,6 +12,7 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
 from graphmem.sources.hints import framework_of, hint_for_file, hint_for_name
+from graphmem.sources.jax_function import from_jitted, is_jitted, load_jax
 from graphmem.sources.manifests import is_manifest
 from graphmem.training.program import Program
 
@@ -22,7 +23,8 @@ __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
 
 _FORMS = (
     "accepted: model.onnx, model.pt2, module.py:factory, package.module:factory, hf:<config.json or model type>, "
-    "timm:<name>, torchvision:<name>, keras:module.py:factory, zoo:<name>, or the YAML or TOML of a fine-tuning tool"
+    "timm:<name>, torchvision:<name>, keras:module.py:factory, jax:module.py:function, zoo:<name>, or the YAML or TOML "
+    "of a fine-tuning tool"
 )
 
 
@@ -70,27 +72,51 @@ def load(
             if key not in kept:
                 kept[key] = read_onnx(text, *optimization)
             return kept[key].model_of(asked or Asked(), shapes)
+        kind, name = _kind_of(text)
+        if kind == "jax":
+            _refuse_values(asked)
+            return load_jax(name, shapes)
         _refuse_sizes(shapes, asked)
-        return _load_torch(text, trust)
+        return _load_torch(text, kind, name, trust)
     _refuse_sizes(shapes, asked)
+    if is_jitted(model):
+        return from_jitted(model, example_inputs)
     from graphmem.sources.module_object import from_object
 
     return from_object(model, example_inputs)
 
 
 def _refuse_sizes(shapes: str | None, asked: Asked | None) -> None:
-    """Raises :class:`UsageError` for sizes that only the inputs of ONNX files have."""
-    given = asked or Asked()
+    """Raises :class:`UsageError` for sizes that only the inputs of ONNX files have, or a JAX function's arguments."""
     if shapes is not None:
-        raise UsageError("--shapes gives the runs of an ONNX session; the model is no .onnx file")
+        raise UsageError(
+            "--shapes gives the runs of an ONNX session, or names the arguments of a JAX function (jax:step.py:step); "
+            "the model is neither"
+        )
+    _refuse_values(asked)
+
+
+def _refuse_values(asked: Asked | None) -> None:
+    given = asked or Asked()
     if given.input_values or given.trip_count is not None:
         raise UsageError("--input-value and --trip-count are for ONNX files; the model is no .onnx file")
 
 
-def _load_torch(text: str, trust: bool) -> TorchModel:
+def _kind_of(text: str) -> tuple[str, str]:
+    """The word before the colon, and what is behind it; of a file of Python that imports another framework than
+    PyTorch, the kind of that framework and the whole."""
     kind, separator, name = text.partition(":")
-    if kind.endswith(".py") and separator and framework_of(Path(kind)):
-        kind, name = "keras", text
+    framework = framework_of(Path(kind)) if kind.endswith(".py") and separator else ""
+    return (_KINDS[framework], text) if framework else (kind, name)
+
+
+def compiles_for_card(model: object) -> bool:
+    """Whether a compiler of its own framework makes the model's step, for which it looks at all facts of the card."""
+    return _kind_of(os.fspath(model))[0] == "jax" if isinstance(model, (str, os.PathLike)) else is_jitted(model)
+
+
+def _load_torch(text: str, kind: str, name: str, trust: bool) -> TorchModel:
+    separator = ":" in text
     if kind != "keras":  # which needs it where there is no TensorFlow
         require_torch(text, _EXTRAS.get(kind, "torch"))
     if separator and kind in _EXAMPLES:
@@ -121,6 +147,8 @@ _EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvisi
              "keras": "keras:model.py:build"}  # fmt: skip
 
 
+#: Kinds of models by the framework that their file imports.
+_KINDS = {"Keras": "keras", "TensorFlow": "keras", "JAX": "jax"}
 #: Extras of graphmem that bring the library of a kind of model, and PyTorch with it.
 _EXTRAS = {"hf": "hf", "timm": "timm"}
 

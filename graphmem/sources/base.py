@@ -39,12 +39,17 @@ class OnnxModel:
         return self.sessions[0][0]
 
 
+class Arguments(tuple[Any, ...]):
+    """Several positional arguments, where one could be a tuple too."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The sizes that the user asked for; None where the source's own default applies. ``weights``, ``dtype``,
     ``attention_mask`` and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is
     given the first, only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt.
-    ``layers``: of a model whose number of them can be chosen (:attr:`TorchModel.layers`)."""
+    ``layers``: of a model whose number of them can be chosen (:attr:`TorchModel.layers`). ``cards``: how many a program
+    sees that runs on several by itself."""
 
     batch: int | None = None
     seq_len: int | None = None
@@ -55,6 +60,7 @@ class Sizes:
     attention_mask: str | None = None
     generate: Generation | None = None
     layers: int | None = None
+    cards: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,8 @@ class TorchModel:
     itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
     building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights; ``masks``:
     its batches can carry an attention mask. ``planned``: its own ``runtime`` tells the step without a capture,
-    given the card and the cuDNN to ask; None where it does not. ``layers``: how many layers the model has, all alike,
-    where ``build`` can be asked for another number of them."""
+    given the card and the cuDNN to ask; None where it does not. ``captured``: whether the step can be captured at all.
+    ``layers``: how many layers the model has, all alike, where ``build`` can be asked for another number of them."""
 
     name: str
     build: Callable[[Sizes], Built | None]
@@ -95,6 +101,7 @@ class TorchModel:
     quantizes: bool = False
     masks: bool = False
     planned: Callable[[Sizes, Device, Cudnn | None], Taken | None] | None = None
+    captured: bool = True
     layers: int | None = None
 
 

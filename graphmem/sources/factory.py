@@ -30,20 +30,27 @@ def find_factory(text: str, what: str = "function") -> tuple[Callable[..., Any],
 
     Raises :class:`SourceError` when the module cannot be imported or has no such function.
     """
+    factory, name = find_object(text, what)
+    if not callable(factory):
+        where = text.rpartition(":")[0]
+        raise SourceError(f"{name} in {where} is a {type(factory).__name__}, not a{'n' * (what[0] in 'aeiou')} {what}")
+    return factory, name
+
+
+def find_object(text: str, what: str = "function") -> tuple[Any, str]:
+    """The same of any object of the module."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise SourceError(f"{text!r} is not of the form module.py:{what}, a file of yours and a {what} in it")
     module = _import_file(Path(where)) if where.endswith(".py") else _import_name(where)
-    factory = getattr(module, name, None)
-    if factory is None:
+    found = getattr(module, name, None)
+    if found is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         close = difflib.get_close_matches(name, functions, n=3)
         listed = ", ".join(sorted(functions)) or "none"
         hint = f"; did you mean {' or '.join(close)}?" if close else f"; it has: {listed}"
         raise SourceError(f"{where} has no {what} {name!r}{hint}")
-    if not callable(factory):
-        raise SourceError(f"{name} in {where} is a {type(factory).__name__}, not a{'n' * (what[0] in 'aeiou')} {what}")
-    return factory, name
+    return found, name
 
 
 def _import_file(path: Path) -> ModuleType:

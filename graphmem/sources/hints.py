@@ -35,7 +35,10 @@ def hint_for_file(path: Path) -> str:
         weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
         return "it holds weights; put the model's config.json beside them" if weights else _DIRECTORY
     suffix = path.suffix.lower()
-    if suffix == ".py" and framework_of(path):
+    framework = framework_of(path) if suffix == ".py" else ""
+    if framework == "JAX":
+        return f"name a jitted function, or one that returns (function, arguments): jax:{path}:step"
+    if framework:
         return f"name the function that returns the model, or (model, x, y): keras:{path}:build"
     if suffix == ".py":
         return (
@@ -58,11 +61,16 @@ def hint_for_name(text: str) -> str:
 
 
 def refuse_keras(program: Path) -> None:
-    """Programs of Keras or TensorFlow are not run: PyTorch's operators alone are followed there.
+    """Programs of Keras, TensorFlow or JAX are not run: PyTorch's operators alone are followed there.
 
-    Raises :class:`SourceError` for a file that imports either and no PyTorch; KERAS_BACKEND=torch lets Keras pass.
+    Raises :class:`SourceError` for a file that imports one and no PyTorch; KERAS_BACKEND=torch lets Keras pass.
     """
     framework = "" if os.environ.get("KERAS_BACKEND") == "torch" else framework_of(program)
+    if framework == "JAX":
+        raise SourceError(
+            f"{program} is a program of JAX, and graphmem run follows PyTorch's; write a function in it that returns "
+            f"(step, arguments), and run: graphmem analyze jax:{program}:FUNCTION"
+        )
     if framework:
         raise SourceError(
             f"{program} is a program of {framework}, and graphmem run follows PyTorch's; write a function in it that "
@@ -72,7 +80,7 @@ def refuse_keras(program: Path) -> None:
 
 
 def framework_of(program: Path) -> str:
-    """``Keras`` or ``TensorFlow`` where a file imports it and no PyTorch; else nothing."""
+    """``Keras``, ``TensorFlow`` or ``JAX`` where a file imports it and no PyTorch; else nothing."""
     try:
         tree = ast.parse(program.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -85,4 +93,5 @@ def framework_of(program: Path) -> str:
             imported.add(node.module.partition(".")[0])
     if "torch" in imported:
         return ""
-    return "Keras" if "keras" in imported else "TensorFlow" if "tensorflow" in imported else ""
+    known = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX"}
+    return next((framework for package, framework in known.items() if package in imported), "")

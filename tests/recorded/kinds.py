@@ -234,6 +234,12 @@ KINDS = {
         ("tensorflow/steps.jsonl", "tensorflow/foretold.json", "tensorflow/prepared/*.json.gz"),
         on_stub=False,
     ),
+    "jax_steps": Listed(
+        "steps of JAX programs under JAX's CUDA client, and the programs as graphmem followed them",
+        "tests.recorded.jax_steps:KIND",
+        ("jax/steps.jsonl", "jax/followed/*.json.gz"),
+        on_stub=False,
+    ),
     "serving": Listed(
         "starts of vLLM: what it leaves for the KV cache, and why",
         "tests.recorded.serving:KIND",

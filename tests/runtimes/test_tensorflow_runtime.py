@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from graphmem import replay_trace
-from graphmem.allocators.tensorflow_bfc import BFCOptions, TensorFlowBFC
+from graphmem.allocators.tensorflow_bfc import BFCOptions, OneRegion, TensorFlowBFC
 from graphmem.devices import Device, device_named
 from graphmem.devices.capabilities import limits_of
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.replay import replay
-from graphmem.runtimes.tensorflow.card import OneRegion, bare_context_bytes, limit_on, run_on_card, with_eigen_scratch
+from graphmem.runtimes.bfc import bare_context_bytes
+from graphmem.runtimes.tensorflow.card import limit_on, run_on_card, with_eigen_scratch
 from graphmem.runtimes.tensorflow.options import TensorFlowOptions, memory_limit_bytes, min_system_memory, read_options
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from graphmem.allocators.base import SegmentView
-from graphmem.allocators.bfc import BumpDriver
-from graphmem.allocators.ideal import IdealAllocator
-from graphmem.allocators.tensorflow_bfc import MAX_INTERNAL_FRAGMENTATION_BYTES, BFCOptions, TensorFlowBFC
 from graphmem.devices import Device, as_cuda
 from graphmem.diagnostics import Code, Diagnostic
-from graphmem.replay import Replay, replay
+from graphmem.replay import Replay
+from graphmem.runtimes.bfc import bfc_runs, driver_pool_runs, free_bytes
 from graphmem.runtimes.tensorflow.options import (
     DEFAULT_CUDNN_WORKSPACE_BYTES,
     TensorFlowOptions,
@@ -31,8 +27,6 @@ VERSION = "2.21"
 EIGEN_SCRATCH_BYTES = 1024 + 4
 #: Operators of PyTorch and ONNX that TensorFlow would run as convolutions of cuDNN.
 _CONVOLUTION = re.compile(r"convolution|Conv(Transpose)?$")
-#: More than any card has; the address space of a region as large as it needs to be.
-_ENDLESS = 1 << 56
 
 
 @dataclass(frozen=True)
@@ -49,76 +43,15 @@ class CardRuns:
     details: tuple[tuple[str, Any], ...]
 
 
-class OneRegion:
-    """TensorFlow's allocator without growth, over a region that is as large as this run needs it to be.
-
-    ``reserved_bytes`` is the end of the highest chunk used so far. A limit of its peak plus ``most_waste`` gives the
-    same chunks: the untouched rest of the region is then always large enough to be split.
-    """
-
-    name = "tensorflow-bfc, one region"
-
-    def __init__(self, options: BFCOptions) -> None:
-        self._inner = TensorFlowBFC(_ENDLESS, replace(options, allow_growth=False, fragmentation_fraction=0.0))
-        self._base: int | None = None
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0
-
-    def malloc(self, size: int, stream: int = 0) -> int | None:
-        """A chunk; never fails."""
-        address = self._inner.malloc(size, stream)
-        if address is not None:
-            self._base = address if self._base is None else self._base
-            end = address - self._base + self._inner.allocated_bytes - self.allocated_bytes
-            self.allocated_bytes = self._inner.allocated_bytes
-            self.reserved_bytes = max(self.reserved_bytes, end)
-        return address
-
-    def free(self, handle: int | None) -> None:
-        """Free a chunk."""
-        self._inner.free(handle)
-        self.allocated_bytes = self._inner.allocated_bytes
-
-    def record_stream(self, handle: int | None, stream: int) -> None:
-        """Nothing, as in TensorFlow's allocator."""
-
-    def synchronize(self) -> None:
-        """Nothing, as in TensorFlow's allocator."""
-
-    def empty_cache(self) -> None:
-        """Nothing, as in TensorFlow's allocator."""
-
-    def segments(self) -> tuple[SegmentView, ...]:
-        """The region, up to its highest chunk."""
-        whole = self._inner.segments()
-        if not whole:
-            return ()
-        blocks = [block for block in whole[0].blocks if block.address < whole[0].address + self.reserved_bytes]
-        last = blocks[-1]
-        blocks[-1] = replace(last, size=whole[0].address + self.reserved_bytes - last.address)
-        return (replace(whole[0], total_size=self.reserved_bytes, blocks=tuple(blocks)),)
-
-
 # --- the card ---------------------------------------------------------------------------------------------------------
-
-
-def bare_context_bytes(device: Device) -> int:
-    """The memory held when TensorFlow asks how much is free: a CUDA context without kernels and libraries.
-
-    With it the limits that TensorFlow logs on A100, H100, T4 and RTX 3090 come out within 1 % (reports/tensorflow.md).
-    """
-    if not device.sm_count:
-        return device.context_bytes
-    return min(device.context_bytes, device.empty_context().bytes)
 
 
 def limit_on(options: TensorFlowOptions, device: Device) -> int:
     """Bytes that TensorFlow's allocator may hold on a card of which others hold ``taken_bytes``."""
-    available = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
     return memory_limit_bytes(
         options,
         total_bytes=device.capacity_bytes,
-        available_bytes=available,
+        available_bytes=free_bytes(device),
         system_bytes=as_cuda(device).limits.tensorflow_system_bytes,
     )
 
@@ -170,56 +103,22 @@ def run_on_card(trace: Trace, options: TensorFlowOptions, device: Device) -> Car
 
 
 def _bfc_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit: int) -> CardRuns:
-    room = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
+    room = free_bytes(device)
     if options.per_device_memory_limit_mb:  # StreamExecutor refuses allocations beyond it
         room = min(room, options.per_device_memory_limit_mb * MIB)
-
-    def under(bfc: BFCOptions, limit_bytes: int = limit) -> Replay:
-        driver = BumpDriver(room)
-        return replay(trace, TensorFlowBFC(limit_bytes, bfc, driver_alloc=driver.alloc, driver_free=driver.free))
-
-    bfc = options.bfc()
-    as_set = under(bfc)
-    if as_set.out_of_memory is None and bfc.allow_growth:
-        return CardRuns(as_set, None, limit, _regions_note(as_set), _details(limit, as_set, None, as_set))
-    whole = replay(trace, OneRegion(bfc))
-    if as_set.out_of_memory is not None:
-        return CardRuns(whole, as_set, limit, (_failure_note(whole, limit),), _details(limit, as_set, whole, None))
-    enough = _enough(whole, bfc, lambda size: under(replace(bfc, allow_growth=False), size))
-    grown = under(replace(bfc, allow_growth=True))
+    found = bfc_runs(trace, options.bfc(), limit, room)
+    details = tuple(found.details(limit).items())
+    if found.limited is not None:
+        return CardRuns(found.main, found.limited, limit, (_failure_note(found.main, limit),), details)
+    if found.enough_bytes is None:
+        return CardRuns(found.main, None, limit, _regions_note(found.main), details)
+    grown = found.grown
     note = (
         f"without memory growth TensorFlow takes its whole limit of {format_bytes(limit)} at once; this run works with "
-        f"memory_limit={-(-enough // MIB)} (MiB), and with memory growth it holds "
-        + (format_bytes(grown.peak_reserved_bytes) if grown.out_of_memory is None else "more than there is")
+        f"memory_limit={-(-found.enough_bytes // MIB)} (MiB), and with memory growth it holds "
+        + (format_bytes(grown.peak_reserved_bytes) if grown and grown.out_of_memory is None else "more than there is")
     )
-    return CardRuns(as_set, None, limit, (Diagnostic(Code.NOTE, note),), _details(limit, as_set, whole, grown, enough))
-
-
-def _enough(whole: Replay, bfc: BFCOptions, under: Callable[[int], Replay]) -> int:
-    """A limit that this run works with: the end of the highest chunk, or a little more.
-
-    A rest of the region that is too small to be split goes to one chunk whole, and may then be missing. With room for a
-    split above everything that cannot happen.
-    """
-    size = whole.peak_reserved_bytes
-    for spare in (0, 16 * MIB, 64 * MIB):
-        if bfc.fragmentation_fraction == 0 and under(-(-(size + spare) // MIB) * MIB).out_of_memory is None:
-            return size + spare
-    return size + MAX_INTERNAL_FRAGMENTATION_BYTES
-
-
-def _details(
-    limit: int, as_set: Replay, whole: Replay | None, grown: Replay | None, enough: int | None = None
-) -> tuple[tuple[str, Any], ...]:
-    found: list[tuple[str, Any]] = [("memory_limit_bytes", limit), ("garbage_collections", as_set.retries)]
-    if whole is not None:
-        found.append(("one_region_bytes", whole.peak_reserved_bytes))
-    if enough is not None:
-        found.append(("sufficient_memory_limit_bytes", enough))
-    if grown is not None and grown.out_of_memory is None:
-        found.append(("reserved_with_memory_growth_bytes", grown.peak_reserved_bytes))
-        found.append(("regions_with_memory_growth", [format_bytes(s.total_size) for s in grown.segments]))
-    return tuple(found)
+    return CardRuns(found.main, None, limit, (Diagnostic(Code.NOTE, note),), details)
 
 
 def _regions_note(grown: Replay) -> tuple[Diagnostic, ...]:
@@ -244,14 +143,9 @@ def _async_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit:
     TensorFlow sets the pool's release threshold to the limit (memory is kept up to it) and no maximum.
     """
     held = limit if options.async_preallocation_bytes == -1 else max(0, options.async_preallocation_bytes)
-    room = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
-    main = replay(trace, IdealAllocator())
-    limited = replay(trace, IdealAllocator(room))
-    reserved = np.maximum(np.maximum.accumulate(main.reserved_bytes), held) if len(main) else main.reserved_bytes
-    main = replace(main, reserved_bytes=reserved, peak_reserved_bytes=max(main.peak_reserved_bytes, held))
+    main, failed = driver_pool_runs(trace, held, free_bytes(device))
     uncounted = "rounding and fragmentation inside the driver's pool (cuda_malloc_async) count as 0"
     note = Diagnostic(Code.UNKNOWN, uncounted)
-    failed = limited if limited.out_of_memory is not None else None
     return CardRuns(main, failed, limit, (note,), (("release_threshold_bytes", limit),))
 
 

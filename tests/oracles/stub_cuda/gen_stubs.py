@@ -8,6 +8,7 @@ INCLUDE holds ``cuda.h``; a FOLDER holds shared libraries (``torch/lib``, vLLM's
 
 from __future__ import annotations
 
+import mmap
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 IMPORTED = re.compile(
     r"_*cuda[A-Z]|cublas[A-Z]|cublasLt|cudnn[A-Z]|cusparse(?!Lt)[A-Z]|cusolver[A-Z]|cufft[A-Z]|cu(?!File|pti)[A-Z]"
 )
+#: The same as a whole string of a library.
+_NAMES = re.compile(rb"\0((?:cuda|cublas|cublasLt|cudnn|cusparse|cusolver|cufft|nvJitLink|cu)[A-Z]\w{2,80})(?=\0)")
 #: What cuDNN's run-time compiled engines, cuBLAS and Triton look up by name instead of importing it.
 LOOKED_UP = [
     "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuEventDestroy",
@@ -32,7 +35,11 @@ WRITES = re.compile(
 
 def imported(library: Path) -> set[str]:
     """CUDA symbols that a library leaves to others, and those of TensorFlow, which defines stubs of its own that open
-    the real libraries: the preloaded ones win over them."""
+    the real libraries: the preloaded ones win over them. JAX's libraries look all of them up by name: they are strings
+    in them."""
+    if library.parent.name.startswith(("xla_cuda", "jax_cuda")):
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return {match.group(1).decode() for match in _NAMES.finditer(data)}
     which = [] if library.name.startswith("libtensorflow") else ["--undefined-only"]
     command = ["nm", "-D", *which, str(library)]
     lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()

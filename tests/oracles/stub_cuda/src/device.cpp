@@ -117,6 +117,10 @@ int devattr(int a) {
       return 65536;
     case cudaDevAttrClockRate:
       return 1980000;
+    case cudaDevAttrMemoryClockRate:  // an H200's
+      return 3201000;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      return 6144;
     case cudaDevAttrMultiProcessorCount:
       return s.sms;
     case cudaDevAttrL2CacheSize:

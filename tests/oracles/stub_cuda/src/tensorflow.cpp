@@ -73,8 +73,23 @@ API CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   if (greatest) *greatest = -5;
   return CUDA_SUCCESS;
 }
-API CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* c) {
-  *c = CU_STREAM_CAPTURE_STATUS_NONE;
+// XLA captures into a graph of its own, and expects it back; nothing is captured.
+static std::map<CUstream, CUgraph> g_captures;
+API CUresult cuStreamBeginCaptureToGraph(CUstream s, CUgraph g, const CUgraphNode*, const CUgraphEdgeData*, size_t,
+                                         CUstreamCaptureMode) {
+  LOCK;
+  g_captures[s] = g;
+  return CUDA_SUCCESS;
+}
+API CUresult cuStreamEndCapture(CUstream s, CUgraph* g) {
+  LOCK;
+  *g = g_captures[s];
+  g_captures.erase(s);
+  return CUDA_SUCCESS;
+}
+API CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus* c) {
+  LOCK;
+  *c = g_captures.count(s) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
 // All times are equal: which of several algorithms would be the fastest is not known here.

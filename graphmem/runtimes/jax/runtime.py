@@ -1,0 +1,91 @@
+"""JAX on one NVIDIA card: XLA's client, its allocator and how much of the card that takes."""
+
+from __future__ import annotations
+
+import os
+
+from graphmem.base.figures import unknown
+from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
+from graphmem.runtimes.base import Runs, Runtime, Setting, Taken
+from graphmem.runtimes.bfc import BFCRuns, bfc_runs, driver_pool_runs, free_bytes
+from graphmem.runtimes.jax.options import FRACTION, PREALLOCATE, JaxOptions, read_options
+from graphmem.trace import Trace
+from graphmem.units import format_bytes
+
+#: What no recording holds.
+_CAPTURED = "operators, their order, temporaries and library workspaces are PyTorch's, replayed in JAX's allocator"
+_POOL = "rounding and fragmentation inside the driver's pool count as 0"
+#: The driver's memory is mapped in pages of so many bytes; the limit is the next multiple (recorded of five cards).
+_PAGE_BYTES = 2 << 20
+
+
+def limit_on(options: JaxOptions, device: Device) -> int:
+    """Bytes that JAX's allocator may hold: a fraction of all the memory that the driver reports, in whole pages."""
+    return -(-int(device.capacity_bytes * options.memory_fraction) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+class Jax(Runtime[JaxOptions]):
+    """JAX's client for NVIDIA's cards."""
+
+    name = "jax"
+    title = "JAX"
+    spellings = ("xla",)
+    levels = (
+        ("requested", "what XLA and the program asked for"),
+        ("allocated", "chunks in use (Device.memory_stats: peak_bytes_in_use)"),
+        ("reserved", "regions held from the driver (pool_bytes)"),
+        ("device", "nvidia-smi's line of the process: reserved plus context"),
+    )
+    proven = "tests/golden/jax"
+
+    def parse(self, text: str | None, setting: Setting) -> JaxOptions:
+        """The options of a run on this machine: ``text`` and the environment. Raises
+        :class:`~graphmem.errors.UsageError`."""
+        return read_options(text or "", os.environ)
+
+    def describe(self, options: JaxOptions, setting: Setting) -> str:
+        """The allocator with its limit on the card."""
+        limit = format_bytes(limit_on(options, setting.device))
+        if options.allocator == "pool":
+            return "JAX with a pool of the driver"
+        way = f"preallocates {limit}" if options.preallocate else f"grows to {limit}"
+        return f"JAX BFC, {way} ({options.memory_fraction:.0%} of the card)"
+
+    def take(self, trace: Trace) -> Taken:
+        """A captured trace as it is."""
+        doubt = unknown("XLA's compiler", _CAPTURED, below=True)
+        return Taken(trace, (_CAPTURED,), doubts=(doubt,), proven=self.proven)
+
+    def run(self, trace: Trace, options: JaxOptions, setting: Setting) -> Runs:
+        """Replayed under the limit that JAX sets itself on the card."""
+        limit, room = limit_on(options, setting.device), free_bytes(setting.device)
+        if options.allocator == "pool":
+            held = limit if options.preallocate else 0
+            return Runs(*driver_pool_runs(trace, held, room), (Diagnostic(Code.UNKNOWN, _POOL),))
+        found = bfc_runs(trace, options.bfc(), limit, room)
+        code = Code.NOTE if found.whole is None else Code.HEADLINE
+        note = Diagnostic(code, _in_words(found, limit, setting.device))
+        return Runs(found.main, found.limited, (note,), found.details(limit))
+
+
+def _in_words(found: BFCRuns, limit: int, device: Device) -> str:
+    if found.limited is not None:
+        return (
+            f"JAX's limit on this card is {format_bytes(limit)} ({FRACTION}); the figures are those of one region as "
+            f"large as the program needs, {format_bytes(found.main.peak_reserved_bytes)}"
+        )
+    if found.enough_bytes is None:
+        sizes = ", ".join(format_bytes(segment.total_size) for segment in found.main.segments)
+        return f"without preallocation regions are held until the process ends: {sizes or 'none'}"
+    grown = found.grown
+    held = grown.peak_reserved_bytes if grown is not None and grown.out_of_memory is None else None
+    share = found.enough_bytes / device.capacity_bytes
+    return (
+        f"JAX takes {format_bytes(limit)} at its start, whatever the program needs; this one works with "
+        f"{FRACTION}={max(0.01, share + 0.005):.2f}, and with {PREALLOCATE}=false it holds "
+        + ("more than there is" if held is None else format_bytes(held))
+    )
+
+
+RUNTIME = Jax()

@@ -1,0 +1,182 @@
+"""JAX programs: ``jax:file.py:function``, or what ``jax.jit`` gave with example arguments. XLA's own compiler for GPUs
+compiles them for the card of the question; its plan of buffers, the calls and the client's allocator are followed here.
+Nothing is computed, and no card is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from graphmem.base.figures import Cause, Figure, unknown
+from graphmem.cudnn.library import Cudnn
+from graphmem.devices import Device
+from graphmem.errors import GraphmemError, SourceError, said
+from graphmem.runtimes.base import Taken
+from graphmem.runtimes.jax.program import Executable, Program, read_program, trace_of
+from graphmem.runtimes.jax.target import target_config
+from graphmem.sources.base import Arguments, Built, Sizes, TorchModel
+from graphmem.units import format_bytes
+
+_PROGRAM = "graphmem.sources.jax_program"
+#: Temporary blocks of this share of the largest are described.
+_NOTABLE = 0.2
+_READS = "values that the program reads back from the card are taken to be 0"
+_AUTOTUNING = (
+    "XLA tries out kernels on the card while it compiles, and the fastest may need another workspace (cuBLAS, cuDNN) "
+    "than its first choice, which is counted; what is tried is given back"
+)
+
+
+def load_jax(name: str, shapes: str | None = None) -> TorchModel:
+    """The program of ``file.py:function``. Raises :class:`SourceError` where JAX is not installed, or not for CUDA."""
+    _require_jax(f"jax:{name}")
+
+    def prepared(asked: dict[str, Any]) -> dict[str, Any]:
+        return _in_own_process({"text": name, "shapes": shapes, **asked})
+
+    return _model(f"jax:{name}", prepared)
+
+
+def from_jitted(function: Callable[..., Any], inputs: Any) -> TorchModel:
+    """The program of calling a function of ``jax.jit`` in this process, whose closure knows no other. ``inputs``: its
+    only argument, or :class:`Arguments`. Raises :class:`SourceError` where there are none."""
+    name = getattr(function, "__name__", type(function).__name__)
+    _require_jax(name)
+    if inputs is None:
+        raise SourceError(
+            f"{name} needs the arguments that it is called with, of arrays or jax.ShapeDtypeStruct: "
+            f"graphmem.analyze({name}, state, batch)"
+        )
+    arguments = inputs if isinstance(inputs, Arguments) else (inputs,)
+
+    def prepared(asked: dict[str, Any]) -> dict[str, Any]:
+        from graphmem.sources.jax_program import step_of
+
+        try:
+            return step_of(function, arguments, asked["target"], asked["cards"], asked["iterations"])
+        except GraphmemError:
+            raise
+        except Exception as error:  # the function's own code, or XLA's compiler
+            raise SourceError(f"{name}: {said(error)}") from None
+
+    return _model(name, prepared)
+
+
+def is_jitted(model: object) -> bool:
+    """Whether this is what ``jax.jit`` gives, without importing JAX."""
+    return "jax" in sys.modules and callable(model) and hasattr(model, "trace") and hasattr(model, "lower")
+
+
+def _model(name: str, prepare: Callable[[dict[str, Any]], dict[str, Any]]) -> TorchModel:
+    def planned(sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Taken:
+        asked = {
+            "batch": sizes.batch,
+            "seq_len": sizes.seq_len,
+            "iterations": sizes.iterations,
+            "target": target_config(card),
+            "cards": sizes.cards,
+        }
+        return _taken(read_program(prepare(asked)), name, card)
+
+    def build(_: Sizes) -> Built | None:
+        return None  # it is planned
+
+    return TorchModel(
+        name, build, framework="JAX", runtime="jax", step_words="the program's own", planned=planned, captured=False
+    )
+
+
+def _require_jax(model: str) -> None:
+    if find_spec("jax") is None:
+        raise SourceError(f"{model} needs JAX; install it with: pip install 'graphmem[jax]'")
+    if find_spec("jax_plugins") is None or find_spec("jax_plugins.xla_cuda13") is None:
+        raise SourceError(
+            f"{model} needs JAX's compiler for NVIDIA's cards, which works without one; install it with: pip install "
+            "'graphmem[jax]'"
+        )
+
+
+def _in_own_process(asked: Mapping[str, Any]) -> dict[str, Any]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryDirectory() as folder:
+        request, result = Path(folder, "request.json"), Path(folder, "step.json")
+        request.write_text(json.dumps(asked), encoding="utf-8")
+        command = [sys.executable, "-m", _PROGRAM, str(request), str(result)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if not result.exists():
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+            raise SourceError(f"jax:{asked['text']}: JAX could not compile it: {last[0]}")
+        document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return document
+
+
+# --- what is known of it ----------------------------------------------------------------------------------------------
+
+
+def _taken(program: Program, name: str, card: Device) -> Taken:
+    constants = sum(
+        row.bytes for one in program.executables for row in one.assignment.allocations if row.kind == "constant"
+    )
+    outside = [Figure("constants of compiled functions", constants, constants, constants, "XLA's assignment")]
+    return Taken(
+        trace_of(program, name),
+        tuple(_notes(program, card)),
+        doubts=tuple(_doubts(program)),
+        outside=tuple(outside) if constants else (),
+        proven="tests/golden/jax",
+    )
+
+
+def _notes(program: Program, card: Device) -> Iterator[str]:
+    yield f"compiled by XLA of JAX {program.version} for {card.name}, without trying kernels out"
+    if program.is_jitted:
+        yield (
+            f"the function is called {program.iterations} times (--iterations); outputs take the place of arguments "
+            "that look like them, other outputs are held until the next call's"
+        )
+    if program.reads:
+        yield _READS
+    largest = max((one.xla["temp"] for one in program.executables), default=0)
+    for one in program.executables:
+        if one.xla["temp"] >= _NOTABLE * largest:
+            yield from _of_executable(one)
+
+
+def _of_executable(one: Executable) -> Iterator[str]:
+    parts = ", ".join(f"{words} {format_bytes(one.xla[key])}" for key, words in _ANALYSIS if one.xla[key])
+    yield f"{one.name}: XLA's own memory_analysis() says {parts}"
+    rows = "; ".join(
+        f"{format_bytes(size)} {operator}{f' ({source})' if source else ''} {shape}"
+        for size, operator, source, shape in one.assignment.values[:_SHOWN]
+    )
+    if rows:
+        yield f"{one.name}: its temporary block is fullest, {format_bytes(one.assignment.filled_bytes)}, with {rows}"
+
+
+_UNPLANNED = {
+    "fft": ("cuFFT's work areas", "transforms take what cuFFT says on the card; it counts as 0"),
+    "sort": (
+        "XLA's sorts",
+        "on a card XLA sorts more than 16,384 elements by kernels of CUB, whose scratch it knows there alone; here it "
+        "takes a sort of its own, which needs less",
+    ),
+}
+_SHOWN = 5
+_ANALYSIS = (
+    ("argument", "arguments"), ("output", "outputs"), ("alias", "of these donated"), ("temp", "temporary"),
+    ("peak", "peak"),
+)  # fmt: skip
+
+
+def _doubts(program: Program) -> Iterator[Cause]:
+    yield unknown("XLA's choice of kernels", _AUTOTUNING, below=True)
+    kinds = sorted({kind for one in program.executables for kind in one.assignment.unplanned})
+    for kind in kinds:
+        yield unknown(*_UNPLANNED[kind], below=kind == "sort")
