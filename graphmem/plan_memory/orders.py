@@ -205,7 +205,9 @@ def _needed(graph: Graph) -> int:
     alive = tables.taken.copy()
     for buffer, one in enumerate(graph.buffers):
         maker, users = graph.maker_of[buffer], graph.users_of[buffer]
-        during = np.ones(count, dtype=bool) if graph.stays[buffer] else before[users].any(axis=0)
+        during: npt.NDArray[np.bool_] = np.ones(count, dtype=bool)
+        if not graph.stays[buffer]:
+            during = np.logical_or.reduce(before[users], axis=0)
         during[users] = True
         if maker >= 0:
             during &= after[maker]
