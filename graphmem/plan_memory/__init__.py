@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
     from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
-    from graphmem.sources.fx_graph.writing import apply_order, apply_remat
+    from graphmem.sources.fx_graph.writing import apply_offload, apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "RematPartitioner",
     "Schedule",
     "annotate",
+    "apply_offload",
     "apply_onnx_order",
     "apply_order",
     "apply_remat",
@@ -63,7 +64,7 @@ _PLACES = {
     **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "sources.fx_graph.checkpoints"),
     **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "sources.fx_graph.partitions"),
     "from_fx": "sources.fx_graph.reading",
-    **dict.fromkeys(("apply_order", "apply_remat"), "sources.fx_graph.writing"),
+    **dict.fromkeys(("apply_offload", "apply_order", "apply_remat"), "sources.fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "sources.onnx_graph"),
 }
 
