@@ -13,6 +13,7 @@ from graphmem.plan_memory.recompute.answer import Remat, remat
 
 if TYPE_CHECKING:
     from graphmem.plan_memory.addresses import AddressPlan, offsets
+    from graphmem.plan_memory.orders import Schedule, reorder
     from graphmem.plan_memory.peaks import Peaks
     from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
     from graphmem.sources.fx_graph.checkpoints import Checkpoints, checkpoint_modules
@@ -36,6 +37,7 @@ __all__ = [
     "Peaks",
     "Remat",
     "RematPartitioner",
+    "Schedule",
     "annotate",
     "apply_offload",
     "apply_onnx_order",
@@ -50,10 +52,12 @@ __all__ = [
     "offsets",
     "partition_within",
     "remat",
+    "reorder",
 ]
 
 _PLACES = {
     **dict.fromkeys(("AddressPlan", "offsets"), "plan_memory.addresses"),
+    **dict.fromkeys(("Schedule", "reorder"), "plan_memory.orders"),
     "Peaks": "plan_memory.peaks",
     **dict.fromkeys(("NodeMemory", "annotate"), "sources.fx_graph.annotating"),
     **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "sources.fx_graph.compile_pass"),
