@@ -291,7 +291,7 @@ def _calls_type() -> Any:
 
             def placed(path: Any, leaf: Any) -> Any:
                 if isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array)):
-                    aval = core.ShapedArray(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+                    aval = core.shaped_abstractify(leaf)
                     label = names[path[0].idx] + jax.tree_util.keystr(path[1:])
                     return self.array(aval, self._sharding_of(leaf), label, "argument")
                 return leaf
