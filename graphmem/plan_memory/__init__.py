@@ -1,7 +1,7 @@
 """Planning the memory of a graph: in which order its nodes run, at which addresses its buffers lie, what is made again.
 
 A :class:`Graph` says what a :class:`graphmem.trace.Trace` cannot: which other orders would do. Sizes are requested
-bytes. What knows PyTorch or ONNX is imported when it is first used.
+bytes. What knows PyTorch or ONNX, or has compiled parts, is imported when it is first used.
 """
 
 import importlib
@@ -12,15 +12,20 @@ from graphmem.plan_memory.offloading import Move, Offload, offload
 from graphmem.plan_memory.recompute.answer import Remat, remat
 
 if TYPE_CHECKING:
+    from graphmem.plan_memory.addresses import AddressPlan, offsets
+    from graphmem.plan_memory.peaks import Peaks
     from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
+    from graphmem.sources.fx_graph.checkpoints import Checkpoints, checkpoint_modules
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
-    from graphmem.sources.fx_graph.partitions import join_partitions
+    from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
     from graphmem.sources.fx_graph.writing import apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
 
 __all__ = [
+    "AddressPlan",
     "Buffer",
+    "Checkpoints",
     "CompilePass",
     "CompiledPeak",
     "Graph",
@@ -28,32 +33,40 @@ __all__ = [
     "Node",
     "NodeMemory",
     "Offload",
+    "Peaks",
     "Remat",
+    "RematPartitioner",
     "annotate",
     "apply_onnx_order",
     "apply_order",
     "apply_remat",
+    "checkpoint_modules",
     "compile_pass",
     "from_fx",
     "from_onnx",
     "join_partitions",
     "offload",
+    "offsets",
+    "partition_within",
     "remat",
 ]
 
 _PLACES = {
-    **dict.fromkeys(("NodeMemory", "annotate"), "fx_graph.annotating"),
-    **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "fx_graph.compile_pass"),
-    "join_partitions": "fx_graph.partitions",
-    "from_fx": "fx_graph.reading",
-    **dict.fromkeys(("apply_order", "apply_remat"), "fx_graph.writing"),
-    **dict.fromkeys(("apply_onnx_order", "from_onnx"), "onnx_graph"),
+    **dict.fromkeys(("AddressPlan", "offsets"), "plan_memory.addresses"),
+    "Peaks": "plan_memory.peaks",
+    **dict.fromkeys(("NodeMemory", "annotate"), "sources.fx_graph.annotating"),
+    **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "sources.fx_graph.compile_pass"),
+    **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "sources.fx_graph.checkpoints"),
+    **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "sources.fx_graph.partitions"),
+    "from_fx": "sources.fx_graph.reading",
+    **dict.fromkeys(("apply_order", "apply_remat"), "sources.fx_graph.writing"),
+    **dict.fromkeys(("apply_onnx_order", "from_onnx"), "sources.onnx_graph"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"graphmem.sources.{_PLACES[name]}"), name)
+    found = getattr(importlib.import_module(f"graphmem.{_PLACES[name]}"), name)
     globals()[name] = found
     return found

@@ -12,7 +12,7 @@ from graphmem.allocators.base import Allocator
 from graphmem.base.documents import shown
 from graphmem.errors import GraphError
 from graphmem.plan_memory.graphs import Buffer, Graph
-from graphmem.plan_memory.peaks import Replays, maker_of_allocators, replays_of
+from graphmem.plan_memory.peaks import Peaks, Replays, maker_of_allocators, replays_of
 from graphmem.plan_memory.tables import Numbers, Tables, as_order, live_bytes, places_of
 
 #: What undoes a step.
@@ -74,6 +74,13 @@ class Peak:
             make = maker_of_allocators(allocator, alloc_conf)
             self._replays[key] = Replays(Tables.made(self._nodes, *lists), make, lambda _: self.graph().trace())
         return self._replays[key].reserved(self._order)
+
+    def peaks(self, allocator: str | Callable[[], Allocator] = "pytorch", *, alloc_conf: str = "") -> Peaks:
+        """What is live, what planned addresses need by the quickest plan, and what an allocator reserves."""
+        from graphmem.plan_memory.addresses import offsets
+
+        planned = offsets(self.graph(), time_limit=0).height
+        return Peaks(self.live, planned, self.reserved(allocator, alloc_conf=alloc_conf))
 
     def graph(self) -> Graph:
         """The graph as it is now. Its nodes stand as they run, so that their numbers are their places."""

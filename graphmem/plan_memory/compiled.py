@@ -3,6 +3,7 @@ Python runs itself where it is not."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,19 +15,21 @@ from graphmem.allocators.base import GIVE, TAKE
 Numbers = npt.NDArray[np.int64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-try:
+#: Whether functions are compiled.
+IS_COMPILED = importlib.util.find_spec("numba") is not None
+
+
+def compiled(function: Function) -> Function:
+    """The function, compiled when it is first called and kept on the disk; as it is without numba."""
+    if not IS_COMPILED:
+        return function
     from numba import njit
 
-    IS_COMPILED = True
-except ImportError:
-    IS_COMPILED = False
-
-    def njit(**_: Any) -> Callable[[Function], Function]:
-        """Nothing is compiled."""
-        return lambda function: function
+    made: Function = njit(cache=True)(function)
+    return made
 
 
-@njit(cache=True)
+@compiled
 def events_of(
     order: Numbers, makers: Numbers, stays: npt.NDArray[np.bool_], scratch: Numbers,
     make_starts: Numbers, makes: Numbers, use_starts: Numbers, uses: Numbers, left: Numbers,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -42,8 +42,8 @@ class Offload:
     """The buffers to move. ``moved_bytes`` go out and come back; ``seconds`` are those of copies that computing does
     not hide; no choice of gaps waits less than ``lower_bound`` seconds."""
 
-    source: Graph
-    moves: tuple[Move, ...]
+    source: Graph = field(repr=False)
+    moves: tuple[Move, ...] = field(repr=False)
     budget: int
     peak_before: int
     peak: int

@@ -17,6 +17,7 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.fast_forward import PlainRuns
 from graphmem.allocators.tensorflow_bfc import BFCOptions, TensorFlowBFC
 from graphmem.base.documents import shown
+from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 from graphmem.plan_memory.compiled import IS_COMPILED, events_of
 from graphmem.plan_memory.graphs import Graph
@@ -31,6 +32,16 @@ _ALLOCATORS: dict[str, Callable[[str], Allocator]] = {
     "tensorflow": lambda _: TensorFlowBFC(_NO_LIMIT, BFCOptions(allow_growth=True)),
     "onnxruntime": lambda _: BFCArena(),
 }
+
+
+@public_value(frozen=True, slots=True)
+class Peaks:
+    """Three figures of one order, in bytes: what is ``live`` together at most, what the ``planned`` addresses of
+    :func:`graphmem.plan_memory.offsets` need, and what the allocator has ``reserved``."""
+
+    live: int
+    planned: int
+    reserved: int
 
 
 def peak(

@@ -119,17 +119,21 @@ def places_of(order: Numbers) -> Numbers:
     return places
 
 
+def lives_of(tables: Tables, order: Numbers) -> tuple[Numbers, Numbers]:
+    """The first and the last place of an order at which each buffer is alive; the end, after all nodes, is a place."""
+    places = places_of(order)
+    births = np.where(tables.makers < 0, 0, places[tables.makers]) if len(order) else np.zeros_like(tables.makers)
+    deaths = np.full(len(tables.sizes), len(order), dtype=np.int64)
+    if len(tables.users.values):
+        dies = np.diff(tables.users.starts) > 0
+        deaths[dies] = np.maximum.reduceat(places[tables.users.values], tables.users.starts[:-1][dies])
+    return births, deaths
+
+
 def live_bytes(tables: Tables, order: Numbers) -> Numbers:
     """Requested bytes alive while each node of an order runs; after these, those alive at the end."""
-    count = len(order)
-    places = places_of(order)
-    births = np.where(tables.makers < 0, 0, places[tables.makers]) if count else np.zeros_like(tables.makers)
-    deaths = np.full(len(tables.sizes), count, dtype=np.int64)
-    lengths = np.diff(tables.users.starts)
-    if len(tables.users.values):
-        dies = lengths > 0
-        deaths[dies] = np.maximum.reduceat(places[tables.users.values], tables.users.starts[:-1][dies])
-    moved = np.zeros(count + 2, dtype=np.int64)
+    births, deaths = lives_of(tables, order)
+    moved = np.zeros(len(order) + 2, dtype=np.int64)
     np.add.at(moved, births, tables.sizes)
     np.subtract.at(moved, deaths + 1, tables.sizes)
     live = np.cumsum(moved[:-1])

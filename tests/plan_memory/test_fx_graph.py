@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,6 +15,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import fx, nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import graphmem  # noqa: E402
 from graphmem.errors import GraphError  # noqa: E402
@@ -21,8 +24,10 @@ from graphmem.plan_memory import (  # noqa: E402
     annotate,
     apply_order,
     apply_remat,
+    checkpoint_modules,
     from_fx,
     join_partitions,
+    partition_within,
     remat,
 )
 from tests.plan_memory.fx_of_tests import Net, inputs_of, joint_graph, real_peak  # noqa: E402
@@ -108,6 +113,57 @@ def test_plan_is_what_the_capture_finds(parts: list[fx.GraphModule]) -> None:
         )
         # cuBLAS's workspace, which no operator of the graph makes, is all that the plan does not have
         assert captured.requested == planned + captured.breakdown["WORKSPACE"]
+
+
+def test_partitioner_keeps_its_budget_and_the_gradients() -> None:
+    model, x = Net(), torch.randn(32, 16)
+    model(x).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    rule = partition_within(peak_of(from_fx(joint_graph(Net(), x)[0])) * 9 // 10)
+    _, forward, backward = joint_graph(model, x, partition=rule)
+    assert peak_of(from_fx(join_partitions(forward, backward))) == rule.plans[0].peak <= rule.budget
+    assert rule.plans[0].again
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
+def _captured(modules: Sequence[str]) -> int:
+    """Requested bytes of a training step with these modules checkpointed."""
+    model = Net(64, 4)
+    for path in modules:
+        module = model.get_submodule(path)
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    training = graphmem.Training(optimizer="sgd")
+    return graphmem.analyze(model, (torch.randn(512, 64),), training=training, device="A100-80GB").requested
+
+
+def test_modules_to_checkpoint_save_what_the_capture_finds() -> None:
+    joint = joint_graph(Net(64, 4), torch.randn(512, 64))[0]
+    peak = peak_of(from_fx(joint))
+    found = checkpoint_modules(joint, peak * 8 // 10)
+    assert peak_of(found.plan.graph) == found.plan.peak <= found.plan.budget
+    assert 0 < len(found.modules) < 4
+    assert _captured(()) - _captured(found.modules) == peak - found.plan.peak
+
+
+@pytest.mark.parametrize(
+    ("budget", "modules", "message"),
+    [
+        (-1, None, "a budget of -1; accepted"),
+        ("much", None, "a budget of 'much'; accepted"),
+        (1, None, "wrapping "),
+        (1 << 30, ["lost"], "no node of this graph is of the module 'lost'"),
+    ],
+)
+def test_bad_asks_for_checkpoints_are_one_line(
+    parts: list[fx.GraphModule], budget: int, modules: list[str] | None, message: str
+) -> None:
+    with pytest.raises(GraphError) as caught:
+        checkpoint_modules(parts[0], budget, modules)
+    assert str(caught.value).startswith(message)
+    with pytest.raises(GraphError, match="no nodes of a backward pass"):
+        checkpoint_modules(parts[1], 1 << 30)
 
 
 def test_orders_are_written_back(parts: list[fx.GraphModule]) -> None:

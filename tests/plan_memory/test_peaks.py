@@ -134,6 +134,14 @@ def test_a_buffer_that_is_computed_again_dies_earlier() -> None:
     assert [node.name for node in now.graph().nodes] == ["a", "b", "c", "a again", "d"]
 
 
+def test_three_figures_of_one_order() -> None:
+    now = graphmem.Peak(layered(40))
+    figures = now.peaks()
+    assert figures.live == now.live <= figures.planned
+    assert figures.reserved == now.reserved() == graphmem.peak(now.graph())
+    assert figures.live < figures.reserved
+
+
 @pytest.mark.parametrize(
     ("buffer", "before", "words"),
     [

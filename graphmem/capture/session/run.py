@@ -21,8 +21,8 @@ from graphmem.capture.record.calls import CallLog
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.session.error_messages import is_refused_by_cards
 from graphmem.capture.session.session import Session, capture, raised_by_program, readable_errors, speaks_of_memory
-from graphmem.capture.values.known_values import Budget
 from graphmem.capture.values.messages import Post
+from graphmem.capture.values.mirrors import Budget
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, CaptureError, GraphmemError, said

@@ -33,8 +33,9 @@ from graphmem.capture.threads import capturing
 from graphmem.capture.torch_internals import Never, disable_current_modes
 from graphmem.capture.values.assumed_values import AssumedValues, Assumptions, Selection
 from graphmem.capture.values.callers import raised_at
-from graphmem.capture.values.known_values import Budget, KnownValues
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.messages import Post
+from graphmem.capture.values.mirrors import Budget
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic

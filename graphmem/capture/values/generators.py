@@ -9,6 +9,7 @@ Haramoto et al.: Efficient jump ahead for F2-linear random number generators, IN
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -35,28 +36,33 @@ _DEGREE = _WORDS * 32 - _LOW_BITS
 #: Words that are drawn rather than computed: so many take as long as a jump, less than a tenth of a second.
 _FAR = 1 << 22
 _CHUNK = 1 << 16
+#: Points of a sequence that are kept, of 5 KB each.
+_MOST_POINTS = 128
 #: Where the words left in the block, the position in it and the block stand in a generator's state
 #: (``CPUGeneratorImplStateLegacy``, ATen/CPUGeneratorImpl.cpp).
 _LEFT, _NEXT, _BLOCK = slice(8, 12), slice(16, 24), slice(24, 24 + 8 * _WORDS)
 
 
 class _Stretch:
-    """Draws that were counted and not made, one after the other: where they begin, and how far somebody has looked."""
+    """Draws that were counted and not made, one after the other: where they begin, and some points where somebody has
+    looked, which is not in order: batches are read ahead."""
 
-    __slots__ = ("_begin", "_reached")
+    __slots__ = ("_points",)
 
     def __init__(self, begin: torch.Tensor) -> None:
-        self._begin = begin
-        self._reached = 0, begin
+        self._points: list[tuple[int, torch.Tensor]] = [(0, begin)]  # words behind the beginning, and the state there
 
     def generator_at(self, words: int) -> torch.Generator:
         """A generator that stands ``words`` behind the beginning."""
-        reached, state = self._reached if self._reached[0] <= words else (0, self._begin)
+        place = bisect.bisect_right(self._points, words, key=lambda point: point[0])
+        before, state = self._points[place - 1]
         generator: torch.Generator = _GENERATOR("cpu")
         generator.set_state(state)
-        advance(generator, words - reached)
-        if words > self._reached[0]:
-            self._reached = words, generator.get_state()
+        if before < words:
+            advance(generator, words - before)
+            self._points.insert(place, (words, generator.get_state()))
+            if len(self._points) > _MOST_POINTS:
+                del self._points[1::2]
         return generator
 
 

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from graphmem.capture.torch_internals import FakeTensor, OpOverload, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values import callers, generators
-from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
 from graphmem.capture.values.host_operators import (
     FAILURES,
     LOOK_UPS,
@@ -31,8 +29,9 @@ from graphmem.capture.values.host_operators import (
     host_operator,
     on_host,
 )
+from graphmem.capture.values.mirrors import LEAST, Budget, Deferred, Geometry, Mirrors
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
-from graphmem.capture.values.uniform_numbers import Mark, Number, UniformNumbers
+from graphmem.capture.values.uniform_numbers import Mark, Number
 from graphmem.units import MIB
 
 _aten = torch.ops.aten
@@ -67,52 +66,27 @@ _HOST, INTEGERS, FLOATS = 1, 2, 3
 _DRAWN = "_graphmem_drawn"
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How many bytes of host tensors are real: of one, and of all together."""
-
-    one: int = 64 * MIB
-    together: int = 512 * MIB
-
-
-class _Mirror:
-    """The values of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
-    nothing has been written yet; a parameter's is never followed."""
-
-    __slots__ = ("bytes", "drawn", "is_blank", "is_weight", "later", "nbytes", "reference")
-
-    def __init__(self, storage: torch.UntypedStorage, forget: Callable[[object], None]) -> None:
-        self.reference = weakref.ref(storage, forget)
-        self.nbytes = storage.nbytes()
-        self.bytes: torch.UntypedStorage | None = None
-        self.later: Deferred | None = None
-        self.is_blank = True
-        self.is_weight = False
-        self.drawn = 0  # the kind of random numbers that have a part in it; those of the card are possible ones
-
-    @property
-    def is_known(self) -> bool:
-        return not (self.is_blank or self.is_weight)
-
-
 class KnownValues:
     """The values of one capture's tensors, by storage."""
 
     def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget or Budget()
-        self.exceeded = 0  # host tensors that found no room in the budget
+        self._book = Mirrors(self.budget)
+        self._current = self._book.current
+        self.numbers = self._book.numbers
         self.guessed_draws = 0  # host operators whose random numbers could not be counted
         self.host_draws_read = 0  # how often a number or a size was read that comes from random ones of the host
         self._has_drawn = False  # whether anything was drawn
         self._has_masks = False  # whether there are large tensors of floats whose values are known
-        self._held = 0
         self._aside = 0
-        self._mirrors: dict[int, _Mirror] = {}
-        self._later: set[int] = set()  # storages whose values wait, and some that did
         self._stale: dict[int, Any] = {}  # real tensors that hold other values than the program's
-        self.numbers = UniformNumbers()
         with unset_fake_temporarily():
             self._draws = torch.Generator().manual_seed(0)
+
+    @property
+    def exceeded(self) -> int:
+        """How many host tensors found no room in the budget."""
+        return self._book.exceeded
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -126,7 +100,7 @@ class KnownValues:
         mirror = self._current(tensor)
         if mirror is None or not mirror.is_known:
             return None
-        data = mirror.bytes if mirror.bytes is not None else self._compute(mirror)
+        data = self._book.read(mirror)
         if data is None:
             self.forget(tensor)
             return None
@@ -159,7 +133,7 @@ class KnownValues:
 
     def result(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """The result of ``func`` for these arguments, computed on the host; None where one is not known."""
-        if not self._mirrors and not has_real(args):
+        if not self._book and not has_real(args):
             return None
         return self._computed(HostCall(func, args, kwargs))
 
@@ -172,17 +146,6 @@ class KnownValues:
         if tensor.device.type != "cpu":
             return False
         return not self._stale or not self.is_stale(tensor.untyped_storage())
-
-    def _current(self, tensor: torch.Tensor) -> _Mirror | None:
-        """The entry of a fake tensor's storage, if there is one."""
-        if not isinstance(tensor, FakeTensor):
-            return None
-        storage = tensor.untyped_storage()
-        mirror = self._mirrors.get(storage._cdata)
-        if mirror is not None and mirror.nbytes != storage.nbytes():  # resized in place
-            self.forget(tensor)
-            return None
-        return mirror
 
     # --- host tensors that are no fakes -------------------------------------------------------------------------------
 
@@ -214,7 +177,7 @@ class KnownValues:
         if call.operator.is_random or any(hasattr(tensor, _DRAWN) for tensor in call.tensors):
             self._note_drawn(call, out)
         if isinstance(out, torch.Tensor) and out.nbytes >= MIB:
-            self._hold_real(out)
+            self._book.hold_real(out)
         return out
 
     def _note_drawn(self, call: HostCall, out: object) -> None:
@@ -228,16 +191,8 @@ class KnownValues:
     def _has_room(self, call: HostCall, tensors: Sequence[torch.Tensor]) -> bool:
         if any(tensor.nbytes > self.budget.one for tensor in tensors) and call.func not in LOOK_UPS:
             return False
-        most = min(self.budget.one, self.budget.together - self._held)
+        most = self._book.room
         return bool(call.operator.written) or 8 * call.elements_at_most() <= most or call.bytes_on_meta() <= most
-
-    def _hold_real(self, tensor: torch.Tensor) -> None:
-        size = tensor.untyped_storage().nbytes()
-        self._held += size
-        weakref.finalize(tensor.untyped_storage(), self._let_go, size).atexit = False
-
-    def _let_go(self, size: int) -> None:
-        self._held -= size
 
     # --- following ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +226,7 @@ class KnownValues:
         if not fakes or not all(map(self._fits, fakes)):
             return
         if call.operator.is_unwritten:
-            self._mirror(fakes[0])
+            self._book.of(fakes[0])
             return
         if len(outputs) != 1 or not self._defer(call, fakes[0]):
             computed = self._computed(call)
@@ -318,7 +273,7 @@ class KnownValues:
     def learn(self, tensor: FakeTensor, value: torch.Tensor) -> None:
         """From now on the tensor has these values."""
         self.numbers.forget(tensor)
-        data = self._written(tensor)
+        data = self._book.write(tensor)
         if data is not None:
             with unset_fake_temporarily(), torch.no_grad():
                 Geometry.of(tensor).on(data).copy_(value)
@@ -367,7 +322,7 @@ class KnownValues:
         elif all(mirror is None or mirror.is_weight for mirror in mirrors) and not has_real(tensors):
             return
         is_known = self._known_sources(call, tensors) and all(
-            self._written(tensor) is not None for tensor in tensors if isinstance(tensor, FakeTensor)
+            self._book.write(tensor) is not None for tensor in tensors if isinstance(tensor, FakeTensor)
         )
         if not is_known or self._computed(call) is None:
             self._forget_all(tensors)
@@ -388,7 +343,7 @@ class KnownValues:
             return
         if any(isinstance(one, FakeTensor) and not self.is_known(one) for one in call.tensors[1:]):
             return
-        data = self._written(target)
+        data = self._book.write(target)
         if data is not None:
             self._has_masks = True
             with unset_fake_temporarily():
@@ -440,15 +395,14 @@ class KnownValues:
         if not isinstance(tensor, FakeTensor):
             self.forget(tensor)
             return
-        storage = tensor.untyped_storage()
-        mirror, size = self._mirrors.get(storage._cdata), storage.nbytes()
-        if mirror is None or mirror.is_weight or mirror.nbytes == size:
+        mirror, size = self._book.before_resizing(tensor), tensor.untyped_storage().nbytes()
+        if mirror is None or mirror.is_weight:
             return
         known = mirror.bytes
         self.forget(tensor)
         if known is None or not known.nbytes() <= size <= self.budget.one:
             return
-        data = self._written(tensor)
+        data = self._book.write(tensor)
         if data is not None:
             with unset_fake_temporarily():
                 torch.UntypedStorage.copy_(data[: known.nbytes()], known)
@@ -477,7 +431,7 @@ class KnownValues:
         is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
         tensors = call.tensors
-        if self._later and any(
+        if self._book.waiting and any(
             isinstance(one, FakeTensor) and self._current(one) is None and self.numbers.of(one) is None
             for one in tensors
         ):
@@ -511,20 +465,16 @@ class KnownValues:
 
     def _defer(self, call: HostCall, out: FakeTensor) -> bool:
         """Let the result of an operator wait, if one of its arguments does."""
-        if not self._later or not any(map(self._waits, tensors_in(call.args))):
+        if not self._book.waiting or not any(map(self._waits, tensors_in(call.args))):
             return False
-        mirror = self._mirror(out)
+        mirror = self._book.of(out)
         waiting = None if mirror is None else self._waiting((call.args, call.kwargs))
         if mirror is None or waiting is None:
             return False
         later = Deferred(call.func, waiting[0], waiting[1], out, False, None)
         if later.may_wait:
-            self._wait(mirror, out, later)
+            self._book.wait(mirror, out, later)
         return later.may_wait
-
-    def _wait(self, mirror: _Mirror, tensor: FakeTensor, later: Deferred) -> None:
-        self._later.add(tensor.untyped_storage()._cdata)
-        mirror.later, mirror.is_blank = later, False
 
     def _waits(self, tensor: torch.Tensor) -> bool:
         mirror = self._current(tensor)
@@ -549,19 +499,6 @@ class KnownValues:
             is_lost = any(new is None and old is not None for new, old in zip(items, value, strict=True))
             return None if is_lost else items
         return torch.device("cpu") if isinstance(value, torch.device) else value
-
-    def _compute(self, mirror: _Mirror) -> torch.UntypedStorage | None:
-        assert mirror.later is not None
-        if not self._reserve(mirror):
-            return None
-        try:
-            with unset_fake_temporarily(), torch.no_grad():
-                mirror.bytes = mirror.later.compute()
-        except FAILURES:
-            self._held -= mirror.nbytes
-            return None
-        mirror.later = None
-        return mirror.bytes
 
     # --- random numbers of the host -----------------------------------------------------------------------------------
 
@@ -588,18 +525,17 @@ class KnownValues:
         host = generators.current()
         if not (target.numel() > LEAST or host.is_far_behind) or not self._is_whole(target):
             return False
-        mirror, seeded, is_in_place = self._mirror(target), call.drawing_from(None), bool(call.operator.written)
+        mirror, seeded, is_in_place = self._book.of(target), call.drawing_from(None), bool(call.operator.written)
         rest = self._waiting((call.args[1:] if is_in_place else call.args, call.kwargs))
         if mirror is None or seeded is None or rest is None:
             return False
-        self._release(mirror)
-        self._wait(mirror, target, Deferred(seeded.func, rest[0], rest[1], target, is_in_place, host.mark()))
+        self._book.wait(mirror, target, Deferred(seeded.func, rest[0], rest[1], target, is_in_place, host.mark()))
         host.skip(words)
         return True
 
     def _draw_now(self, call: HostCall, target: FakeTensor, out: object) -> None:
         if call.operator.written and (self._overwrites(call, [target]) or self._current(target) is not None):
-            self._written(target)
+            self._book.write(target)
         known = {id(tensor): self.of(tensor) for tensor in call.tensors}
         try:
             with unset_fake_temporarily(), torch.no_grad():
@@ -676,7 +612,7 @@ class KnownValues:
         if tensor.numel() <= (_SMALL_PARAMETER if tensor.requires_grad else FLOAT_LIMIT):
             return
         self.forget(tensor)
-        self._new_mirror(tensor).is_weight = True
+        self._book.new(tensor).is_weight = True
 
     def _fits(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided:
@@ -688,66 +624,14 @@ class KnownValues:
             return True
         return bool(tensor.fake_device.type != "cuda" and tensor.nbytes <= self.budget.one)
 
-    def _mirror(self, tensor: FakeTensor) -> _Mirror | None:
-        """The tensor's entry, made if there is none; None where it is too large."""
-        mirror = self._current(tensor)
-        if mirror is not None:
-            return mirror
-        if tensor.untyped_storage().nbytes() > self.budget.one:
-            return None
-        return self._new_mirror(tensor)
-
-    def _new_mirror(self, tensor: FakeTensor) -> _Mirror:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-
-        def died(_: object) -> None:
-            mirror = self._mirrors.pop(key, None)
-            self._later.discard(key)
-            if mirror is not None and mirror.bytes is not None:
-                self._held -= mirror.nbytes
-
-        mirror = self._mirrors[key] = _Mirror(storage, died)
-        return mirror
-
-    def _written(self, tensor: FakeTensor) -> torch.UntypedStorage | None:
-        """The bytes of a tensor that is written into; None where there is no room."""
-        mirror = self._mirror(tensor)
-        if mirror is None or mirror.is_weight:
-            return None
-        if mirror.bytes is None and mirror.later is not None:
-            self._compute(mirror)
-        if mirror.bytes is None and self._reserve(mirror):
-            with unset_fake_temporarily():
-                mirror.bytes = torch.UntypedStorage(mirror.nbytes)
-        if mirror.bytes is not None:
-            mirror.is_blank = False
-        return mirror.bytes
-
-    def _reserve(self, mirror: _Mirror) -> bool:
-        if mirror.nbytes >= MIB and self._held + mirror.nbytes > self.budget.together:
-            self.exceeded += 1
-            return False
-        self._held += mirror.nbytes
-        return True
-
-    def _release(self, mirror: _Mirror) -> None:
-        if mirror.bytes is not None:
-            self._held -= mirror.nbytes
-            mirror.bytes = None
-
     def forget(self, tensor: torch.Tensor) -> None:
         """Nobody knows the values of the tensor's storage any longer."""
         if tensor.layout is not torch.strided:
             return
-        key = tensor.untyped_storage()._cdata
         if isinstance(tensor, FakeTensor):
-            self.numbers.forget(tensor)
-            mirror = self._mirrors.pop(key, None)
-            self._later.discard(key)
-            if mirror is not None:
-                self._release(mirror)
+            self._book.forget(tensor)
         elif tensor.device.type == "cpu":
+            key = tensor.untyped_storage()._cdata
             self._stale[key] = weakref.ref(tensor.untyped_storage(), lambda _: self._stale.pop(key, None))
 
     def _forget_all(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import time
 from collections.abc import Iterator
+from dataclasses import field
 from functools import cached_property
+from itertools import pairwise
 
 from graphmem.base.documents import shown
 from graphmem.base.records import public_value
@@ -22,6 +25,8 @@ from graphmem.units import format_bytes
 EXACT_NODES = 30
 #: Powers of the time until a buffer is needed that the greedy way is tried with.
 _PATIENCE = (1.0, 0.5, 0.0, 2.0)
+#: How many tiers of prices there are at most, and how much dearer the next one is at least.
+_TIERS, _WIDE = 3, 1.5
 
 
 @public_value(frozen=True)
@@ -34,8 +39,8 @@ class Remat:
     schedule with first runs in this order costs less; ``is_proven``: this one costs no more; ``method`` found it.
     """
 
-    source: Graph
-    steps: tuple[int, ...]
+    source: Graph = field(repr=False)
+    steps: tuple[int, ...] = field(repr=False)
     budget: int
     peak_before: int
     peak: int
@@ -130,16 +135,23 @@ def remat(graph: Graph, budget: int, *, seconds: float = 20.0) -> Remat:
 
 
 def _tried(problem: Problem, budget: int, deadline: float) -> Iterator[tuple[str, list[int]]]:
-    """Ways to find a schedule, with what each finds."""
-    steps = cheapest_within(problem, budget)
-    if steps is not None:
-        yield "blocks", steps
-    for patience in _PATIENCE:
-        try:
-            yield f"evictions, patience {patience:g}", evicting(problem, budget, deadline, patience)
-        except GivenUp:
-            if time.monotonic() > deadline:
-                return
+    """Ways to find a schedule, with what each finds: among all nodes, then among cheap ones only."""
+    for dearest in (math.inf, *_tiers(problem)):
+        among = Problem(problem.graph, dearest)
+        if bounds.least_bytes(among)[0] > budget:
+            continue
+        for patience in _PATIENCE:
+            with contextlib.suppress(GivenUp):
+                yield f"evictions, patience {patience:g}", evicting(among, budget, deadline, patience)
+        if time.monotonic() < deadline and (steps := cheapest_within(among, budget)) is not None:
+            yield "blocks", steps
+
+
+def _tiers(problem: Problem) -> list[float]:
+    """Prices up to which nodes are about as dear: those before the widest gaps."""
+    prices = sorted({problem.price(number) for number in problem.order if problem.cost[number] > 0})
+    gaps = sorted(((after / before, before) for before, after in pairwise(prices)), reverse=True)
+    return sorted(price for ratio, price in gaps[:_TIERS] if ratio > _WIDE)
 
 
 def _refined(

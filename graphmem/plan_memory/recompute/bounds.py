@@ -15,7 +15,7 @@ def least_bytes(problem: Problem) -> tuple[int, int]:
     cannot be had again."""
     live = sum(size for buffer, size in enumerate(problem.size) if problem.maker[buffer] < 0)
     left = [len(users) for users in problem.users]
-    kept = [not recoverable or problem.maker[buffer] < 0 for buffer, recoverable in enumerate(problem.recoverable)]
+    kept = [not problem.can_go(buffer) for buffer in range(len(problem.size))]
     most, where = live, -1
     for number in problem.order:
         uses, makes = problem.uses[number], problem.makes[number]
@@ -46,7 +46,8 @@ def _cost_at(problem: Problem, place: int, excess: int) -> float:
     freed: dict[int, int] = {}
     for buffer, users in enumerate(problem.users):
         maker = problem.maker[buffer]
-        if maker >= 0 and users and problem.place[maker] < place < users[-1] and buffer not in here:
+        may_go = maker >= 0 and problem.until[maker] > place
+        if may_go and users and problem.place[maker] < place < users[-1] and buffer not in here:
             freed[maker] = freed.get(maker, 0) + problem.size[buffer]
     cost = 0.0
     for price, size in sorted((problem.cost[maker] / size, size) for maker, size in freed.items() if size):

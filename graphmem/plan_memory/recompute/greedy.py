@@ -1,6 +1,6 @@
 """Rematerialisation as an allocator would do it that knows what comes: when the budget is full, what is cheap to have
-again, large, and not needed soon goes first. After DTR (Kirisame et al., ICLR 2021), whose cost of a buffer counts the
-neighbours that are gone too; that it is needed again at a known time stands in place of when it was used last."""
+again, large, and not needed soon goes first. After DTR (Kirisame et al., ICLR 2021): the cost of a buffer is that of
+all that is gone and has to run for it; when it is needed again stands in place of when it was used last."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from graphmem.plan_memory.recompute.steps import Problem
 
 #: Candidates that are weighed when something has to go: the largest.
 _CANDIDATES = 200
+#: What needs more nodes than so many to come back is not dropped.
+_MOST_RUNS = 100
 #: A schedule of more steps than so many times the nodes is given up: it makes the same again and again.
 _MOST_STEPS = 12
 
@@ -36,13 +38,17 @@ class _Run:
         self._next = [0] * count  # index into the users of each buffer
         self._live = sum(size for size, here in zip(problem.size, self._resident, strict=True) if here)
         self._droppable: set[int] = set()
-        self._gone = _Gone(problem)
+        # Until when a buffer has to be there, or be made again, for others that were dropped; these times as a heap.
+        self._wanted = [-1] * count
+        self._ends: list[tuple[int, int]] = []
         self._steps: list[int] = []
         self._now = 0
 
     def steps(self) -> list[int]:
         for place, number in enumerate(self._problem.order):
             self._now = place
+            while self._ends and self._ends[0][0] < place:
+                self._settle(heapq.heappop(self._ends)[1])
             missing = [buffer for buffer in self._problem.uses[number] if not self._resident[buffer]]
             if missing:
                 self._bring_back(missing, {*self._problem.uses[number]})
@@ -63,11 +69,12 @@ class _Run:
             self._settle(buffer)
 
     def _settle(self, buffer: int) -> None:
+        """Whoever used it has run: it goes, stays, or may be dropped."""
         if not self._resident[buffer]:
             return
-        if self._next[buffer] >= len(self._problem.users[buffer]):
+        if self._next[buffer] >= len(self._problem.users[buffer]) and self._wanted[buffer] < self._now:
             self._leave(buffer)
-        elif self._problem.maker[buffer] >= 0 and self._problem.until[self._problem.maker[buffer]] >= 0:
+        elif self._problem.can_go(buffer):
             self._droppable.add(buffer)
 
     def _leave(self, buffer: int) -> None:
@@ -116,7 +123,6 @@ class _Run:
         for buffer in fresh:
             self._resident[buffer] = True
             self._live += problem.size[buffer]
-        self._gone.came_back(number)
         self._steps.append(number)
         if len(self._steps) > _MOST_STEPS * len(problem.order) + 100:
             raise GivenUp
@@ -127,81 +133,62 @@ class _Run:
         while self._live + needed > self._budget:
             if time.monotonic() > self._deadline:
                 raise GivenUp
-            largest = heapq.nlargest(
-                _CANDIDATES,
-                (buffer for buffer in self._droppable if buffer not in pinned and self._can_return(buffer)),
-                key=self._problem.size.__getitem__,
-            )
-            if not largest:
+            candidates = (one for one in self._droppable if one not in pinned and self._problem.size[one])
+            largest = heapq.nlargest(_CANDIDATES, candidates, key=self._problem.size.__getitem__)
+            scores = ((self._score(one), one) for one in largest)
+            score, worst = min(scores, default=(math.inf, -1))
+            if score == math.inf:
                 raise GivenUp
-            worst = min(largest, key=self._score)
-            self._leave(worst)
-            self._gone.went(self._problem.maker[worst])
+            self._drop(worst)
+
+    def _drop(self, buffer: int) -> None:
+        until = self._needed_until(buffer)
+        for one in self._way_back(buffer)[1]:
+            if until > self._wanted[one]:
+                self._wanted[one] = until
+                heapq.heappush(self._ends, (until, one))
+        self._leave(buffer)
+
+    def _score(self, buffer: int) -> float:
+        """What dropping it costs for a byte that it frees, the less the longer it is not needed; infinite where it must
+        stay. What would be gone before it is needed, and has to be held for it, frees less."""
+        until = self._needed_until(buffer)
+        cost, kept = self._way_back(buffer)
+        freed = self._problem.size[buffer] - sum(self._problem.size[one] for one in kept if self._last(one) < until)
+        if freed <= 0:
+            return math.inf
+        wait = max(self._next_use(buffer) - self._now, 1)
+        return cost / (freed * math.pow(wait, self._patience))
+
+    def _way_back(self, buffer: int) -> tuple[float, set[int]]:
+        """The cost of all that runs to make it again as things are, infinite where it cannot be; and what that begins
+        with, inputs that are always there left out."""
+        problem, until = self._problem, self._needed_until(buffer)
+        cost, kept, runs, stack = 0.0, set[int](), set[int](), [problem.maker[buffer]]
+        while stack:
+            number = stack.pop()
+            if number in runs:
+                continue
+            if number < 0 or problem.until[number] < until or len(runs) > _MOST_RUNS:
+                return math.inf, kept
+            runs.add(number)
+            cost += problem.cost[number]
+            for one in problem.uses[number]:
+                if not self._resident[one]:
+                    stack.append(problem.maker[one])
+                elif not (problem.stays[one] and problem.maker[one] < 0):
+                    kept.add(one)
+        return cost, kept
 
     def _next_use(self, buffer: int) -> int:
         users = self._problem.users[buffer]
-        return users[self._next[buffer]] if self._next[buffer] < len(users) else self._now
+        return users[self._next[buffer]] if self._next[buffer] < len(users) else self._wanted[buffer]
 
-    def _can_return(self, buffer: int) -> bool:
-        """Whether it can be made when it is needed next: all that its maker reads can, or will be there."""
-        problem, wanted = self._problem, self._next_use(buffer)
-        maker = problem.maker[buffer]
-        if not problem.size[buffer] or problem.until[maker] < wanted:
-            return False
-        return all(
-            problem.recoverable[one] or (self._resident[one] and problem.users[one][-1] >= wanted)
-            for one in problem.uses[maker]
-        )
+    def _needed_until(self, buffer: int) -> int:
+        """Until when it has to be there or be made again, once it is dropped: its next use, and others' need of it."""
+        return max(self._next_use(buffer), self._wanted[buffer])
 
-    def _score(self, buffer: int) -> float:
-        maker = self._problem.maker[buffer]
-        cost = self._problem.cost[maker] + self._gone.around(maker)
-        wait = max(self._next_use(buffer) - self._now, 1)
-        return cost / (self._problem.size[buffer] * math.pow(wait, self._patience))
-
-
-class _Gone:
-    """Nodes whose results are gone, in groups of neighbours (DTR's equivalence classes), and what each group costs."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._group: dict[int, int] = {}  # of a node that is gone
-        self._parent: list[int] = []
-        self._cost: list[float] = []
-
-    def went(self, number: int) -> None:
-        if number in self._group:
-            return
-        group = len(self._parent)
-        self._parent.append(group)
-        self._cost.append(self._problem.cost[number])
-        for other in self._groups_around(number):
-            self._parent[other] = group
-            self._cost[group] += self._cost[other]
-        self._group[number] = group
-
-    def came_back(self, number: int) -> None:
-        """As in DTR the rest of its group stays together."""
-        group = self._group.pop(number, None)
-        if group is not None:
-            self._cost[self._root(group)] -= self._problem.cost[number]
-
-    def around(self, number: int) -> float:
-        """The cost of all groups that the node touches."""
-        return sum(self._cost[group] for group in self._groups_around(number))
-
-    def _groups_around(self, number: int) -> set[int]:
-        problem = self._problem
-        before = (problem.maker[one] for one in problem.uses[number])
-        after = (
-            problem.order[place]
-            for one in problem.makes[number]
-            for place in problem.users[one]
-            if place < len(problem.order)
-        )
-        return {self._root(self._group[other]) for other in (*before, *after) if other in self._group}
-
-    def _root(self, group: int) -> int:
-        while self._parent[group] != group:
-            self._parent[group] = group = self._parent[self._parent[group]]
-        return group
+    def _last(self, buffer: int) -> int:
+        """Until when it is there in any case."""
+        users = self._problem.users[buffer]
+        return max(users[-1] if self._next[buffer] < len(users) else -1, self._wanted[buffer])

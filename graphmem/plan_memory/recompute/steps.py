@@ -6,6 +6,7 @@ lives from the step that makes it to its last reader before the next. First runs
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,14 +19,15 @@ from graphmem.plan_memory.graphs import Buffer, Graph, Node
 
 
 class Problem:
-    """A graph as rematerialisation sees it; ``cost[i]`` is that of running node ``i`` once more.
+    """A graph as rematerialisation sees it; ``cost[i]`` is that of running node ``i`` once more. Nodes that cost more
+    than ``dearest`` for a byte that they make are not run again.
 
     Nodes that make and write nothing, and on which only nodes wait that use all that they use, are views: they are
     free, and run when they are first needed.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, dearest: float = math.inf) -> None:
+        self.graph, self.dearest = graph, dearest
         self.size = [one.bytes for one in graph.buffers]
         self.uses = [node.uses for node in graph.nodes]
         self.makes = [node.makes for node in graph.nodes]
@@ -60,8 +62,8 @@ class Problem:
                 written.setdefault(buffer, []).append(place)
         found = []
         for number, node in enumerate(self.graph.nodes):
-            is_held = any(self.graph.buffers[buffer].held for buffer in node.makes)
-            if not node.repeatable or node.updates or is_held or number in self.views or written.keys() & {*node.makes}:
+            stays = node.updates or any(self.graph.buffers[one].held or one in written for one in node.makes)
+            if not node.repeatable or stays or number in self.views or self.price(number) > self.dearest:
                 found.append(-1)
                 continue
             here = self.place[number]
@@ -69,15 +71,13 @@ class Problem:
             found.append(min(later, default=len(self.order)))
         return found
 
-    @cached_property
-    def recoverable(self) -> list[bool]:
-        """Whether each buffer can be had at any time: it stays, or its maker may run again, and what this reads can."""
-        found = [self.maker[buffer] < 0 and self.stays[buffer] for buffer in range(len(self.size))]
-        for number in self.order:
-            if self.until[number] == len(self.order) and all(found[buffer] for buffer in self.uses[number]):
-                for buffer in self.makes[number]:
-                    found[buffer] = True
-        return found
+    def price(self, number: int) -> float:
+        """What running a node again costs for a byte that it makes."""
+        return self.cost[number] / max(sum(self.size[buffer] for buffer in self.makes[number]), 1)
+
+    def can_go(self, buffer: int) -> bool:
+        """Whether a buffer can be dropped at all and made again."""
+        return self.maker[buffer] >= 0 and self.until[self.maker[buffer]] >= 0
 
     def with_views(self, steps: Iterable[int]) -> tuple[int, ...]:
         """``steps`` with every view before the first step that needs it."""

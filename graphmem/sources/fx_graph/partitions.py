@@ -1,11 +1,21 @@
-"""The forward and the backward graph that a partitioner made of a joint graph, as one graph again: the order in which
-training runs them, with the values that are saved between."""
+"""The forward and the backward graph that a partitioner makes of a joint graph: as one graph again, in the order in
+which training runs them, and a partitioner that keeps both within a budget."""
 
 from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
 
 from torch import fx
 
 from graphmem.errors import GraphError
+from graphmem.plan_memory.recompute.answer import Remat, checked_budget, checked_seconds, remat
+from graphmem.sources.fx_graph.reading import from_fx
+from graphmem.sources.fx_graph.writing import apply_remat
+from graphmem.torch_names import private
+
+_LOST = "joint graphs cannot be partitioned by a budget"
+_CustomPartitionerFn: Any = private("torch._inductor.custom_graph_pass.CustomPartitionerFn", _LOST, object)
 
 
 def join_partitions(forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
@@ -81,3 +91,36 @@ def _attribute(module: fx.GraphModule, name: str) -> object:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+class RematPartitioner(_CustomPartitionerFn):  # type: ignore[misc]
+    """See :func:`partition_within`. ``plans`` are those of the graphs that were partitioned so far."""
+
+    def __init__(self, budget: int, seconds: float) -> None:
+        self.budget, self.seconds = budget, seconds
+        self.plans: list[Remat] = []
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: object, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        default_partition = private("torch._functorch.partitioners.default_partition", _LOST)
+        options.pop("compiler", None)
+        gm.graph.eliminate_dead_code()
+        plan = remat(from_fx(gm), self.budget, seconds=self.seconds)
+        self.plans.append(plan)
+        forward, backward = default_partition(apply_remat(gm, plan), joint_inputs, **options)
+        return forward, backward
+
+    def uuid(self) -> tuple[object, ...]:
+        """What Inductor's caches know it by."""
+        return ("graphmem", importlib.metadata.version("graphmem"), self.budget, self.seconds)
+
+
+def partition_within(budget: int, *, seconds: float = 20.0) -> RematPartitioner:
+    """A partitioner for AOTAutograd: the forward and backward graph hold no more than ``budget`` bytes between them, by
+    :func:`graphmem.plan_memory.remat` of the joint graph.
+
+    To set as ``torch._inductor.config.custom_partitioner_fn``, or to hand to ``aot_autograd`` as ``partition_fn``.
+    Raises :class:`graphmem.errors.GraphError` while compiling where no schedule within the budget is found.
+    """
+    return RematPartitioner(checked_budget(budget), checked_seconds(seconds))

@@ -114,7 +114,8 @@ def _declared(node: fx.Node, value: Any, found: dict[fx.Node, Known]) -> Known:
     for declared, given in _arguments(node):
         if declared.alias_info is not None and declared.alias_info.is_write:
             written += [one for one in _nodes(given) if one not in written]
-    return Known(value, _flops(node, value, found), _is_random(target), tuple(written))
+    is_random = _is_random(target, {declared.name: given for declared, given in _arguments(node)})
+    return Known(value, _flops(node, value, found), is_random, tuple(written))
 
 
 def is_picking(node: fx.Node) -> bool:
@@ -137,8 +138,16 @@ def _nodes(argument: Any) -> list[fx.Node]:
     return found
 
 
-def _is_random(operator: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in operator.tags
+#: Arguments of operators that drop at random, and the values with which they drop nothing.
+_DROPS_NOTHING = (("p", 0), ("dropout", 0), ("dropout_p", 0), ("train", False), ("training", False))
+
+
+def _is_random(operator: Any, given: dict[str, Any]) -> bool:
+    """Whether an operator gives something else the next time. ``given`` are its arguments by name."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    values = {one.name: given.get(one.name, one.default_value) for one in operator._schema.arguments}
+    return not any(name in values and values[name] == nothing for name, nothing in _DROPS_NOTHING)
 
 
 def _flops(node: fx.Node, value: Any, found: dict[fx.Node, Known]) -> int | None:
@@ -162,7 +171,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.is_random = self.is_random or _is_random(func)
+        named = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)}
+        self.is_random = self.is_random or _is_random(func, named | (kwargs or {}))
         formula = flop_counter.flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops = (self.flops or 0) + whole(formula(*args, **(kwargs or {}), out_val=result), str(func))

@@ -49,6 +49,7 @@ class _Writer:
         self._newest: dict[fx.Node, fx.Node] = {}
         self._runs: dict[int, int] = {}  # of a buffer: how often it has been made
         self._seen: dict[fx.Node, tuple[int, ...]] = {}  # the runs of its buffers that a written node refers to
+        self._is_backward = False  # of a joint graph: its backward part has begun
         for node in found.source.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._newest[node] = self._graph.node_copy(node, self._current)
@@ -61,11 +62,19 @@ class _Writer:
     def _emit(self, node: fx.Node) -> None:
         is_again = node in self._newest
         made = self._graph.node_copy(node, self._current)
+        self._tag(made)
         if is_again:
             made.name = self._graph._graph_namespace.create_name(f"{node.name}_again", None)
         for buffer in self._step(node).makes:
             self._runs[buffer] = self._runs.get(buffer, 0) + 1
         self._newest[node], self._seen[node] = made, self._versions(node)
+
+    def _tag(self, made: fx.Node) -> None:
+        """AOTAutograd's partitioners go by a tag: what runs after the backward part has begun is part of it."""
+        tag = made.meta.get("partitioner_tag")
+        self._is_backward = self._is_backward or tag == "is_backward"
+        if tag == "is_forward" and self._is_backward:
+            made.meta["partitioner_tag"] = "is_backward"
 
     def finished(self) -> fx.GraphModule:
         output = next(node for node in self._found.source.nodes if node.op == "output")
