@@ -151,6 +151,7 @@ def _followed(
         "iterations": iterations or ITERATIONS if is_jitted(function) else 1,
         "jitted": is_jitted(function),
         "reads": calls.reads,
+        "decisions": calls.decisions,
         "executables": calls.compiled,
         "events": calls.events,
     }
@@ -241,6 +242,7 @@ def _calls_type() -> Any:
             return self._read()
 
         def __bool__(self) -> bool:
+            self._trace.decisions += 1
             return bool(self._read())
 
         def __float__(self) -> float:
@@ -270,7 +272,7 @@ def _calls_type() -> Any:
             super().__init__()
             self.events: list[list[Any]] = []
             self.compiled: list[dict[str, Any]] = []
-            self.reads = 0
+            self.reads = self.decisions = 0
             self._devices = devices
             self._alone = SingleDeviceSharding(devices[0])
             self._numbers = itertools.count()
@@ -401,6 +403,10 @@ def _calls_type() -> Any:
                 options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **_autotuning()}
                 executable = computation.compile(compiler_options=options)
                 document = _read_dump(Path(folder), computation.stablehlo().operation.attributes["sym_name"].value)
+            if "product" in document["kinds"]:
+                other = computation.compile(compiler_options={**_autotuning(), "xla_gpu_enable_triton_gemm": False})
+                stats = other.xla_executable.get_compiled_memory_stats()
+                document["other_temporary_bytes"] = stats.temp_size_in_bytes
             stats = executable.xla_executable.get_compiled_memory_stats()
             document["xla"] = {name: getattr(stats, f"{name}_size_in_bytes") for name in _ANALYSIS}
             document["xla"]["peak"] = stats.peak_memory_in_bytes

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.places import ROOT  # noqa: E402
+from tests.places import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
