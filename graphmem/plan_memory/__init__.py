@@ -13,13 +13,14 @@ from graphmem.plan_memory.recompute.answer import Remat, remat
 
 if TYPE_CHECKING:
     from graphmem.plan_memory.addresses import AddressPlan, offsets
+    from graphmem.plan_memory.orders import Schedule, reorder
     from graphmem.plan_memory.peaks import Peaks
     from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
     from graphmem.sources.fx_graph.checkpoints import Checkpoints, checkpoint_modules
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
     from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
-    from graphmem.sources.fx_graph.writing import apply_order, apply_remat
+    from graphmem.sources.fx_graph.writing import apply_offload, apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
 
 __all__ = [
@@ -36,7 +37,9 @@ __all__ = [
     "Peaks",
     "Remat",
     "RematPartitioner",
+    "Schedule",
     "annotate",
+    "apply_offload",
     "apply_onnx_order",
     "apply_order",
     "apply_remat",
@@ -49,17 +52,19 @@ __all__ = [
     "offsets",
     "partition_within",
     "remat",
+    "reorder",
 ]
 
 _PLACES = {
     **dict.fromkeys(("AddressPlan", "offsets"), "plan_memory.addresses"),
+    **dict.fromkeys(("Schedule", "reorder"), "plan_memory.orders"),
     "Peaks": "plan_memory.peaks",
     **dict.fromkeys(("NodeMemory", "annotate"), "sources.fx_graph.annotating"),
     **dict.fromkeys(("CompilePass", "CompiledPeak", "compile_pass"), "sources.fx_graph.compile_pass"),
     **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "sources.fx_graph.checkpoints"),
     **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "sources.fx_graph.partitions"),
     "from_fx": "sources.fx_graph.reading",
-    **dict.fromkeys(("apply_order", "apply_remat"), "sources.fx_graph.writing"),
+    **dict.fromkeys(("apply_offload", "apply_order", "apply_remat"), "sources.fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "sources.onnx_graph"),
 }
 

@@ -257,6 +257,8 @@ class Peak:
             for user in self._users[one]:
                 if one in self._nodes[user].updates and made_at <= self._place.item(user) < place:
                     written = user
+        if not node.repeatable:
+            raise GraphError(f"{what} cannot be recomputed: {self._named(maker)} does not make the same again")
         if node.updates or written >= 0:
             writer = self._named(maker if node.updates else written)
             raise GraphError(f"{what} cannot be recomputed: {writer} writes in place what its maker reads or makes")

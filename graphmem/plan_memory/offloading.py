@@ -7,12 +7,13 @@ integer program: enough bytes away at every moment, the least time waited for co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from graphmem.base.documents import shown
 from graphmem.base.records import public_value
@@ -24,6 +25,10 @@ from graphmem.units import format_bytes
 
 #: A waited-for copy is dearer than one that is hidden, which still is not free: its share of the time in the objective.
 _HIDDEN = 1e-6
+#: To this share of itself a bound of the solver is exact: HiGHS ends where 1e-6 of the dearest gap are left.
+_EXACT = 1e-5
+#: More gaps are not given to the solver: those that free most for what they wait are.
+_MOST_GAPS = 20_000
 
 
 @public_value(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Offload:
 
     @property
     def is_proven(self) -> bool:
-        return self.seconds <= self.lower_bound * (1 + 1e-6) + 1e-12
+        return self.seconds <= self.lower_bound * (1 + _EXACT)
 
     @property
     def moved_bytes(self) -> int:
@@ -61,7 +66,12 @@ class Offload:
     @cached_property
     def graph(self) -> Graph:
         """The graph with copies as nodes: ``x to host`` reads a buffer, ``x to device`` makes it anew."""
-        return _with_copies(self.source, self.moves)
+        return _with_copies(self.source, self.steps)
+
+    @cached_property
+    def steps(self) -> tuple[tuple[str, int], ...]:
+        """What runs, in order: ``("run", node)``, ``("to host", buffer)``, ``("to device", buffer)``."""
+        return tuple(_steps(self.source, self.moves))
 
     def __str__(self) -> str:
         proof = "proven least" if self.is_proven else f"at least {self.lower_bound:.3g} s"
@@ -93,10 +103,12 @@ def offload(
         return Offload(graph, (), budget, plain.peak, plain.peak, 0.0, 0.0)
     moves = _gaps(problem, bandwidth, rate)
     _refuse_impossible(problem, plain, moves, budget)
+    if len(moves) > _MOST_GAPS:
+        moves = sorted(moves, key=lambda move: move.waits / move.bytes)[:_MOST_GAPS]
+        if _left(problem, plain, moves).max() > budget:
+            raise GraphError(f"no offloading was found: the graph has more than {_MOST_GAPS} gaps between uses")
     chosen, bound = _chosen(problem, plain, moves, budget, seconds)
-    live = plain.live.copy()
-    for move in chosen:
-        live[_inside(problem, move)] -= move.bytes
+    live = _left(problem, plain, chosen)
     waits = sum(move.waits for move in chosen)
     return Offload(graph, tuple(chosen), budget, plain.peak, int(live.max()), waits, min(bound, waits))
 
@@ -121,10 +133,18 @@ def _inside(problem: Problem, move: Move) -> slice:
     return slice(problem.place[move.after] + 1, problem.place[move.before])
 
 
-def _refuse_impossible(problem: Problem, plain: Profile, moves: list[Move], budget: int) -> None:
-    least = plain.live.copy()
+def _left(problem: Problem, plain: Profile, moves: Sequence[Move]) -> npt.NDArray[np.int64]:
+    """The bytes that are alive at every place where these gaps are taken."""
+    change = np.zeros(len(plain.live) + 1, dtype=np.int64)
     for move in moves:
-        least[_inside(problem, move)] -= move.bytes
+        inside = _inside(problem, move)
+        change[inside.start] -= move.bytes
+        change[inside.stop] += move.bytes
+    return plain.live + np.cumsum(change)[:-1]
+
+
+def _refuse_impossible(problem: Problem, plain: Profile, moves: list[Move], budget: int) -> None:
+    least = _left(problem, plain, moves)
     if least.max() > budget:
         place = int(least.argmax())
         where = shown(problem.graph.nodes[problem.order[place]].name) if place < len(problem.order) else "the end"
@@ -136,81 +156,89 @@ def _chosen(
 ) -> tuple[list[Move], float]:
     """The moves that wait least, and a lower bound on what any choice waits."""
     try:
-        from scipy.optimize import LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
     except ImportError:
         raise GraphError("offloading needs SciPy; install it with: pip install 'graphmem[pack]'") from None
-    over = np.flatnonzero(plain.live > budget)
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
+    inside = [_inside(problem, move) for move in moves]
+    starts, stops = (np.array([getattr(one, name) for one in inside]) for name in ("start", "stop"))
+    borders = np.unique(np.concatenate([[0], starts, stops]))
+    over = np.maximum.reduceat(np.maximum(plain.live - budget, 0), borders)  # the most between two borders
+    count, places = len(moves), len(borders)
     unit = float(max(move.bytes for move in moves))
-    for column, move in enumerate(moves):
-        inside = _inside(problem, move)
-        first, last = np.searchsorted(over, [inside.start, inside.stop])
-        rows += range(int(first), int(last))
-        columns += [column] * int(last - first)
-        values += [move.bytes / unit] * int(last - first)
-    matrix = csr_array((values, (rows, columns)), shape=(len(over), len(moves)))
+    sizes = np.array([move.bytes for move in moves]) / unit
+    # Variables: whether each gap is taken, then the bytes that are away between borders. A row a border: what is away
+    # is what was before, with what leaves and without what comes back.
+    columns, away = np.arange(count), count + np.arange(places)
+    entries = [
+        (np.searchsorted(borders, starts), columns, -sizes),
+        (np.searchsorted(borders, stops), columns, sizes),
+        (np.arange(places), away, np.ones(places)),
+        (np.arange(1, places), away[:-1], -np.ones(places - 1)),
+    ]
+    rows, variables, values = (np.concatenate(part) for part in zip(*entries, strict=True))
     waits = np.array([move.waits for move in moves])
     scale = float(waits.max())
-    needed = (plain.live[over] - budget) / unit
     found = milp(
-        waits / scale,
-        integrality=np.ones(len(moves)),
-        bounds=(0, 1),
-        constraints=LinearConstraint(matrix, needed, np.inf),
-        options={"time_limit": max(seconds, 1.0)},
+        np.concatenate([waits / scale, np.zeros(places)]),
+        integrality=np.concatenate([np.ones(count), np.zeros(places)]),
+        bounds=Bounds(np.concatenate([np.zeros(count), over / unit]), np.repeat([1.0, np.inf], [count, places])),
+        constraints=LinearConstraint(csr_array((values, (rows, variables)), shape=(places, count + places)), 0, 0),
+        options={"time_limit": max(seconds, 1.0), "mip_rel_gap": 0.0},
     )
     if found.x is None:  # no time: all of them, which is enough
         return moves, 0.0
-    return [move for move, taken in zip(moves, found.x, strict=True) if taken > 0.5], float(
-        found.mip_dual_bound
-    ) * scale
+    taken = [move for move, value in zip(moves, found.x, strict=False) if value > 0.5]
+    return _completed(problem, plain, moves, taken, budget), float(found.mip_dual_bound or 0.0) * scale
 
 
-def _with_copies(graph: Graph, moves: tuple[Move, ...]) -> Graph:
+def _completed(problem: Problem, plain: Profile, moves: Sequence[Move], taken: list[Move], budget: int) -> list[Move]:
+    """The solver's choice, with what it lacks by rounding."""
+    while (left := _left(problem, plain, taken)).max() > budget:
+        place, chosen = int(left.argmax()), set(taken)
+        more = (one for one in moves if one not in chosen)
+        here = (one for one in more if _inside(problem, one).start <= place < _inside(problem, one).stop)
+        taken = [*taken, min(here, key=lambda one: one.waits)]
+    return taken
+
+
+def _steps(graph: Graph, moves: tuple[Move, ...]) -> Iterator[tuple[str, int]]:
+    """The nodes in order; before each, and before the views that run for it, the copies that it waits for."""
     problem = Problem(graph)
     out: dict[int, list[Move]] = {}
     back: dict[int, list[Move]] = {}
     for move in moves:
         out.setdefault(move.after, []).append(move)
         back.setdefault(move.before, []).append(move)
+    views: list[int] = []
+    for number in problem.with_views(problem.order):
+        views.append(number)
+        if number not in problem.views:
+            yield from (("to device", move.buffer) for move in back.get(number, ()))
+            yield from (("run", one) for one in views)
+            yield from (("to host", move.buffer) for move in out.get(number, ()))
+            views.clear()
+
+
+def _with_copies(graph: Graph, steps: tuple[tuple[str, int], ...]) -> Graph:
     buffers, newest = list(graph.buffers), list(range(len(graph.buffers)))
     nodes: list[Node] = []
     place: dict[int, int] = {}
     on_host: dict[int, int] = {}
-    for number in _copies_before_views(problem, back):
-        if isinstance(number, Move):
-            name = graph.buffers[number.buffer].name
-            newest[number.buffer] = len(buffers)
-            buffers.append(Buffer(name, number.bytes))
-            nodes.append(Node(f"{name} to device", makes=(newest[number.buffer],), after=(on_host[number.buffer],)))
+    for what, number in steps:
+        if what == "run":
+            node = graph.nodes[number]
+            place[number] = len(nodes)
+            reads, updates = (tuple(newest[one] for one in some) for some in (node.reads, node.updates))
+            after = tuple(sorted(place[one] for one in node.after))
+            nodes.append(replace(node, reads=reads, updates=updates, after=after))
             continue
-        node = graph.nodes[number]
-        place[number] = len(nodes)
-        nodes.append(
-            replace(
-                node,
-                reads=tuple(newest[one] for one in node.reads),
-                updates=tuple(newest[one] for one in node.updates),
-                after=tuple(sorted(place[one] for one in node.after)),
-            )
-        )
-        for move in out.get(number, ()):
-            on_host[move.buffer] = len(nodes)
-            nodes.append(Node(f"{graph.buffers[move.buffer].name} to host", (newest[move.buffer],)))
+        one = graph.buffers[number]
+        if what == "to host":
+            on_host[number] = len(nodes)
+            nodes.append(Node(f"{one.name} to host", (newest[number],)))
+        else:
+            newest[number] = len(buffers)
+            buffers.append(Buffer(one.name, one.bytes))
+            nodes.append(Node(f"{one.name} to device", makes=(newest[number],), after=(on_host[number],)))
     return Graph(tuple(nodes), tuple(buffers), tuple(newest[one] for one in graph.outputs))
-
-
-def _copies_before_views(problem: Problem, back: dict[int, list[Move]]) -> Iterator[int | Move]:
-    """The nodes in order; before each, and before the views that run for it, the copies that it waits for."""
-    views: list[int] = []
-    for number in problem.with_views(problem.order):
-        if number in problem.views:
-            views.append(number)
-            continue
-        yield from back.get(number, ())
-        yield from views
-        yield number
-        views.clear()

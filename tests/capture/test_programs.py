@@ -19,7 +19,7 @@ from graphmem.diagnostics import Code, Effect
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.trace import EventKind, Place
-from graphmem.training.program import Program
+from graphmem.training.program import OPTIMIZER_STEPS, Program, Steps
 
 MODEL = """
 import sys, torch
@@ -1500,3 +1500,21 @@ train_step()
     estimate = run(tmp_path, source)
     assert ending(estimate) == ("itself", 1, 0, "")
     assert said(capsys).splitlines() == [str(image) for image in range(20)]
+
+
+def test_a_list_of_runs_that_is_short_at_first_stays_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks that become longer: the first say that all are few events, the last are many."""
+    monkeypatch.setattr(Steps.__new__, "__defaults__", (OPTIMIZER_STEPS, 1000))
+    source = """
+kept = []
+for task in range(5):
+    for _ in range(2 * 2 ** task):
+        train_step()
+    kept.append(torch.zeros(1024, device="cuda"))
+    print(task, len(seen), len(kept))
+"""
+    estimate = run(tmp_path, source, iterations=None)
+    assert ending(estimate) == ("itself", 62, 0, "")
+    assert said(capsys).splitlines() == ["0 2 1", "1 6 2", "2 14 3", "3 30 4", "4 62 5"]

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import fx, nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -22,11 +23,13 @@ from graphmem.errors import GraphError  # noqa: E402
 from graphmem.plan_memory import (  # noqa: E402
     NodeMemory,
     annotate,
+    apply_offload,
     apply_order,
     apply_remat,
     checkpoint_modules,
     from_fx,
     join_partitions,
+    offload,
     partition_within,
     remat,
 )
@@ -126,6 +129,32 @@ def test_partitioner_keeps_its_budget_and_the_gradients() -> None:
     assert rule.plans[0].again
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
+def test_offloaded_graph_holds_on_the_device_what_was_planned() -> None:
+    pytest.importorskip("scipy")
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        kept = [x]
+        for _ in range(4):
+            kept.append(torch.relu(kept[-1] @ w.t()).chunk(2)[0].repeat(2, 1))
+        for one in reversed(kept):
+            x = x * one + one.t()
+        return x
+
+    with FakeTensorMode():  # tensors on a card that is not there
+        x, w = torch.empty(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
+        module = make_fx(program)(x, w)
+    graph = from_fx(module)
+    found = offload(graph, peak_of(graph) - 20_000, bandwidth=1e9)
+    assert found.moves
+    moved = apply_offload(module, found)
+    assert peak_of(from_fx(moved)) == peak_of(found.graph) == found.peak
+    on_host = make_fx(program)(torch.empty(64, 64), torch.empty(64, 64))
+    for node, other in zip(moved.graph.nodes, apply_offload(on_host, found).graph.nodes, strict=True):
+        assert node.name == other.name
+    inputs = [torch.randn(64, 64), torch.randn(64, 64)]
+    assert torch.equal(apply_offload(on_host, found)(*inputs), program(*inputs))
 
 
 def _captured(modules: Sequence[str]) -> int:
@@ -285,3 +314,25 @@ def test_hostile_graphs_are_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(GraphError, match="held names"):
         from_fx(make_fx(lambda x: x + 1)(torch.ones(1)), held=["y"])
+
+
+ORDERS = {
+    "none": [], "too short": [0, 1], "twice": [0, 0, 1, 2], "negative": [-1, 0, 1, 2], "too large": [0, 1, 2, 3],
+    "backwards": [2, 1, 0], "names": ["add", "mul", "sum"], "fractions": [0.0, 1.0, 2.5], "nothing": [None] * 3,
+    "nested": [[0], [1], [2]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_hostile_orders_are_one_line(case: str) -> None:
+    module = make_fx(lambda x: ((x + 1) * 2).sum())(torch.ones(3))
+    with pytest.raises(GraphError) as caught:
+        apply_order(module, ORDERS[case])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("budget", [-1, 0, 1, 0.5, "1 GiB", None, float("nan"), [1], -(1 << 70), b"1"])
+def test_hostile_budgets_of_a_partitioner_are_one_line(parts: list[fx.GraphModule], budget: int) -> None:
+    with pytest.raises(GraphError) as caught:
+        partition_within(budget)(parts[0], [], num_fwd_outputs=1)
+    assert "\n" not in str(caught.value)

@@ -57,7 +57,7 @@ class Leaving:
         self.recorder = recorder
         self.files: set[str] = set()  # the program's own, as far as their loops are rewritten
         self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
-        self.is_ending = False  # whether a loop that trained was ended
+        self.ends = 0  # how many loops that trained were ended
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
         self.runs: list[ItemRun] = []
         self.epochs = Epochs()
@@ -97,6 +97,11 @@ class Leaving:
         if self.is_ending and (self._runs_begun or self.epochs.varied or jumped or self.leaves_unread):
             found[Code.SHORTENED.about()] = 1
         return found
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a loop that trained was ended."""
+        return self.ends > 0
 
     # --- optimizers ---
 
@@ -213,7 +218,7 @@ class Leaving:
 
     def note_end(self) -> None:
         """A loop that has trained ends."""
-        self.is_ending = True
+        self.ends += 1
         self._ended = len(self.made)
 
     def works_beside(self, row: int) -> bool:

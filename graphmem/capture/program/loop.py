@@ -27,6 +27,7 @@ its own top.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -104,6 +105,8 @@ class Loop:
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
         self._waited = 0  # iterations in a row that selected all of as many elements
         self._selected: tuple[int, object] = (0, None)  # how often elements were selected, and which the last time
+        self._is_followed = False  # to its end, as it is short
+        self._ends = leaving.ends
         self._unlike = 0  # steps over batches of the card that differed from those before
         self._has_drawn = False  # whether the body of an iteration drew random numbers
         self._drawn: object = None  # what :meth:`_draws` said when it began; None where nobody asks
@@ -236,19 +239,28 @@ class Loop:
         return found is not None
 
     def _is_of_short_program(self) -> bool:
-        """Whether all iterations of the program's loop, and of those around it, are few events."""
-        loop = self._of_program()
+        """Whether all iterations of the program's loop, and of those around it, are few events. A loop that was found
+        to be short stays so, though later iterations may be longer; one in which another was left is not, though few
+        events of it are there."""
+        loop, leaving = self._of_program(), self._leaving
         if loop is None or loop.is_at_others:
             return False
-        events = loop._events()
-        for one in self._leaving.own_loops():
-            left = one._iterations_left(one is self)
+        if not loop._is_followed and loop._ends == leaving.ends:
+            loop._is_followed = loop._all_events(loop is self) <= leaving.short_events
+        return loop._is_followed
+
+    def _all_events(self, is_at_top: bool) -> float:
+        """The events of all iterations of the loop, in those that are left of the loops around it; infinity where
+        nobody knows. ``is_at_top``: whether an iteration of the loop has ended."""
+        events = self._events()
+        for loop in self._leaving.own_loops():
+            left = loop._iterations_left(loop is self and is_at_top)
             if left is None:
-                return False
-            events *= left + (one._items if one is loop else 1)
-            if one is loop:
+                return math.inf
+            events *= left + (loop._items if loop is self else 1)
+            if loop is self:
                 break
-        return events <= self._leaving.short_events
+        return events
 
     def _settles(self) -> bool:
         """Whether a loop of the program's own, with its steps in itself, goes on because the last of them differ, and

@@ -76,12 +76,6 @@ class Remat:
             dict.fromkeys(self.source.nodes[step].module for step in self.again if self.source.nodes[step].module)
         )
 
-    def check(self, graph: Graph) -> None:
-        """Raises :class:`GraphError` unless this answer is one for ``graph``."""
-        names = [node.name for node in self.source.nodes]
-        if names != [node.name for node in graph.nodes]:
-            raise GraphError("this answer is for another graph: its nodes have other names")
-
     def __str__(self) -> str:
         share = f"{self.extra_cost / self.cost_before:.1%} of one run" if self.cost_before else "nothing"
         proof = "proven least" if self.is_proven else f"at least {self.lower_bound:.4g}"
@@ -137,14 +131,16 @@ def remat(graph: Graph, budget: int, *, seconds: float = 20.0) -> Remat:
 def _tried(problem: Problem, budget: int, deadline: float) -> Iterator[tuple[str, list[int]]]:
     """Ways to find a schedule, with what each finds: among all nodes, then among cheap ones only."""
     for dearest in (math.inf, *_tiers(problem)):
+        if time.monotonic() > deadline:
+            return
         among = Problem(problem.graph, dearest)
         if bounds.least_bytes(among)[0] > budget:
             continue
+        if (steps := cheapest_within(among, budget, deadline)) is not None:
+            yield "blocks", steps
         for patience in _PATIENCE:
             with contextlib.suppress(GivenUp):
                 yield f"evictions, patience {patience:g}", evicting(among, budget, deadline, patience)
-        if time.monotonic() < deadline and (steps := cheapest_within(among, budget)) is not None:
-            yield "blocks", steps
 
 
 def _tiers(problem: Problem) -> list[float]:
@@ -183,6 +179,8 @@ def _none_found(problem: Problem, budget: int, peak: int, deadline: float) -> st
     """No schedule was found: which budgets would have been met."""
     least, _ = bounds.least_bytes(problem)
     low, high = budget, peak
+    if time.monotonic() > deadline:
+        return f"no schedule within {_bytes(budget)} was found in time; give more seconds"
     for _ in range(6):
         middle = (low + high) // 2
         if any(True for _ in _tried(problem, middle, deadline)):
@@ -200,6 +198,12 @@ def _refuse_impossible(problem: Problem, budget: int) -> None:
     if budget < least:
         place = f"while {shown(problem.graph.nodes[where].name)} runs" if where >= 0 else "of inputs and outputs"
         raise GraphError(f"no schedule has a peak of {_bytes(budget)}: {_bytes(least)} are needed {place}")
+
+
+def check_same(planned: Graph, given: Graph) -> None:
+    """Raises :class:`GraphError` unless what was planned is a plan for the graph that is given."""
+    if [node.name for node in planned.nodes] != [node.name for node in given.nodes]:
+        raise GraphError("this answer is for another graph: its nodes have other names")
 
 
 def checked_budget(budget: int) -> int:

@@ -6,8 +6,9 @@ import numpy as np
 
 from graphmem.plan_memory.recompute.steps import Problem, Profile
 
-#: Moments at which a bound on the cost is worked out: those with the most bytes alive.
-_MOMENTS = 400
+#: Moments at which a bound on the cost is worked out, those with the most bytes alive: so many, and so many buffers
+#: looked at for them.
+_MOMENTS, _LOOKS = 400, 4_000_000
 
 
 def least_bytes(problem: Problem) -> tuple[int, int]:
@@ -35,7 +36,7 @@ def least_cost(problem: Problem, budget: int) -> float:
     """A lower bound on the extra cost: whatever is alive beyond ``budget`` at a moment, and needed later, has to be
     made again, by runs that free the most bytes for their cost (a fractional knapsack at each moment)."""
     plain = Profile(problem, problem.order)
-    places = np.argsort(-plain.live[:-1], kind="stable")[:_MOMENTS].tolist()
+    places = np.argsort(-plain.live[:-1], kind="stable")[: max(1, min(_MOMENTS, _LOOKS // len(problem.size)))].tolist()
     return max((_cost_at(problem, place, int(plain.live[place]) - budget) for place in places), default=0.0)
 
 

@@ -8,6 +8,7 @@ as they are, so that a cut across other paths costs quality, never truth.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,11 +57,11 @@ class Chain:
         return steps
 
 
-def cheapest_within(problem: Problem, budget: int) -> list[int] | None:
-    """The cheapest schedule of the table whose own peak is within ``budget``; None if there is none."""
+def cheapest_within(problem: Problem, budget: int, deadline: float) -> list[int] | None:
+    """The cheapest schedule of the table whose own peak is within ``budget``; None if there is none, or not in time."""
     chain = Chain(problem)
     low, high, best = 0, _UNITS, None
-    while low <= high:
+    while low <= high and time.monotonic() < deadline:
         units = (low + high) // 2
         steps = chain.within(units)
         if steps is not None and Profile(problem, steps).peak <= budget:

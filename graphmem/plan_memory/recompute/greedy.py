@@ -38,6 +38,8 @@ class _Run:
         self._next = [0] * count  # index into the users of each buffer
         self._live = sum(size for size, here in zip(problem.size, self._resident, strict=True) if here)
         self._droppable: set[int] = set()
+        self._candidates: list[int] = []
+        self._news = 0  # how much has gone or come since they were chosen
         # Until when a buffer has to be there, or be made again, for others that were dropped; these times as a heap.
         self._wanted = [-1] * count
         self._ends: list[tuple[int, int]] = []
@@ -47,6 +49,8 @@ class _Run:
     def steps(self) -> list[int]:
         for place, number in enumerate(self._problem.order):
             self._now = place
+            if not place % 256 and time.monotonic() > self._deadline:
+                raise GivenUp
             while self._ends and self._ends[0][0] < place:
                 self._settle(heapq.heappop(self._ends)[1])
             missing = [buffer for buffer in self._problem.uses[number] if not self._resident[buffer]]
@@ -75,11 +79,13 @@ class _Run:
         if self._next[buffer] >= len(self._problem.users[buffer]) and self._wanted[buffer] < self._now:
             self._leave(buffer)
         elif self._problem.can_go(buffer):
+            self._news += buffer not in self._droppable
             self._droppable.add(buffer)
 
     def _leave(self, buffer: int) -> None:
         self._resident[buffer] = False
         self._live -= self._problem.size[buffer]
+        self._news += buffer in self._droppable
         self._droppable.discard(buffer)
 
     # --- having again -------------------------------------------------------------------------------------------------
@@ -133,13 +139,26 @@ class _Run:
         while self._live + needed > self._budget:
             if time.monotonic() > self._deadline:
                 raise GivenUp
-            candidates = (one for one in self._droppable if one not in pinned and self._problem.size[one])
-            largest = heapq.nlargest(_CANDIDATES, candidates, key=self._problem.size.__getitem__)
-            scores = ((self._score(one), one) for one in largest)
-            score, worst = min(scores, default=(math.inf, -1))
+            score, worst = self._worst(pinned)
+            if score == math.inf and self._news:  # all that were looked at are needed now
+                self._look_again()
+                score, worst = self._worst(pinned)
             if score == math.inf:
                 raise GivenUp
             self._drop(worst)
+
+    def _worst(self, pinned: set[int]) -> tuple[float, int]:
+        """The least score of the candidates, and whose it is."""
+        if self._news * 32 > len(self._droppable):
+            self._look_again()
+        there = (one for one in self._candidates if one in self._droppable and one not in pinned)
+        return min(((self._score(one), one) for one in there), default=(math.inf, -1))
+
+    def _look_again(self) -> None:
+        """The largest of what may be dropped are the candidates, until some have gone or come."""
+        sized = (one for one in self._droppable if self._problem.size[one])
+        self._candidates = heapq.nlargest(_CANDIDATES, sized, key=self._problem.size.__getitem__)
+        self._news = 0
 
     def _drop(self, buffer: int) -> None:
         until = self._needed_until(buffer)

@@ -27,11 +27,12 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 @dataclass(frozen=True)
 class FxGraph:
     """A graph beside what it was made of: ``nodes[i]`` is the fx node of ``graph.nodes[i]``, ``buffers`` are those that
-    each fx node's value lies in."""
+    each fx node's value lies in, ``values`` these values, with fake tensors."""
 
     graph: Graph
     nodes: tuple[fx.Node, ...]
     buffers: dict[fx.Node, tuple[int, ...]]
+    values: dict[fx.Node, Any]
     source: fx.Graph
     owner: torch.nn.Module
 
@@ -66,7 +67,9 @@ def read(module: Any, *example_inputs: object, held: Collection[str] | None = No
     reader = _Reader(source, owner, known, _held(source, held))
     reader.read()
     graph = Graph(tuple(reader.nodes), tuple(reader.buffers), reader.outputs)
-    return FxGraph(graph, tuple(node for node in source.nodes if node.op in CALLS), reader.lies_in, source, owner)
+    calls = tuple(node for node in source.nodes if node.op in CALLS)
+    values = {node: one.value for node, one in known.items()}
+    return FxGraph(graph, calls, reader.lies_in, values, source, owner)
 
 
 def _parts(module: Any) -> tuple[fx.Graph, torch.nn.Module]:

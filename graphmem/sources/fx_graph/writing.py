@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
+from graphmem.errors import GraphError
 from graphmem.plan_memory.graphs import Node
-from graphmem.plan_memory.recompute.answer import Remat
+from graphmem.plan_memory.offloading import Offload
+from graphmem.plan_memory.recompute.answer import Remat, check_same
 from graphmem.sources.fx_graph.reading import FxGraph, read
-from graphmem.sources.fx_graph.values import CALLS
+from graphmem.sources.fx_graph.values import CALLS, tensors
 
 
 def apply_order(module: fx.GraphModule, order: Sequence[int], *example_inputs: object) -> fx.GraphModule:
@@ -27,8 +30,30 @@ def apply_remat(module: fx.GraphModule, answer: Remat, *example_inputs: object) 
     Names of what runs again end in ``_again``. The copy computes what ``module`` does.
     """
     found = read(module, *example_inputs)
-    answer.check(found.graph)
+    check_same(answer.source, found.graph)
     return _written(found, answer.steps)
+
+
+def apply_offload(module: fx.GraphModule, answer: Offload, *example_inputs: object) -> fx.GraphModule:
+    """A copy of ``module`` in which the buffers of ``answer`` are copied to the host and back.
+
+    Raises :class:`graphmem.errors.GraphError` for buffers that a node writes in place: its results would keep them.
+    """
+    found = read(module, *example_inputs)
+    check_same(answer.source, found.graph)
+    written = {buffer for node in found.graph.nodes for buffer in node.updates}
+    for move in answer.moves:
+        if move.buffer in written:
+            name = found.graph.buffers[move.buffer].name
+            raise GraphError(f"{name} is written in place and cannot be moved; make the graph functional first")
+    writer = _Writer(found)
+    writes = {"to host": writer.to_host, "to device": writer.to_device}
+    for what, number in answer.steps:
+        if what == "run":
+            writer.run(found.nodes[number])
+        else:
+            writes[what](number)
+    return writer.finished()
 
 
 def _written(found: FxGraph, steps: Sequence[int]) -> fx.GraphModule:
@@ -49,6 +74,7 @@ class _Writer:
         self._newest: dict[fx.Node, fx.Node] = {}
         self._runs: dict[int, int] = {}  # of a buffer: how often it has been made
         self._seen: dict[fx.Node, tuple[int, ...]] = {}  # the runs of its buffers that a written node refers to
+        self._on_host: dict[int, fx.Node] = {}
         self._is_backward = False  # of a joint graph: its backward part has begun
         for node in found.source.nodes:
             if node.op in ("placeholder", "get_attr"):
@@ -68,6 +94,25 @@ class _Writer:
         for buffer in self._step(node).makes:
             self._runs[buffer] = self._runs.get(buffer, 0) + 1
         self._newest[node], self._seen[node] = made, self._versions(node)
+
+    def to_host(self, buffer: int) -> None:
+        """Copy a buffer to the host: the tensor that its maker gave."""
+        self._on_host[buffer] = self._copied(self._current(self._base(buffer)), torch.device("cpu"))
+
+    def to_device(self, buffer: int) -> None:
+        """Copy it back: from now on that is what everybody reads."""
+        base = self._base(buffer)
+        device = next(tensors(self._found.values[base])).device
+        self._runs[buffer] = self._runs.get(buffer, 0) + 1
+        self._newest[base] = self._copied(self._on_host.pop(buffer), device)
+        self._seen[base] = self._versions(base)
+
+    def _copied(self, node: fx.Node, device: torch.device) -> fx.Node:
+        return self._graph.call_function(torch.ops.aten._to_copy.default, (node,), {"device": device})
+
+    def _base(self, buffer: int) -> fx.Node:
+        """The first node whose value is one tensor in this buffer: what made it, or what picks it out of several."""
+        return next(node for node in self._found.nodes if self._found.buffers[node] == (buffer,))
 
     def _tag(self, made: fx.Node) -> None:
         """AOTAutograd's partitioners go by a tag: what runs after the backward part has begun is part of it."""
