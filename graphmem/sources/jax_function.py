@@ -33,6 +33,8 @@ _READS = "values that the program reads back from the card are taken to be 0"
 
 def load_jax(name: str, shapes: str | None = None) -> TorchModel:
     """The program of ``file.py:function``. Raises :class:`SourceError` where JAX is not installed, or not for CUDA."""
+    if not name:
+        raise SourceError("'jax:' names no function; write for example jax:step.py:build")
     _require_jax(f"jax:{name}")
 
     def prepared(asked: dict[str, Any]) -> dict[str, Any]:

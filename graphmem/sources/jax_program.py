@@ -210,9 +210,11 @@ def _calls_type() -> Any:
     """The type of what follows a program; made here, as its base is JAX's."""
     import jax
     import numpy as np
-    from jax._src import core, dispatch, pjit
+    from jax._src import core, dispatch, pjit, source_info_util
     from jax._src.interpreters import mlir, pxla
     from jax.sharding import SingleDeviceSharding
+
+    source_info_util.register_exclusion(__file__)  # source lines are the program's own
 
     class Array(core.Tracer):  # type: ignore[misc]
         """An array of the card. What the program reads of it is zeros."""

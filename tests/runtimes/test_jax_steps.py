@@ -337,7 +337,7 @@ def test_a_step_is_the_same_from_a_file_and_from_python(tmp_path: Path) -> None:
     step = jax.jit(lambda params, x: jax.tree.map(lambda w: w - x.mean(), params))
     x = jax.ShapeDtypeStruct((16, 256), jnp.float32)
     estimate = analyze(step, [jax.ShapeDtypeStruct((256, 256), jnp.float32)], x, device="A100")
-    assert estimate.requested == by_file["peaks"]["requested_bytes"]
+    assert estimate.requested == by_file["peak"]["requested_bytes"]
 
 
 @needs_jax
