@@ -21,10 +21,11 @@ from graphmem.plan_memory import packing
 from graphmem.plan_memory.compiled import IS_COMPILED
 from graphmem.plan_memory.graphs import Graph
 from graphmem.plan_memory.packing import FOUND, IMPOSSIBLE, Lives, Numbers, State
-from graphmem.plan_memory.tables import Tables, as_order, lives_of
+from graphmem.plan_memory.tables import Tables, as_order, deadline, lives_of
 from graphmem.trace import MAX_STORAGE_BYTES, Place, Trace
 
-#: Pairs of buffers alive together that are kept in lists. Where there are more, buffers are placed as they are born.
+#: Pairs of buffers alive together, or of buffers and obstacles, that are kept in lists. Where there are more, buffers
+#: are placed as they are born.
 _MOST_PAIRS = 20_000_000 if IS_COMPILED else 200_000
 #: Buffers alive together, at most, that are searched: the search goes as deep.
 _MOST_SEARCHED = 2_000 if IS_COMPILED else 300
@@ -79,9 +80,10 @@ def offsets(
     not at all). Raises :class:`graphmem.errors.GraphmemError` for arguments that are none, and for pinned buffers that
     meet each other or a forbidden range.
     """
+    until = deadline(time_limit)
     demand = _demand(trace_or_graph, order)
-    asked = _Asked(demand, alignment, pinned or {}, tuple(forbidden), capacity)
-    plan = _placed(asked, time.monotonic() + time_limit if time_limit > 0 else None)
+    asked = _Asked(demand, alignment, {} if pinned is None else pinned, forbidden, capacity)
+    plan = _placed(asked, until if time_limit > 0 else None)
     whole = np.full(len(demand.sizes), -1, dtype=np.int64)
     whole[asked.pins] = asked.pinned_at
     whole[asked.free] = plan.addresses * alignment
@@ -131,13 +133,17 @@ class _Asked:
         demand: _Demand,
         alignment: int,
         pinned: Mapping[int, int],
-        forbidden: tuple[tuple[int, int], ...],
+        forbidden: Iterable[tuple[int, int]],
         capacity: int | None,
     ) -> None:
         if not _is_whole(alignment) or alignment < 1:
             raise UsageError(f"the alignment is {shown(alignment)}; accepted: whole bytes from 1 on")
         if capacity is not None and (not _is_whole(capacity) or capacity < 0):
             raise UsageError(f"the capacity is {shown(capacity)}; accepted: whole bytes from 0 on")
+        if not isinstance(pinned, Mapping):
+            raise UsageError(f"pinned is {shown(pinned)}; accepted: a mapping from indices to addresses")
+        if not isinstance(forbidden, Iterable):
+            raise UsageError(f"forbidden is {shown(forbidden)}; accepted: ranges (begin, end) in bytes")
         ranges = [_checked_range(one) for one in forbidden]
         for index, address in pinned.items():
             if not _is_whole(index) or not 0 <= index < demand.buffers or not demand.sizes[index]:
@@ -255,7 +261,9 @@ def _parts(asked: _Asked) -> list[_Part] | None:
     by_birth = np.argsort(asked.births, kind="stable")
     latest = np.maximum.accumulate(asked.deaths[by_birth])
     splits = 1 + np.flatnonzero(asked.births[by_birth][1:] >= latest[:-1])
-    parts, left = [], _MOST_PAIRS
+    parts, left = [], _MOST_PAIRS - len(asked.free) * (len(asked.forbidden) + len(asked.pins))
+    if left < 0:
+        return None
     for members in np.split(by_birth, splits):
         first, end = sections(asked.births[members], asked.deaths[members])
         counts, births = np.zeros(len(members), dtype=np.int64), np.arange(len(members))

@@ -11,7 +11,7 @@ import numpy as np
 from graphmem.allocators.base import Allocator
 from graphmem.base.documents import shown
 from graphmem.errors import GraphError
-from graphmem.plan_memory.graphs import Buffer, Graph
+from graphmem.plan_memory.graphs import Buffer, Graph, is_index
 from graphmem.plan_memory.peaks import Peaks, Replays, maker_of_allocators, replays_of
 from graphmem.plan_memory.tables import Numbers, Tables, as_order, live_bytes, places_of
 
@@ -28,8 +28,8 @@ class Peak:
     """
 
     def __init__(self, graph: Graph, order: Iterable[int] | Numbers | None = None) -> None:
-        tables = Tables.of(graph)
         self._order = as_order(graph, order).copy()
+        tables = Tables.of(graph)
         self._place = places_of(self._order)
         self._live = live_bytes(tables, self._order)
         self._taken: list[int] = tables.taken.tolist()
@@ -43,7 +43,7 @@ class Peak:
         self._undo: list[_Undo] = []
         #: The graph that was given while its nodes are those of now; afterwards the replays of now.
         self._given: Graph | None = graph
-        self._replays: dict[object, Replays] = {}
+        self._replays: dict[tuple[str, str], Replays] = {}
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -68,12 +68,14 @@ class Peak:
             return self.live
         if self._given is not None:
             return replays_of(self._given, allocator, alloc_conf).reserved(self._order)
-        key = (allocator, alloc_conf)
-        if key not in self._replays:
+        found = self._replays.get((allocator, alloc_conf)) if isinstance(allocator, str) else None
+        if found is None:
             lists = (self._sizes, self._makers, self._stays, self._users, self._before)
             make = maker_of_allocators(allocator, alloc_conf)
-            self._replays[key] = Replays(Tables.made(self._nodes, *lists), make, lambda _: self.graph().trace())
-        return self._replays[key].reserved(self._order)
+            found = Replays(Tables.made(self._nodes, *lists), make, lambda _: self.graph().trace())
+            if isinstance(allocator, str):
+                self._replays[allocator, alloc_conf] = found
+        return found.reserved(self._order)
 
     def peaks(self, allocator: str | Callable[[], Allocator] = "pytorch", *, alloc_conf: str = "") -> Peaks:
         """What is live, what planned addresses need by the quickest plan, and what an allocator reserves."""
@@ -106,9 +108,10 @@ class Peak:
 
     def move(self, place: int, to: int) -> None:
         """The node at ``place`` comes to place ``to``; those between move by one, to where it was."""
-        count = len(self._order)
-        if not (0 <= place < count and 0 <= to < count):
-            raise GraphError(f"no move from place {shown(place)} to {shown(to)}; places are 0 to {count - 1}")
+        if not (is_index(place, self._nodes) and is_index(to, self._nodes)):
+            raise GraphError(
+                f"no move from place {shown(place)} to {shown(to)}; places are 0 to {len(self._nodes) - 1}"
+            )
         number = self._order.item(place)
         for other in self._after[number] if to > place else self._before[number]:
             if min(place, to) <= self._place.item(other) <= max(place, to):
@@ -238,9 +241,9 @@ class Peak:
 
     def _recomputable(self, buffer: int, before: int) -> tuple[int, list[int]]:
         """The place of a copy of ``buffer``, and who would read it. Raises :class:`GraphError` where there is none."""
-        if not 0 <= buffer < len(self._buffers):
+        if not is_index(buffer, self._buffers):
             raise GraphError(f"no buffer {shown(buffer)}; buffers are 0 to {len(self._buffers) - 1}")
-        if not 0 <= before < len(self._nodes):
+        if not is_index(before, self._nodes):
             raise GraphError(f"no node {shown(before)}; nodes are 0 to {len(self._nodes) - 1}")
         maker, what = self._makers[buffer], f"buffer {buffer} ({shown(self._buffers[buffer].name)})"
         if maker < 0 or self._stays[buffer]:

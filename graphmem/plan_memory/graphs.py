@@ -72,6 +72,7 @@ class Graph:
     outputs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_buffers(self)
         _check_nodes(self)
         if len(self.order) < len(self.nodes):
@@ -164,7 +165,7 @@ class Graph:
         order = tuple(order)
         places = [-1] * len(self.nodes)
         for place, number in enumerate(order):
-            if not _is_index(number, places):
+            if not is_index(number, places):
                 raise GraphError(f"the order names node {shown(number)}; this graph has 0 to {len(places) - 1}")
             if places[number] >= 0:
                 raise GraphError(f"the order has {self._node(number)} twice")
@@ -242,7 +243,8 @@ class Graph:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _is_index(number: object, table: Sequence[object]) -> bool:
+def is_index(number: object, table: Sequence[object]) -> bool:
+    """Whether this is the number of a row of a table."""
     return isinstance(number, int) and 0 <= number < len(table)
 
 
@@ -261,6 +263,18 @@ def _size(value: object, where: str) -> int:
     return size
 
 
+def _check_types(graph: Graph) -> None:
+    for kind, table in ((Node, graph.nodes), (Buffer, graph.buffers)):
+        for number, one in enumerate(table):
+            if not isinstance(one, kind):
+                name = kind.__name__
+                raise GraphError(f"{name.lower()} {number} is {shown(one)}; accepted: graphmem.plan_memory.{name}")
+    for number, node in enumerate(graph.nodes):
+        for numbers in (node.reads, node.makes, node.updates, node.after):
+            if not isinstance(numbers, (tuple, list)):
+                raise GraphError(f"{graph._node(number)} has {shown(numbers)} for a tuple of indices")
+
+
 def _check_buffers(graph: Graph) -> None:
     total = sum(_size(one.bytes, _buffer(graph, number)) for number, one in enumerate(graph.buffers))
     total += max(
@@ -269,7 +283,7 @@ def _check_buffers(graph: Graph) -> None:
     if total > MAX_STORAGE_BYTES:
         raise GraphError(f"the buffers have {total} bytes together, more than 2^63 - 1, more than any memory")
     for buffer in graph.outputs:
-        if not _is_index(buffer, graph.buffers):
+        if not is_index(buffer, graph.buffers):
             raise GraphError(f"the outputs name buffer {shown(buffer)}; {_there_are(graph.buffers, 'buffers')}")
 
 
@@ -278,11 +292,11 @@ def _check_nodes(graph: Graph) -> None:
     for number, node in enumerate(graph.nodes):
         for role, buffers in (("reads", node.reads), ("makes", node.makes), ("updates", node.updates)):
             for buffer in buffers:
-                if not _is_index(buffer, graph.buffers):
+                if not is_index(buffer, graph.buffers):
                     known = _there_are(graph.buffers, "buffers")
                     raise GraphError(f"{graph._node(number)} {role} buffer {shown(buffer)}; {known}")
         for other in node.after:
-            if not _is_index(other, graph.nodes):
+            if not is_index(other, graph.nodes):
                 known = _there_are(graph.nodes, "nodes")
                 raise GraphError(f"{graph._node(number)} runs after node {shown(other)}; {known}")
         for buffer in node.makes:

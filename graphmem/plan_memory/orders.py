@@ -23,7 +23,7 @@ from graphmem.errors import GraphError, UsageError
 from graphmem.plan_memory.changes import Peak
 from graphmem.plan_memory.graphs import Graph
 from graphmem.plan_memory.peaks import peak
-from graphmem.plan_memory.tables import Numbers, Tables, live_bytes, places_of
+from graphmem.plan_memory.tables import Numbers, Tables, deadline, live_bytes, places_of
 from graphmem.trace import Trace
 
 #: Nodes between two through which every path goes: of more, only some are ordered anew at a time.
@@ -74,7 +74,7 @@ def reorder(
         )
     if not isinstance(graph, Graph):
         raise UsageError(f"reorder takes a Graph, not {type(graph).__name__}")
-    until = time.monotonic() + time_limit
+    until = deadline(time_limit)
     peak(graph, objective, alloc_conf=alloc_conf)  # says what is wrong before time is spent
     is_live = objective == "live"
     lowest, bound = _lowest_live(graph, until if is_live else time.monotonic() + time_limit / 2)

@@ -91,13 +91,15 @@ def _reserved(trace: Trace, make: Callable[[], Allocator]) -> int:
 
 
 def replays_of(graph: Graph, allocator: str | Callable[[], Allocator], alloc_conf: str) -> Replays:
-    """The replays of a graph under an allocator, which the graph keeps for the next order."""
-    kept: dict[object, Replays] = vars(graph).setdefault("_replays", {})
-    key = (allocator, alloc_conf)
-    if key not in kept:
-        make = maker_of_allocators(allocator, alloc_conf)
-        kept[key] = Replays(Tables.of(graph), make, lambda order: graph.trace(order.tolist()))
-    return kept[key]
+    """The replays of a graph under an allocator; the graph keeps those of a name for the next order."""
+    kept: dict[tuple[str, str], Replays] = vars(graph).setdefault("_replays", {})
+    if isinstance(allocator, str) and (allocator, alloc_conf) in kept:
+        return kept[allocator, alloc_conf]
+    make = maker_of_allocators(allocator, alloc_conf)
+    made = Replays(Tables.of(graph), make, lambda order: graph.trace(order.tolist()))
+    if isinstance(allocator, str):
+        kept[allocator, alloc_conf] = made
+    return made
 
 
 class Replays:

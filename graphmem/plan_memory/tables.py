@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from graphmem.base.documents import shown
+from graphmem.errors import UsageError
 from graphmem.plan_memory.graphs import Graph, Node
 
 Numbers = npt.NDArray[np.int64]
@@ -89,8 +92,18 @@ class Tables(NamedTuple):
         )
 
 
+def deadline(time_limit: float) -> float:
+    """The moment of the monotonic clock after so many seconds. Raises :class:`UsageError` for what is no number of
+    seconds."""
+    if not isinstance(time_limit, (int, float)) or not time_limit >= 0:
+        raise UsageError(f"time_limit is {shown(time_limit)}; accepted: seconds from 0 on")
+    return time.monotonic() + time_limit
+
+
 def as_order(graph: Graph, order: Iterable[int] | Numbers | None) -> Numbers:
     """The order as an array, checked as by :meth:`Graph.checked`."""
+    if not isinstance(graph, Graph):
+        raise UsageError(f"a graph is asked for, not {type(graph).__name__}")
     if order is None:
         kept = vars(graph)
         if "_order" not in kept:
