@@ -151,6 +151,7 @@ def _followed(
         "iterations": iterations or ITERATIONS if is_jitted(function) else 1,
         "jitted": is_jitted(function),
         "reads": calls.reads,
+        "decisions": calls.decisions,
         "executables": calls.compiled,
         "events": calls.events,
     }
@@ -209,9 +210,11 @@ def _calls_type() -> Any:
     """The type of what follows a program; made here, as its base is JAX's."""
     import jax
     import numpy as np
-    from jax._src import core, dispatch, pjit
+    from jax._src import core, dispatch, pjit, source_info_util
     from jax._src.interpreters import mlir, pxla
     from jax.sharding import SingleDeviceSharding
+
+    source_info_util.register_exclusion(__file__)  # source lines are the program's own
 
     class Array(core.Tracer):  # type: ignore[misc]
         """An array of the card. What the program reads of it is zeros."""
@@ -241,6 +244,7 @@ def _calls_type() -> Any:
             return self._read()
 
         def __bool__(self) -> bool:
+            self._trace.decisions += 1
             return bool(self._read())
 
         def __float__(self) -> float:
@@ -270,7 +274,7 @@ def _calls_type() -> Any:
             super().__init__()
             self.events: list[list[Any]] = []
             self.compiled: list[dict[str, Any]] = []
-            self.reads = 0
+            self.reads = self.decisions = 0
             self._devices = devices
             self._alone = SingleDeviceSharding(devices[0])
             self._numbers = itertools.count()
@@ -291,7 +295,7 @@ def _calls_type() -> Any:
 
             def placed(path: Any, leaf: Any) -> Any:
                 if isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array)):
-                    aval = core.ShapedArray(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+                    aval = core.shaped_abstractify(leaf)
                     label = names[path[0].idx] + jax.tree_util.keystr(path[1:])
                     return self.array(aval, self._sharding_of(leaf), label, "argument")
                 return leaf
@@ -401,6 +405,10 @@ def _calls_type() -> Any:
                 options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **_autotuning()}
                 executable = computation.compile(compiler_options=options)
                 document = _read_dump(Path(folder), computation.stablehlo().operation.attributes["sym_name"].value)
+            if "product" in document["kinds"]:
+                other = computation.compile(compiler_options={**_autotuning(), "xla_gpu_enable_triton_gemm": False})
+                stats = other.xla_executable.get_compiled_memory_stats()
+                document["other_temporary_bytes"] = stats.temp_size_in_bytes
             stats = executable.xla_executable.get_compiled_memory_stats()
             document["xla"] = {name: getattr(stats, f"{name}_size_in_bytes") for name in _ANALYSIS}
             document["xla"]["peak"] = stats.peak_memory_in_bytes
