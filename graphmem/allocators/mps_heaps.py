@@ -289,7 +289,7 @@ class MPSHeaps(Allocator):
             self.reserved_bytes -= heap.size
 
     def _release_enough(self, pool: Pool, size: int) -> bool:
-        """``release_available_cached_buffers``: the first that fits, else the largest until they are that many bytes."""
+        """``release_available_cached_buffers``: the first that fits, else the largest until that many bytes."""
         buffer = pool.first_of(size)
         if buffer is not None:
             self._release(buffer)

@@ -177,7 +177,9 @@ def test_the_same_run_gives_the_same_heap(name: str, operations: list[tuple[str,
     assert first.segments() == second.segments()
 
 
-@pytest.mark.parametrize("name", [*(name for name in FACTORIES if name.startswith(("pytorch", "ideal", "mxnet"))), "mps"])
+@pytest.mark.parametrize(
+    "name", [name for name in FACTORIES if name.startswith(("pytorch", "ideal", "mxnet")) or name == "mps"]
+)
 @settings(max_examples=examples(20), deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_nothing_stays_reserved_once_all_is_freed_and_the_cache_emptied(
