@@ -142,11 +142,8 @@ class Device:
         size = self.context_bytes
         if self.context_measured:
             return [Figure("CUDA context and libraries", size, size, size, self.context_source)]
-        if self.vendor == "Apple":
-            least, most = min(size, apple.OTHER_LEAST_BYTES), max(size, apple.OTHER_MOST_BYTES)
-            return [Figure("beside PyTorch's heaps", size, least, most, self.context_source)]
         if self.vendor != "NVIDIA":
-            return [Figure("context", size, size // 2, 2 * size, self.context_source)]
+            return [context.of_other_maker(self.vendor, size, self.context_source)]
         estimated = [self.empty_context(), context.kernels()]
         if sum(figure.bytes for figure in estimated) == size:
             return estimated

@@ -1,7 +1,6 @@
 """Apple's machines as cards, each chip with each size of memory that it is sold with (``apple.toml``).
 
-``capacity_bytes`` is Metal's recommended working set. What a process holds beside PyTorch's heaps, "other allocations"
-of its out-of-memory messages, is known only from sixteen of these: 2 MiB to 141 GiB, half of them below 1.5 GiB.
+``capacity_bytes`` is Metal's recommended working set.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any
 from graphmem.base.tables import read_table
 from graphmem.units import MIB
 
-#: Bytes beside the heaps: of Fooocus#980 (M1, 8 GB), the least of the messages, and the most of their lower half.
-OTHER_BYTES, OTHER_LEAST_BYTES, OTHER_MOST_BYTES = 120 * MIB, 2 * MIB, 1490 * MIB
+#: Bytes that a process holds beside PyTorch's heaps.
+OTHER_BYTES = 120 * MIB
 _OTHER_SOURCE = "assumed: other allocations, 120 MiB in one out-of-memory message (Fooocus#980), 2 MiB to 141 GiB in 16"
 
 
