@@ -142,6 +142,15 @@ def test_three_figures_of_one_order() -> None:
     assert figures.live < figures.reserved
 
 
+def test_what_a_copy_is_made_beside_is_not_held() -> None:
+    nodes = (Node("a", (), (0, 1)), Node("b", (), (2,)), Node("c", (0,), (3,)))
+    graph = Graph(nodes, (Buffer("p", 5), Buffer("q", 7, held=True), Buffer("r", 20), Buffer("s", 1)), (3,))
+    now = graphmem.Peak(graph)
+    now.recompute(0, before=2)
+    assert now.live_bytes.tolist() == [12, 27, 19, 13, 8]
+    assert live_bytes(Tables.of(now.graph()), np.arange(4)).tolist() == now.live_bytes.tolist()
+
+
 @pytest.mark.parametrize(
     ("buffer", "before", "words"),
     [
