@@ -29,8 +29,8 @@ from graphmem.trace import Category
 from graphmem.units import GIB, MIB
 from tests.recorded import jax_steps as steps
 
-#: What differs, and in which figures: XLA's sorts take scratch of CUB that the compiler knows of cards alone, and an array
-#: that a file makes takes a scalar besides (docs/modeling/jax.md).
+#: What differs, and in which figures: XLA's sorts take scratch of CUB that the compiler knows of cards alone, and an
+#: array that a file makes takes a scalar besides (docs/modeling/jax.md).
 DIFFERS = {
     "sorting": {"peak_bytes_in_use", "largest_alloc_size", "pool_bytes"},
     "closed_over": {"pool_bytes", "num_allocs"},
