@@ -27,7 +27,7 @@ _RANGE = re.compile(r"    (.+?)\{([\d,]*)\}:(\d{1,9})-(\d{1,9})$")
 _OPERATOR = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 #: Kinds of allocations, in the order in which the words of a line decide.
-_KINDS = (("constant", "constant"), ("preallocated-temp", "temporary"))
+_KINDS = ((", color 5,", "host"), ("constant", "constant"), ("preallocated-temp", "temporary"))
 #: Operators whose memory only their library knows, or of which there are several kinds, by the words of a module.
 KINDS = {
     "product": "__triton_nested_gemm_fusion|__triton_gemm|__cublas",
@@ -63,7 +63,7 @@ class Value:
 @dataclass(frozen=True)
 class Allocation:
     """One allocation of a call, in bytes. ``kind``: ``parameter``, ``output``, ``tuple`` (the table of several
-    outputs), ``temporary`` or ``constant`` (of the compiled module).
+    outputs), ``temporary``, ``constant`` (of the compiled module) or ``host`` (in the host's memory).
 
     ``parameter``: the number of the argument that brings it. ``output``: the position of the output that leaves with
     it; one that has both is an argument that is written over.

@@ -132,7 +132,7 @@ class _Followed:
         """The storage behind an allocation of a call; None for what is none on the card."""
         if row.parameter is not None:
             return self._given(executable, row, inputs[row.parameter])
-        if row.kind == "constant":
+        if row.kind in ("constant", "host"):
             return None
         category, label = _WORDS[row.kind]
         return self.builder.alloc(row.bytes, self._operator, category, label=label.format(executable.name))
