@@ -1,12 +1,15 @@
 """PyTorch's partitioners beside each other, and beside ``remat`` at the same peaks.
 
-    python benchmarks/partitioners.py [--saved] [MODEL ...]
+    python benchmarks/partitioners.py [--saved | --captured] [MODEL ...]
 
 A training step of each model of the zoo is traced to its joint graph (nothing is computed), and partitioned: as eager
 mode would, by min-cut, and with ``activation_memory_budget`` from 0.8 to 0. A cell: the peak in MiB beyond parameters
 and inputs, and in brackets what the partition computes again in percent of one step (FLOPs, or elements), what
 ``remat`` computes again within the same peak, and a lower bound of that. The last column: seconds of processor time of
 the partitioner and of ``remat``, all cells together. ``--saved`` adds bytes and names of the largest saved values.
+
+``--captured``: the joint graph itself, called with its inputs, is captured instead; printed are the requested bytes of
+the capture, those of the plan, and the workspaces that no operator of the graph makes.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
+import graphmem
 from graphmem.errors import GraphError
 from graphmem.plan_memory import Graph, from_fx, join_partitions, remat
 from graphmem.plan_memory.peaks import peak
@@ -129,6 +133,21 @@ def row(name: str, show_saved: bool) -> None:
         print("\n".join(saved), flush=True)
 
 
+def show_captured(name: str) -> None:
+    """Print what a capture of the joint graph holds, beside the plan."""
+    joint, _ = joint_graph(name)
+    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    planned = peak(from_fx(joint, held=[node.name for node in placeholders]), "live")
+    plain = fx.Graph()
+    plain.output(plain.graph_copy(joint.graph, {}))
+    values = [node.meta["val"] for node in placeholders]
+    inputs = tuple(torch.empty(value.shape, dtype=value.dtype) for value in values)
+    step = graphmem.Inference()
+    found = graphmem.analyze(fx.GraphModule(joint, plain), inputs, training=step, device="A100-80GB")
+    rest = found.requested - planned - found.breakdown["WORKSPACE"]
+    print(f"{name}: captured {found.requested}, planned {planned}, {rest} beside workspaces at {found.moment.operator}")
+
+
 def saved_buffers(joined: fx.GraphModule) -> dict[str, int]:
     """Names and bytes of what is kept from the forward graph for the backward one, inputs left out."""
     found = read(joined)
@@ -141,11 +160,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--saved", action="store_true")
+    parser.add_argument("--captured", action="store_true")
     asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if asked.captured:
+        for name in asked.models:
+            show_captured(name)
+        return
     ways = " | ".join(["as eager", "min-cut", *(f"budget {budget:g}" for budget in BUDGETS)])
     print(f"| model, batch | {ways} | s |")
     print("|---" * (len(BUDGETS) + 4) + "|")
-    warnings.simplefilter("ignore")
     for name in asked.models:
         row(name, asked.saved)
 

@@ -133,6 +133,12 @@ class Question:
         return all(isinstance(name, (str, Path)) and splitext(name)[1].lower() == ".onnx" for name in names)
 
     @cached_property
+    def is_compiled(self) -> bool:
+        """True if a compiler of the model's own framework makes its step, for which it looks at all facts of the card:
+        JAX's. Nothing is captured then."""
+        return compiles_for_card(self.model)
+
+    @cached_property
     def setting(self) -> Setting:
         """The card and the version of PyTorch, the newest known where none is needed."""
         card = self.device if isinstance(self.device, Device) else device_named(self.device or DEFAULT_DEVICE)
@@ -232,7 +238,7 @@ def capture_key(question: Question) -> CaptureKey:
     variables = workspace_variables(os.environ)
     runtime = question.asked_runtime.name if question.asked_runtime is not None else None
     of_runtime = runtime if str(question.model).startswith(_OF_THEIR_RUNTIME) else None
-    card = setting.device if compiles_for_card(question.model) else card_facts(setting.device)
+    card = setting.device if question.is_compiled else card_facts(setting.device)
     capture = (question.build_on, setting.torch_version, card, cudnn, variables, of_runtime)
     return CaptureKey(loading, question.step, question.iterations, None, capture)
 

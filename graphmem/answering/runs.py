@@ -530,9 +530,10 @@ def _card_answer(question: Question, fact: str) -> Hashable:
 def shape_of(question: Question) -> ModelShape:
     """The layers and sizes of the model of a question. Raises :class:`GraphmemError`."""
     with prepared(question), turn():
-        installed_version()
+        if not question.is_compiled:
+            installed_version()
         loaded = load(question)
-        if isinstance(loaded, OnnxModel) or loaded.program is not None:
+        if isinstance(loaded, OnnxModel) or loaded.program is not None or not loaded.captured:
             raise UsageError(f"{loaded.name}: models of PyTorch are laid out over cards; give hf:... or a factory")
         from graphmem.capture.session.shape import model_shape  # where torch is missing, loading says so
 

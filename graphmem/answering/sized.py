@@ -459,7 +459,8 @@ def _without_sizes(sharded: Sharded | None) -> Sharded | None:
 
 
 def _is_captured(question: Question) -> bool:
-    """Whether the step is captured as it is: an ONNX graph is planned, and a generation may be shortened."""
+    """Whether the step is captured as it is: an ONNX graph is planned, a JAX program compiled, and a generation may be
+    shortened."""
     step = question.step
     generates = not isinstance(step, Training) and step.generate is not None
-    return not question.is_onnx and not generates
+    return not question.is_onnx and not question.is_compiled and not generates

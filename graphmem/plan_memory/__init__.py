@@ -7,6 +7,7 @@ bytes. What knows PyTorch or ONNX, or has compiled parts, is imported when it is
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from graphmem.plan_memory.compared import PeakChange, compare_graphs
 from graphmem.plan_memory.graphs import Buffer, Graph, Node
 from graphmem.plan_memory.offloading import Move, Offload, offload
 from graphmem.plan_memory.recompute.answer import Remat, remat
@@ -34,6 +35,7 @@ __all__ = [
     "Node",
     "NodeMemory",
     "Offload",
+    "PeakChange",
     "Peaks",
     "Remat",
     "RematPartitioner",
@@ -44,6 +46,7 @@ __all__ = [
     "apply_order",
     "apply_remat",
     "checkpoint_modules",
+    "compare_graphs",
     "compile_pass",
     "from_fx",
     "from_onnx",

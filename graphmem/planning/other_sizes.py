@@ -35,6 +35,7 @@ def other_sizes(
         options.get("ranks") is not None
         or not isinstance(model, str)
         or request.question.is_onnx
+        or request.question.is_compiled
         or not _is_short(estimate)
     ):
         return {}

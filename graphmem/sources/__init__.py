@@ -117,6 +117,8 @@ def compiles_for_card(model: object) -> bool:
 
 def _load_torch(text: str, kind: str, name: str, trust: bool) -> TorchModel:
     separator = ":" in text
+    if not separator and _suffix(text) == ".py" and Path(text).exists():
+        raise _no_kind(text)
     if kind != "keras":  # which needs it where there is no TensorFlow
         require_torch(text, _EXTRAS.get(kind, "torch"))
     if separator and kind in _EXAMPLES:
@@ -134,8 +136,12 @@ def _load_torch(text: str, kind: str, name: str, trust: bool) -> TorchModel:
     if separator:
         return _loader("factory")(text)
     if Path(text).exists():
-        raise SourceError(f"{text}: not a kind of file that graphmem reads; {hint_for_file(Path(text)) or _FORMS}")
+        raise _no_kind(text)
     raise SourceError(f"{text} is neither a file nor a known kind of model; {_hinted(text)}")
+
+
+def _no_kind(text: str) -> SourceError:
+    return SourceError(f"{text}: not a kind of file that graphmem reads; {hint_for_file(Path(text)) or _FORMS}")
 
 
 def _hinted(text: str) -> str:

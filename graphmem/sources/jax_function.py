@@ -14,12 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from graphmem.base.figures import Cause, Figure, unknown
+from graphmem.base.figures import BOUNDS, Cause, Figure, bounded, unknown
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, SourceError, said
 from graphmem.runtimes.base import Taken
 from graphmem.runtimes.jax.program import Executable, Program, read_program, trace_of
+from graphmem.runtimes.jax.runtime import TRIED_BYTES, trials
 from graphmem.runtimes.jax.target import target_config
 from graphmem.sources.base import Arguments, Built, Sizes, TorchModel
 from graphmem.units import format_bytes
@@ -28,14 +29,12 @@ _PROGRAM = "graphmem.sources.jax_program"
 #: Temporary blocks of this share of the largest are described.
 _NOTABLE = 0.2
 _READS = "values that the program reads back from the card are taken to be 0"
-_AUTOTUNING = (
-    "XLA tries out kernels on the card while it compiles, and the fastest may need another workspace (cuBLAS, cuDNN) "
-    "than its first choice, which is counted; what is tried is given back"
-)
 
 
 def load_jax(name: str, shapes: str | None = None) -> TorchModel:
     """The program of ``file.py:function``. Raises :class:`SourceError` where JAX is not installed, or not for CUDA."""
+    if not name:
+        raise SourceError("'jax:' names no function; write for example jax:step.py:build")
     _require_jax(f"jax:{name}")
 
     def prepared(asked: dict[str, Any]) -> dict[str, Any]:
@@ -160,14 +159,6 @@ def _of_executable(one: Executable) -> Iterator[str]:
         yield f"{one.name}: its temporary block is fullest, {format_bytes(one.assignment.filled_bytes)}, with {rows}"
 
 
-_UNPLANNED = {
-    "fft": ("cuFFT's work areas", "transforms take what cuFFT says on the card; it counts as 0"),
-    "sort": (
-        "XLA's sorts",
-        "on a card XLA sorts more than 16,384 elements by kernels of CUB, whose scratch it knows there alone; here it "
-        "takes a sort of its own, which needs less",
-    ),
-}
 _SHOWN = 5
 _ANALYSIS = (
     ("argument", "arguments"), ("output", "outputs"), ("alias", "of these donated"), ("temp", "temporary"),
@@ -176,7 +167,42 @@ _ANALYSIS = (
 
 
 def _doubts(program: Program) -> Iterator[Cause]:
-    yield unknown("XLA's choice of kernels", _AUTOTUNING, below=True)
-    kinds = sorted({kind for one in program.executables for kind in one.assignment.unplanned})
-    for kind in kinds:
-        yield unknown(*_UNPLANNED[kind], below=kind == "sort")
+    """Why a card may take other memory than XLA's first choice of kernels."""
+    yield trials(_IN_USE, TRIED_BYTES)
+    others = [
+        one.assignment.other_temporary_bytes - one.assignment.temporary_bytes
+        for one in program.executables
+        if one.assignment.other_temporary_bytes
+    ]
+    if others:
+        spread = bounded(min(0, *others), max(0, *others))
+        yield Cause(_PRODUCTS[0], BOUNDS, _PRODUCTS[1], dict.fromkeys(_IN_USE, spread))
+    if program.decisions:
+        yield unknown(*_DECISIONS, below=True)
+    kinds = {kind for one in program.executables for kind in one.assignment.kinds}
+    for kind, words in _UNKNOWN.items():
+        if kind in kinds:
+            yield unknown(*words, below=kind == "sort")
+
+
+#: Levels that a process reaches inside its allocator, whatever that holds.
+_IN_USE = ("requested", "allocated")
+_PRODUCTS = (
+    "kernels of products",
+    "XLA takes Triton's or cuBLAS's, whichever is faster on the card: Triton's are counted, and the step is compiled "
+    "once more with cuBLAS's",
+)
+_DECISIONS = ("values read", f"the program decides by them: {_READS}")
+_UNKNOWN = {
+    "convolution": (
+        "cuDNN's workspaces",
+        "XLA takes the fastest plan of those it tries; that of its first choice is 0",
+    ),
+    "transform": ("cuFFT's work areas", "transforms take what cuFFT says on the card; it counts as 0"),
+    "solver": ("cuSOLVER's workspaces", "solvers take what their library says on the card; it counts as 0"),
+    "sort": (
+        "XLA's sorts",
+        "on a card XLA sorts more than 16,384 elements by kernels of CUB, whose scratch it knows there alone; here it "
+        "takes a sort of its own, which needs less",
+    ),
+}

@@ -151,8 +151,9 @@ def _followed(
         "iterations": iterations or ITERATIONS if is_jitted(function) else 1,
         "jitted": is_jitted(function),
         "reads": calls.reads,
+        "decisions": calls.decisions,
         "executables": calls.compiled,
-        "events": calls.events,
+        "events": [*calls.before, *calls.events],
     }
 
 
@@ -209,9 +210,11 @@ def _calls_type() -> Any:
     """The type of what follows a program; made here, as its base is JAX's."""
     import jax
     import numpy as np
-    from jax._src import core, dispatch, pjit
+    from jax._src import core, dispatch, pjit, source_info_util, xla_bridge
     from jax._src.interpreters import mlir, pxla
     from jax.sharding import SingleDeviceSharding
+
+    source_info_util.register_exclusion(__file__)  # source lines are the program's own
 
     class Array(core.Tracer):  # type: ignore[misc]
         """An array of the card. What the program reads of it is zeros."""
@@ -241,6 +244,7 @@ def _calls_type() -> Any:
             return self._read()
 
         def __bool__(self) -> bool:
+            self._trace.decisions += 1
             return bool(self._read())
 
         def __float__(self) -> float:
@@ -268,9 +272,10 @@ def _calls_type() -> Any:
 
         def __init__(self, devices: Sequence[Any]) -> None:
             super().__init__()
+            self.before: list[list[Any]] = []  # arrays that were there before the program began
             self.events: list[list[Any]] = []
             self.compiled: list[dict[str, Any]] = []
-            self.reads = 0
+            self.reads = self.decisions = 0
             self._devices = devices
             self._alone = SingleDeviceSharding(devices[0])
             self._numbers = itertools.count()
@@ -282,7 +287,8 @@ def _calls_type() -> Any:
         def array(self, aval: Any, placed: Any, label: str, kind: str) -> Array:
             """A new array on the card, sent from the host."""
             made = Array(self, aval, _Buffer(self, next(self._numbers)), placed)
-            self.events.append(["put", made.buffer.number, _bytes_of(aval, placed), label, kind])
+            events = self.before if kind == "constant" else self.events
+            events.append(["put", made.buffer.number, _bytes_of(aval, placed), label, kind])
             return made
 
         def arrays_of(self, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
@@ -291,7 +297,7 @@ def _calls_type() -> Any:
 
             def placed(path: Any, leaf: Any) -> Any:
                 if isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array)):
-                    aval = core.ShapedArray(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+                    aval = core.shaped_abstractify(leaf)
                     label = names[path[0].idx] + jax.tree_util.keystr(path[1:])
                     return self.array(aval, self._sharding_of(leaf), label, "argument")
                 return leaf
@@ -306,6 +312,10 @@ def _calls_type() -> Any:
 
         def _sharding_of(self, leaf: Any) -> Any:
             given = getattr(leaf, "sharding", None)
+            if getattr(given, "memory_kind", None) == "pinned_host":
+                raise SourceError(
+                    "an argument is in the host's memory (memory_kind pinned_host), which is not followed"
+                )
             if given is None or len(given.device_set) == 1:
                 return self._alone
             return given
@@ -347,12 +357,10 @@ def _calls_type() -> Any:
             return value if isinstance(value, Array) else self.array(core.typeof(value), self._alone, "", "host")
 
         def _constant(self, value: Any) -> Array:
-            """An array that was made before: it comes to the card once."""
+            """An array that the program's file made, and that is on the card from then on."""
             if id(value) not in self._constants:
-                self._constants[id(value)] = (
-                    value,
-                    self.array(core.typeof(value), self._alone, "constant", "constant"),
-                )
+                array = self.array(core.typeof(value), self._alone, "made before", "constant")
+                self._constants[id(value)] = (value, array)
             return self._constants[id(value)][1]
 
         def _given(self, value: Any) -> Array:
@@ -364,14 +372,18 @@ def _calls_type() -> Any:
 
         def _call(self, values: list[Any], params: Any) -> list[Any]:
             given = [self._given(value) for value in values]
+            for value in params["jaxpr"].consts:
+                if isinstance(value, jax.Array):  # closed over: a constant of the module, and still an array
+                    self._constant(value)
             types = [pjit.MetaTy(one.aval, one.placed, None, True, False) for one in given]
-            computation = pjit._resolve_and_lower(
-                types,
-                **params,
-                lowering_platforms=("cuda",),
-                lowering_parameters=mlir.LoweringParameters(),
-                pgle_profiler=None,
-            )
+            with having(xla_bridge, canonicalize_platform=lambda _: "cuda"):  # it knows platforms that are there
+                computation = pjit._resolve_and_lower(
+                    types,
+                    **params,
+                    lowering_platforms=("cuda",),
+                    lowering_parameters=mlir.LoweringParameters(),
+                    pgle_profiler=None,
+                )
             number, executable = self._executable(computation)
             given = [*map(self._constant, computation.const_args), *given]
             kept = sorted(computation.compile_args["kept_var_idx"])
@@ -394,6 +406,7 @@ def _calls_type() -> Any:
 
         def _compiled(self, computation: Any) -> tuple[Any, dict[str, Any]]:
             arguments = computation.compile_args
+            arguments["host_callbacks"] = []  # nobody calls back
             if arguments["backend"] is not self._devices[0].client:  # it takes no array, and so none of the card
                 arguments["backend"] = self._devices[0].client
                 computation._device_list = pxla._create_device_list(tuple(self._devices[:1]))
@@ -401,6 +414,10 @@ def _calls_type() -> Any:
                 options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **_autotuning()}
                 executable = computation.compile(compiler_options=options)
                 document = _read_dump(Path(folder), computation.stablehlo().operation.attributes["sym_name"].value)
+            if "product" in document["kinds"]:
+                other = computation.compile(compiler_options={**_autotuning(), "xla_gpu_enable_triton_gemm": False})
+                stats = other.xla_executable.get_compiled_memory_stats()
+                document["other_temporary_bytes"] = stats.temp_size_in_bytes
             stats = executable.xla_executable.get_compiled_memory_stats()
             document["xla"] = {name: getattr(stats, f"{name}_size_in_bytes") for name in _ANALYSIS}
             document["xla"]["peak"] = stats.peak_memory_in_bytes

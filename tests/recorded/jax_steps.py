@@ -4,7 +4,9 @@ GRAPHMEM_JAX_PYTHON names the interpreter of an environment with ``jax[cuda13]``
 stub that was built for it (``make PYTHON=... BUILD=...`` in tests/oracles/stub_cuda). ``record`` runs the named cases
 anew, each in a process of its own, and keeps beside the figures what a prediction starts from: the program as it was
 followed, with XLA's assignments (``jax/followed/NAME.json.gz``), so that ``table`` and the tests need no JAX. ``record
---follow`` makes those alone. Kernels are not tried out (``--xla_gpu_autotune_level=0``).
+--follow`` makes those alone. Kernels are not tried out (``--xla_gpu_autotune_level=0``), but
+for ``record --tuned``: what the same takes where they are (level 3: results are not checked, as the stub's have no
+values; its clock makes all kernels equally fast), in ``jax/tuned.jsonl``.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from tests.recorded import stub
 from tests.recorded.case import Documents
 
 FILE = places.GOLDEN / "jax" / "steps.jsonl"
+TUNED = FILE.parent / "tuned.jsonl"
 FOLLOWED = FILE.parent / "followed"
 STEPS = Path(__file__).parent / "cases" / "jax_steps" / "steps.py"
 CALLS = 3
@@ -42,11 +45,11 @@ _PROGRAM = places.ROOT / "tests" / "oracles" / "jax" / "record_steps.py"
 FIGURES = ("bytes_in_use", "peak_bytes_in_use", "largest_alloc_size", "pool_bytes", "num_allocs")
 
 
-def recorded() -> Documents:
+def recorded(file: Path = FILE) -> Documents:
     """What was recorded, by case."""
-    if not FILE.exists():
+    if not file.exists():
         return {}
-    rows = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return {row["case"]: row for row in rows}
 
 
@@ -77,17 +80,30 @@ def differing(name: str) -> dict[str, tuple[int, int]]:
     return {figure: (last[figure], found[figure]) for figure in FIGURES if last[figure] != found[figure]}
 
 
+def tried() -> tuple[list[int], list[int]]:
+    """By how many bytes the peak, and the pool, of steps are larger where kernels are tried out for them; in order."""
+    found = [(row["rows"][-1], recorded()[name]["rows"][-1]) for name, row in recorded(TUNED).items()]
+    used, grown = (
+        sorted(tuned[figure] - plain[figure] for tuned, plain in found)
+        for figure in ("peak_bytes_in_use", "pool_bytes")
+    )
+    return used, grown
+
+
 class _Kind:
     def record(self, arguments: list[str]) -> int:
         for name in _named([one for one in arguments if not one.startswith("--")]):
-            _follow(name)
+            tuned = "--tuned" in arguments
+            if not tuned:
+                _follow(name)
             if "--follow" in arguments:
                 continue
-            row = _run(name)
+            row = _run(name, level=3 if tuned else 0)
             if row is None:
                 print(f"{name}: failed", file=sys.stderr)
                 continue
-            _write({**recorded(), name: row})
+            file = TUNED if tuned else FILE
+            _write(file, {**recorded(file), name: row})
             print(name, row["rows"][-1]["peak_bytes_in_use"], flush=True)
         return 0
 
@@ -113,10 +129,10 @@ def _named(parts: list[str]) -> list[str]:
     return [name for name in cases() if not parts or any(part in name for part in parts)]
 
 
-def _write(found: Documents) -> None:
+def _write(file: Path, found: Documents) -> None:
     lines = [json.dumps(found[name], separators=(",", ":")) for name in cases() if name in found]
-    FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _follow(name: str) -> None:
@@ -139,7 +155,7 @@ def _follow(name: str) -> None:
     (FOLLOWED / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
 
 
-def _run(name: str) -> dict[str, Any] | None:
+def _run(name: str, *, level: int) -> dict[str, Any] | None:
     python, build = os.environ["GRAPHMEM_JAX_PYTHON"], Path(os.environ["GRAPHMEM_JAX_STUB"])
     loaded = [build / "libfakecuda.so", *sorted((build / "xlalib").iterdir())]
     environment = {
@@ -150,7 +166,7 @@ def _run(name: str) -> dict[str, Any] | None:
         "FAKE_CUDA_SENT": "1",
         "LD_LIBRARY_PATH": str(build / "cudalib"),
         "LD_PRELOAD": os.pathsep.join(map(str, loaded)),
-        "XLA_FLAGS": "--xla_gpu_autotune_level=0",
+        "XLA_FLAGS": f"--xla_gpu_autotune_level={level}",
     }
     command = [python, str(_PROGRAM), str(STEPS), name, str(CALLS)]
     done = subprocess.run(

@@ -237,7 +237,7 @@ KINDS = {
     "jax_steps": Listed(
         "steps of JAX programs under JAX's CUDA client, and the programs as graphmem followed them",
         "tests.recorded.jax_steps:KIND",
-        ("jax/steps.jsonl", "jax/followed/*.json.gz"),
+        ("jax/steps.jsonl", "jax/tuned.jsonl", "jax/followed/*.json.gz"),
         on_stub=False,
     ),
     "serving": Listed(

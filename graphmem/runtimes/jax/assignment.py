@@ -27,7 +27,14 @@ _RANGE = re.compile(r"    (.+?)\{([\d,]*)\}:(\d{1,9})-(\d{1,9})$")
 _OPERATOR = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 #: Kinds of allocations, in the order in which the words of a line decide.
-_KINDS = (("constant", "constant"), ("preallocated-temp", "temporary"))
+_KINDS = ((", color 5,", "host"), ("constant", "constant"), ("preallocated-temp", "temporary"))
+#: Operators whose memory only their library knows, or of which there are several kinds, by the words of a module.
+KINDS = {
+    "product": "__triton_nested_gemm_fusion|__triton_gemm|__cublas",
+    "convolution": r"__cudnn\$conv",
+    "transform": r" fft\(",
+    "solver": 'custom_call_target="cu(solver|sparse)',
+}
 _REAL_TRANSFORM = re.compile(r" = (f32|f64)\[([\d,]+)\]\S* fft\(.*fft_type=IRFFT")
 _SORT = re.compile(r" = \(?\w+\[([\d,]*)\].* sort\(")
 #: Elements of a sort that XLA leaves as it is (``SortRewriter``, xla/service/gpu/transforms/sort_rewriter.h).
@@ -56,7 +63,7 @@ class Value:
 @dataclass(frozen=True)
 class Allocation:
     """One allocation of a call, in bytes. ``kind``: ``parameter``, ``output``, ``tuple`` (the table of several
-    outputs), ``temporary`` or ``constant`` (of the compiled module).
+    outputs), ``temporary``, ``constant`` (of the compiled module) or ``host`` (in the host's memory).
 
     ``parameter``: the number of the argument that brings it. ``output``: the position of the output that leaves with
     it; one that has both is an argument that is written over.
@@ -74,19 +81,21 @@ class Assignment:
 
     ``values``: the largest of those that fill the temporary block at its fullest moment, as (bytes, operator, source
     line, shape); ``filled_bytes`` is the sum of all of them. ``scratch``: what its operators take besides, one after
-    the other, each while it runs; ``unplanned``: those that take an amount which only their library knows.
+    the other, each while it runs; ``kinds``: keys of :data:`KINDS` that are there, and ``sort``, of many elements.
+    ``other_temporary_bytes``: the size of the block where products are cuBLAS's, not Triton's; 0 where there are none.
     """
 
     allocations: tuple[Allocation, ...]
     values: tuple[tuple[int, str, str, str], ...] = ()
     filled_bytes: int = 0
     scratch: tuple[int, ...] = ()
-    unplanned: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    other_temporary_bytes: int = 0
 
     @property
-    def outputs(self) -> int:
-        """How many outputs have memory of their own or an argument's."""
-        return sum(one.output is not None for one in self.allocations)
+    def temporary_bytes(self) -> int:
+        """The size of the temporary block."""
+        return sum(one.bytes for one in self.allocations if one.kind == "temporary")
 
     def document(self) -> dict[str, Any]:
         """The assignment, ready for JSON."""
@@ -96,7 +105,8 @@ class Assignment:
             "values": [list(one) for one in self.values],
             "filled_bytes": self.filled_bytes,
             "scratch": list(self.scratch),
-            "unplanned": list(self.unplanned),
+            "kinds": list(self.kinds),
+            "other_temporary_bytes": self.other_temporary_bytes,
         }
 
 
@@ -104,7 +114,14 @@ def from_document(document: Mapping[str, Any]) -> Assignment:
     """The assignment that :meth:`Assignment.document` wrote."""
     rows = tuple(Allocation(*row) for row in document["allocations"])
     values = tuple(tuple(row) for row in document["values"])
-    return Assignment(rows, values, document["filled_bytes"], tuple(document["scratch"]), tuple(document["unplanned"]))
+    return Assignment(
+        rows,
+        values,
+        document["filled_bytes"],
+        tuple(document["scratch"]),
+        tuple(document["kinds"]),
+        document["other_temporary_bytes"],
+    )
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -124,8 +141,10 @@ def read_assignment(assignment: str, values: str, ranges: str, module: str) -> A
     named = sorted(fullest, key=lambda value: -value.bytes)[:_NAMED]
     frames = _read_frames(module)
     rows = tuple(_named(value, defined, frames) for value in named)
-    scratch, unplanned = _scratch(_lines(module))
-    return Assignment(allocations, rows, filled, scratch, unplanned)
+    kinds = tuple(kind for kind, words in KINDS.items() if re.search(words, module))
+    sorts = any(map(_is_large_sort, _lines(module)))
+    scratch = tuple(filter(None, map(_copied, _lines(module))))
+    return Assignment(allocations, rows, filled, scratch, (*kinds, *["sort"] * sorts))
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -217,21 +236,19 @@ def _allocation(head: tuple[int, str], output: int | None) -> Allocation:
 # --- what operators take besides --------------------------------------------------------------------------------------
 
 
-def _scratch(instructions: Iterable[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Bytes that operators take while they run, and the kinds of those that take what their library says. cuFFT writes
-    over the input of a transform to real numbers, so that one is copied (``CudaFft::DoFftInternal``,
-    xla/stream_executor/cuda/cuda_fft.cc); its own work area is cuFFT's to say."""
-    copies, kinds = [], set()
-    for text in instructions:
-        if " fft(" in text:
-            kinds.add("fft")
-        if found := _REAL_TRANSFORM.search(text):
-            shape = [int(size) for size in found[2].split(",")]
-            copies.append(math.prod(shape[:-1]) * (shape[-1] // 2 + 1) * _COMPLEX_BYTES[found[1]])
-        sorted_shape = _SORT.search(text)
-        if sorted_shape and math.prod(map(int, filter(None, sorted_shape[1].split(",")))) > _SMALL_SORT:
-            kinds.add("sort")
-    return tuple(copies), tuple(sorted(kinds))
+def _copied(line: str) -> int:
+    """Bytes that a line's operator takes while it runs. cuFFT writes over the input of a transform to real numbers, so
+    that one is copied (``CudaFft::DoFftInternal``, xla/stream_executor/cuda/cuda_fft.cc)."""
+    found = _REAL_TRANSFORM.search(line)
+    if found is None:
+        return 0
+    *others, last = map(int, found[2].split(","))
+    return math.prod(others) * (last // 2 + 1) * _COMPLEX_BYTES[found[1]]
+
+
+def _is_large_sort(line: str) -> bool:
+    found = _SORT.search(line)
+    return found is not None and math.prod(map(int, filter(None, found[1].split(",")))) > _SMALL_SORT
 
 
 # --- the temporary block ----------------------------------------------------------------------------------------------

@@ -30,12 +30,14 @@ class Executable:
 
 @dataclass(frozen=True)
 class Program:
-    """``events`` are those of the document, in order. ``reads``: how often the program read an array, and saw zeros.
+    """``events`` are those of the document, in order. ``reads``: how often the program read an array, and saw zeros;
+    ``decisions``: how often it asked whether one is true.
     ``cards``: of how many this is one; ``is_jitted``: one function, called several times."""
 
     executables: tuple[Executable, ...]
     events: Sequence[Sequence[Any]]
     reads: int
+    decisions: int
     cards: int
     iterations: int
     is_jitted: bool
@@ -50,6 +52,7 @@ def read_program(document: Mapping[str, Any]) -> Program:
         tuple(Executable(row["name"], from_document(row), row["xla"]) for row in document["executables"]),
         document["events"],
         document["reads"],
+        document["decisions"],
         document["cards"],
         document["iterations"],
         document["jitted"],
@@ -129,7 +132,7 @@ class _Followed:
         """The storage behind an allocation of a call; None for what is none on the card."""
         if row.parameter is not None:
             return self._given(executable, row, inputs[row.parameter])
-        if row.kind == "constant":
+        if row.kind in ("constant", "host"):
             return None
         category, label = _WORDS[row.kind]
         return self.builder.alloc(row.bytes, self._operator, category, label=label.format(executable.name))

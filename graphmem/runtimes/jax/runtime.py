@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 
-from graphmem.base.figures import unknown
+from graphmem.base.figures import MEASURED, Cause, seen, unknown
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.runtimes.base import Runs, Runtime, Setting, Taken
@@ -13,11 +14,27 @@ from graphmem.runtimes.jax.options import FRACTION, PREALLOCATE, JaxOptions, rea
 from graphmem.trace import Trace
 from graphmem.units import format_bytes
 
-#: What no recording holds.
+#: Bytes by which more were in use, and by which regions were larger, where XLA tried out kernels for recorded steps
+#: (docs/modeling/jax.md; a test holds them to the goldens).
+TRIED_BYTES = (
+    0, 0, 0, 0, 0, 0, 0, 16_776_704, 16_894_720, 44_645_632, 62_914_560, 67_116_544, 100_195_584, 103_811_328,
+    108_193_792, 132_105_984, 405_238_272,
+)  # fmt: skip
+GROWN_BYTES = (
+    0, 0, 0, 67_108_864, 67_108_864, 67_108_864, 134_217_728, 134_217_728, 134_217_728, 134_217_728, 134_217_728,
+    134_217_728, 134_217_728, 218_103_808, 234_881_024, 301_989_888, 939_524_096,
+)  # fmt: skip
 _CAPTURED = "operators, their order, temporaries and library workspaces are PyTorch's, replayed in JAX's allocator"
 _POOL = "rounding and fragmentation inside the driver's pool count as 0"
 #: The driver's memory is mapped in pages of so many bytes; the limit is the next multiple (recorded of five cards).
 _PAGE_BYTES = 2 << 20
+
+
+def trials(levels: Sequence[str], more: Sequence[int]) -> Cause:
+    """What XLA takes while it compiles a function, on the card alone, at these levels."""
+    source = f"{len(more)} recorded steps: what is tried is given back, and regions that grew for it stay"
+    inside = round((len(more) - 1) / (len(more) + 1), 4)
+    return Cause("kernels that XLA tries out", MEASURED, source, dict.fromkeys(levels, seen(more)), inside, len(more))
 
 
 def limit_on(options: JaxOptions, device: Device) -> int:
@@ -66,7 +83,16 @@ class Jax(Runtime[JaxOptions]):
         found = bfc_runs(trace, options.bfc(), limit, room)
         code = Code.NOTE if found.whole is None else Code.HEADLINE
         note = Diagnostic(code, _in_words(found, limit, setting.device))
-        return Runs(found.main, found.limited, (note,), found.details(limit))
+        return Runs(found.main, found.limited, (note,), found.details(limit), tuple(_doubts(found, limit)))
+
+
+def _doubts(found: BFCRuns, limit: int) -> Iterator[Cause]:
+    if found.whole is None:
+        yield trials(("reserved", "device"), GROWN_BYTES)
+    elif found.enough_bytes is not None and limit - found.enough_bytes < GROWN_BYTES[-1]:
+        yield unknown(
+            "JAX's limit", f"it leaves {format_bytes(limit - found.enough_bytes)}, and what XLA tries out may take more"
+        )
 
 
 def _in_words(found: BFCRuns, limit: int, device: Device) -> str:
