@@ -173,6 +173,8 @@ def test_questions_that_have_no_answer() -> None:
     graph = layered(3)
     with pytest.raises(UsageError, match="accepted: live, pytorch, tensorflow, onnxruntime"):
         graphmem.peak(graph, "ideal")
+    with pytest.raises(UsageError, match="the allocator's function makes None"):
+        graphmem.peak(graph, lambda: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(UsageError, match="takes a Trace or a Graph, not int"):
         graphmem.peak(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a trace has one order"):
