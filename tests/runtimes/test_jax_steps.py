@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from graphmem import analyze
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.devices import all_devices, custom_device, device_named
 from graphmem.errors import SourceError, UsageError
@@ -24,8 +25,9 @@ from graphmem.runtimes.jax.options import JaxOptions, read_options
 from graphmem.runtimes.jax.program import category_of, read_program, trace_of
 from graphmem.runtimes.jax.runtime import GROWN_BYTES, TRIED_BYTES, limit_on
 from graphmem.runtimes.jax.target import target_config
-from graphmem.sources import load
+from graphmem.sources import jax_function, load
 from graphmem.trace import Category
+from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.recorded import jax_steps as steps
 
@@ -278,6 +280,45 @@ def test_without_jax_the_extra_is_named() -> None:
         load("jax:step.py:step")
 
 
+@pytest.fixture
+def compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are those of the goldens, whatever the card."""
+    monkeypatch.setattr(jax_function, "_require_jax", lambda model: None)
+    monkeypatch.setattr(jax_function, "_in_own_process", lambda asked: steps.followed(asked["text"].rpartition(":")[2]))
+
+
+@pytest.mark.usefixtures("compiled_before")
+def test_an_answer_is_the_recorded_one() -> None:
+    estimate = analyze("jax:steps.py:gpt", device="H200", alloc_conf="XLA_PYTHON_CLIENT_PREALLOCATE=false")
+    last = steps.recorded()["gpt"]["rows"][-1]
+    assert (estimate.allocated, estimate.reserved) == (last["peak_bytes_in_use"], last["pool_bytes"])
+    assert estimate.runtime == "jax"
+    said = " ".join(estimate.assumptions)
+    assert "compiled by XLA of JAX 0.10.2 for H200-141GB" in said
+    assert "jit_step: XLA's own memory_analysis() says arguments" in said
+    assert "its temporary block is fullest" in said
+
+
+@pytest.mark.usefixtures("compiled_before")
+@pytest.mark.parametrize(
+    ("name", "open_ended"),
+    [("gpt", set()), ("cnn", {"cuDNN's workspaces"}), ("spectral", {"cuFFT's work areas"}),
+     ("gaussian_process", {"cuSOLVER's workspaces"}), ("sorting", {"XLA's sorts"})],
+)  # fmt: skip
+def test_what_only_a_card_knows_is_told(name: str, open_ended: set[str]) -> None:
+    causes = {cause.name: cause for cause in analyze(f"jax:steps.py:{name}", device="A100-80GB").doubts.causes}
+    assert {one for one, cause in causes.items() if cause.spread("allocated").above} == open_ended
+    assert causes["kernels that XLA tries out"].spread("allocated").most == TRIED_BYTES[-1]
+
+
+@pytest.mark.usefixtures("compiled_before")
+def test_options_of_a_step_are_refused_for_a_program_that_says_what_its_step_is() -> None:
+    with pytest.raises(UsageError, match="says itself what its step is"):
+        analyze("jax:steps.py:gpt", training=Training(optimizer="sgd"))
+    with pytest.raises(UsageError, match="runs under --runtime jax alone"):
+        analyze("jax:steps.py:gpt", runtime="tensorflow")
+
+
 def _analyze(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "200"}
     command = [sys.executable, "-m", "graphmem", "analyze", *arguments]
@@ -338,8 +379,6 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: tuple[str, ...], s
 def test_a_step_is_the_same_from_a_file_and_from_python(tmp_path: Path) -> None:
     import jax
     import jax.numpy as jnp
-
-    from graphmem import analyze
 
     (tmp_path / "step.py").write_text(_STEP)
     done = _analyze(tmp_path, "step.py:step", "--shapes", "shapes", "-b", "16", "--gpu", "A100", "--format", "json")

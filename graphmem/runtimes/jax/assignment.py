@@ -33,6 +33,7 @@ KINDS = {
     "product": "__triton_nested_gemm_fusion|__triton_gemm|__cublas",
     "convolution": r"__cudnn\$conv",
     "transform": r" fft\(",
+    "collective": r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\(",
     "solver": 'custom_call_target="cu(solver|sparse)',
 }
 _REAL_TRANSFORM = re.compile(r" = (f32|f64)\[([\d,]+)\]\S* fft\(.*fft_type=IRFFT")
