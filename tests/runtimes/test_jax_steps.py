@@ -3,8 +3,10 @@ graphmem followed them; and the rules one by one. Needs no JAX, but for the last
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphmem import analyze
 from graphmem.allocators.ideal import IdealAllocator
@@ -154,6 +158,22 @@ def test_a_call_is_read_from_xlas_texts() -> None:
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match=r"that graphmem cannot read; it reads that of jaxlib 0\.10"):
         read_assignment(text, "", "", "")
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_damaged_texts_are_read_or_refused(data: st.DataObject) -> None:
+    """Lines that are missing, twice there, cut, or with other numbers."""
+    texts = []
+    for text in (_ASSIGNMENT, _VALUES, _RANGES, _MODULE):
+        lines = data.draw(st.lists(st.sampled_from(text.splitlines()), max_size=20))
+        cut = data.draw(st.integers(0, 40))
+        damaged = "\n".join(lines)[: -cut or None]
+        digits = data.draw(st.sampled_from(["0", "7", "9" * 30]))
+        texts.append(re.sub(data.draw(st.sampled_from("0123456789")), digits, damaged))
+    with contextlib.suppress(SourceError):
+        found = read_assignment(*texts)
+        assert from_document(json.loads(json.dumps(found.document()))) == found
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
