@@ -190,14 +190,14 @@ def _document(*events: list[Any], donates: bool = False) -> dict[str, Any]:
 
 
 def test_a_call_takes_outputs_and_its_block_and_gives_the_block_back() -> None:
-    trace = trace_of(read_program(_document(["call", 0, [0], [1]], ["drop", 0], ["end"], ["drop", 1])), "step")
+    trace = trace_of(read_program(_document(["call", 0, [0], [1]], ["drop", 0])), "step")
     run = replay(trace, IdealAllocator())
     assert run.peak_requested_bytes == 800 + 800 + 16 + 5000
     assert run.allocated_bytes[-1] == 800
 
 
 def test_a_donated_argument_becomes_the_output() -> None:
-    events = (["call", 0, [0], [1]], ["carry", 0, 1], ["drop", 0], ["call", 0, [1], [2]], ["end"])
+    events = (["call", 0, [0], [1]], ["carry", 0, 1], ["drop", 0], ["call", 0, [1], [2]])
     trace = trace_of(read_program(_document(*events, donates=True)), "step")
     assert replay(trace, IdealAllocator()).peak_requested_bytes == 800 + 16 + 5000
     assert trace.storages[0].category is Category.PARAMETER
