@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _TEXTS = ("buffer-assignment.txt", "buffer-assignment-values.txt", "live-range.txt", "gpu_after_optimizations.txt")
 #: Figures of ``memory_analysis()``, XLA's own.
 _ANALYSIS = ("argument", "output", "alias", "temp", "generated_code")
+#: Stands behind the last event of a program: what is dropped later is dropped with the program.
+_END = ["end"]
 #: Calls of a jitted function, if nothing is said: the third finds the memory that the second left.
 ITERATIONS = 3
 
@@ -143,7 +145,7 @@ def _followed(
         else:
             calls.events.append(["iteration", 1])
             out = function(*values)
-            calls.events.append(["end"])
+            calls.events.append(_END)
             del out
     return {
         "jax": jax.__version__,
@@ -153,7 +155,7 @@ def _followed(
         "reads": calls.reads,
         "decisions": calls.decisions,
         "executables": calls.compiled,
-        "events": [*calls.before, *calls.events],
+        "events": [*calls.before, *calls.events[: calls.events.index(_END)]],
     }
 
 
@@ -166,7 +168,7 @@ def _loop(calls: Any, step: Callable[..., Any], arguments: list[Any], iterations
             calls.carry(arguments[position], value)
             arguments[position] = value
         value = None
-    calls.events.append(["end"])
+    calls.events.append(_END)
 
 
 def _carried(arguments: Sequence[Any], out: Any) -> list[tuple[int, Any]]:

@@ -61,11 +61,9 @@ def read_program(document: Mapping[str, Any]) -> Program:
 
 
 def trace_of(program: Program, name: str) -> Trace:
-    """The allocations and frees of a program, up to its last call."""
+    """The allocations and frees of a program, up to its end."""
     followed = _Followed(program, TraceBuilder(source=name))
     for kind, *row in program.events:
-        if kind == "end":
-            break
         getattr(followed, kind)(*row)
     return followed.builder.build()
 
