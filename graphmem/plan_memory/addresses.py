@@ -351,13 +351,13 @@ class _Part:
         if len(self.members) > _MOST_SEARCHED:
             return False
         while self.height > capacity >= self.bound and time.monotonic() < until:
-            order, steps = next(self._attempts)
+            order, steps, chance = next(self._attempts)
             lives, count = _renamed(self.lives, order), len(order)
             lowest = np.array([packing.lifted(lives, one, 0) for one in range(count)], dtype=np.int64)
             state = State(
                 np.full(count, -1, dtype=np.int64), lowest, lowest.copy(), self._waiting.copy(), self._waiting.copy()
             )
-            answer = packing.search(np.arange(count), 0, -1, lives, state, capacity, np.array([steps]))
+            answer = packing.search(np.arange(count), 0, -1, lives, state, capacity, np.array([steps]), chance)
             if answer == FOUND:
                 addresses = np.empty(count, dtype=np.int64)
                 addresses[order] = state.placed
@@ -370,20 +370,25 @@ class _Part:
         if height < self.height:
             self.addresses, self.height, self.by = addresses, height, by
 
-    def _attempt_forever(self, draw: np.random.Generator) -> Iterator[tuple[Numbers, int]]:
-        """Ranks of the buffers, each with the steps after which it is given up: by turns one of three with ever more
-        steps, and one that is drawn. Those in the fullest sections come first, then the long and the large."""
+    def _attempt_forever(self, draw: np.random.Generator) -> Iterator[tuple[Numbers, int, Numbers]]:
+        """Ranks of the buffers, each with the steps after which it is given up and the chance of a detour. Those in the
+        fullest sections come first, then the large and the long: by turns as they are, drawn anew, and in many short
+        attempts with detours, as a plan is often near but for an early choice."""
         sizes, lengths = self.lives.sizes, self.lives.end - self.lives.first
         lives = zip(self.lives.first, self.lives.end, strict=True)
         most, area = np.array([self._waiting[first:end].max() for first, end in lives]), sizes * lengths
         fixed = [np.lexsort([-key for key in keys]) for keys in ((area, lengths, most), (lengths, area, most), (area,))]
         scores = np.stack([_standard(values) for values in (np.log(lengths), area, np.sqrt(sizes))])
         for number in itertools.count():
-            yield fixed[number % 3], _FIRST_STEPS << (2 + number // 3)
-            for again in (2 * number + 1, 2 * number + 2):
-                score = draw.dirichlet((1, 1, 1)) @ scores + draw.choice((0, 0.1)) * draw.normal(size=len(sizes))
-                fullness = most if draw.random() < 0.5 else most * 20 // most.max()
-                yield np.lexsort([-score, -fullness]), _FIRST_STEPS * _luby(again)
+            times = _luby(number + 1)
+            steps = _FIRST_STEPS * times
+            yield fixed[number % 3], 4 * steps, np.zeros(2, dtype=np.int64)
+            score = draw.dirichlet((1, 1, 1)) @ scores + draw.choice((0, 0.1)) * draw.normal(size=len(sizes))
+            fullness = most if number % 2 else most * 20 // most.max()
+            yield np.lexsort([-score, -fullness]), steps, np.zeros(2, dtype=np.int64)
+            for order, often in ((0, 0.05), (0, 0.05), (0, 0.15), (1, 0.15)) * (5 * times):
+                chance = np.array([draw.integers(1 << 30), int(often * (1 << 16))])
+                yield fixed[order], 3 * _FIRST_STEPS // 8, chance
 
 
 def _standard(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

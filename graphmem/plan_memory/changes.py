@@ -276,7 +276,7 @@ class Peak:
 
     def _copy(self, buffer: int) -> Buffer:
         one = self._buffers[buffer]
-        return replace(one, name=f"{one.name} again")
+        return replace(one, name=f"{one.name} again", held=False)
 
     def _named(self, number: int) -> str:
         return f"node {number} ({shown(self._nodes[number].name)})"

@@ -251,12 +251,20 @@ def _parts(members: Numbers, first: int, end: int, lives: Lives, placed: Numbers
 
 @compiled
 def search(
-    members: Numbers, last: int, last_rank: int, lives: Lives, state: State, capacity: int, left: Numbers
+    members: Numbers,
+    last: int,
+    last_rank: int,
+    lives: Lives,
+    state: State,
+    capacity: int,
+    left: Numbers,
+    chance: Numbers,
 ) -> int:
     """Place all ``members``, in ascending order, from the address ``last`` on and under ``capacity``: whether that was
     :data:`FOUND`, is :data:`IMPOSSIBLE`, or was :data:`STOPPED` after the steps that were ``left``.
 
-    Buffers are named by their rank: of two at one address the lower comes first.
+    Buffers are named by their rank: of two at one address the lower comes first. ``chance``: the state of a generator
+    of random numbers, and how often of 65,536 times the second candidate is tried before the first.
     """
     left[0] -= 1
     if left[0] < 0:
@@ -281,6 +289,10 @@ def search(
                 place -= 1
             candidates[place] = one
             count += 1
+    if count > 1:
+        chance[0] = (1664525 * chance[0] + 1013904223) % 2**32  # Numerical Recipes, 2nd edition, 7.1
+        if chance[0] >> 16 < chance[1]:
+            candidates[0], candidates[1] = candidates[1], candidates[0]
     before, waiting = lowest[members], state.waiting[first:end].copy()
     rest = np.empty(len(members) - 1, dtype=np.int64)
     for one in candidates[:count]:
@@ -302,7 +314,9 @@ def search(
         if answer == FOUND:
             for part in np.argsort(np.diff(starts)):  # the smallest first
                 if starts[part] < starts[part + 1]:
-                    answer = search(rest[starts[part] : starts[part + 1]], address, one, lives, state, capacity, left)
+                    answer = search(
+                        rest[starts[part] : starts[part + 1]], address, one, lives, state, capacity, left, chance
+                    )
                     if answer != FOUND:
                         break
         if answer == FOUND:

@@ -76,6 +76,9 @@ def maker_of_allocators(allocator: str | Callable[[], Allocator], alloc_conf: st
     if alloc_conf and allocator != "pytorch":
         raise UsageError(f"alloc_conf are settings of the allocator 'pytorch', not of {shown(allocator)}")
     if callable(allocator):
+        made = allocator()
+        if not hasattr(made, "malloc"):
+            raise UsageError(f"the allocator's function makes {shown(made)}; accepted: one of graphmem.allocators")
         return allocator
     make = _ALLOCATORS.get(allocator)
     if make is None:

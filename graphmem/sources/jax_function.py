@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from graphmem.base.figures import BOUNDS, Cause, Figure, bounded, unknown
+from graphmem.base.figures import BOUNDS, Cause, Communicator, Figure, Loads, bounded, unknown
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, SourceError, said
@@ -26,6 +27,8 @@ from graphmem.sources.base import Arguments, Built, Sizes, TorchModel
 from graphmem.units import format_bytes
 
 _PROGRAM = "graphmem.sources.jax_program"
+#: The JAX that this was written against.
+_VERSION = "0.10"
 #: Temporary blocks of this share of the largest are described.
 _NOTABLE = 0.2
 _READS = "values that the program reads back from the card are taken to be 0"
@@ -82,7 +85,10 @@ def _model(name: str, prepare: Callable[[dict[str, Any]], dict[str, Any]]) -> To
             "target": target_config(card),
             "cards": sizes.cards,
         }
-        return _taken(read_program(prepare(asked)), name, card)
+        try:
+            return _taken(read_program(prepare(asked)), name, card)
+        except SourceError as error:
+            raise SourceError(f"{error}{_of_version()}") from None
 
     def build(_: Sizes) -> Built | None:
         return None  # it is planned
@@ -100,6 +106,13 @@ def _require_jax(model: str) -> None:
             f"{model} needs JAX's compiler for NVIDIA's cards, which works without one; install it with: pip install "
             "'graphmem[jax]'"
         )
+
+
+def _of_version() -> str:
+    """Words behind an error where JAX is not the one that this was written against."""
+    installed = version("jax")
+    known = installed.startswith(f"{_VERSION}.")
+    return "" if known else f" (JAX {installed} is installed; its insides are known here as they are in {_VERSION})"
 
 
 def _in_own_process(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,17 +133,24 @@ def _in_own_process(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _taken(program: Program, name: str, card: Device) -> Taken:
-    constants = sum(
-        row.bytes for one in program.executables for row in one.assignment.allocations if row.kind == "constant"
-    )
-    outside = [Figure("constants of compiled functions", constants, constants, constants, "XLA's assignment")]
     return Taken(
         trace_of(program, name),
         tuple(_notes(program, card)),
         doubts=tuple(_doubts(program)),
-        outside=tuple(outside) if constants else (),
+        outside=tuple(_outside(program, card)),
         proven="tests/golden/jax",
     )
+
+
+def _outside(program: Program, card: Device) -> Iterator[Figure]:
+    """What the program's functions and collectives hold outside of the allocator."""
+    rows = (row for one in program.executables for row in one.assignment.allocations)
+    constants = sum(row.bytes for row in rows if row.kind == "constant")
+    if constants:
+        yield Figure("constants of compiled functions", constants, constants, constants, "XLA's assignment")
+    if any("collective" in one.assignment.kinds for one in program.executables):
+        group = Communicator(program.cards, on_node=program.cards)
+        yield from card.outside(Loads(communicators=(group,)))[len(card.outside(Loads())) :]
 
 
 def _notes(program: Program, card: Device) -> Iterator[str]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _TEXTS = ("buffer-assignment.txt", "buffer-assignment-values.txt", "live-range.txt", "gpu_after_optimizations.txt")
 #: Figures of ``memory_analysis()``, XLA's own.
 _ANALYSIS = ("argument", "output", "alias", "temp", "generated_code")
+#: Stands behind the last event of a program: what is dropped later is dropped with the program.
+_END = ["end"]
 #: Calls of a jitted function, if nothing is said: the third finds the memory that the second left.
 ITERATIONS = 3
 
@@ -143,7 +145,7 @@ def _followed(
         else:
             calls.events.append(["iteration", 1])
             out = function(*values)
-            calls.events.append(["end"])
+            calls.events.append(_END)
             del out
     return {
         "jax": jax.__version__,
@@ -153,7 +155,7 @@ def _followed(
         "reads": calls.reads,
         "decisions": calls.decisions,
         "executables": calls.compiled,
-        "events": calls.events,
+        "events": [*calls.before, *calls.events[: calls.events.index(_END)]],
     }
 
 
@@ -166,7 +168,7 @@ def _loop(calls: Any, step: Callable[..., Any], arguments: list[Any], iterations
             calls.carry(arguments[position], value)
             arguments[position] = value
         value = None
-    calls.events.append(["end"])
+    calls.events.append(_END)
 
 
 def _carried(arguments: Sequence[Any], out: Any) -> list[tuple[int, Any]]:
@@ -210,7 +212,7 @@ def _calls_type() -> Any:
     """The type of what follows a program; made here, as its base is JAX's."""
     import jax
     import numpy as np
-    from jax._src import core, dispatch, pjit, source_info_util
+    from jax._src import core, dispatch, pjit, source_info_util, xla_bridge
     from jax._src.interpreters import mlir, pxla
     from jax.sharding import SingleDeviceSharding
 
@@ -272,6 +274,7 @@ def _calls_type() -> Any:
 
         def __init__(self, devices: Sequence[Any]) -> None:
             super().__init__()
+            self.before: list[list[Any]] = []  # arrays that were there before the program began
             self.events: list[list[Any]] = []
             self.compiled: list[dict[str, Any]] = []
             self.reads = self.decisions = 0
@@ -286,7 +289,8 @@ def _calls_type() -> Any:
         def array(self, aval: Any, placed: Any, label: str, kind: str) -> Array:
             """A new array on the card, sent from the host."""
             made = Array(self, aval, _Buffer(self, next(self._numbers)), placed)
-            self.events.append(["put", made.buffer.number, _bytes_of(aval, placed), label, kind])
+            events = self.before if kind == "constant" else self.events
+            events.append(["put", made.buffer.number, _bytes_of(aval, placed), label, kind])
             return made
 
         def arrays_of(self, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
@@ -310,6 +314,10 @@ def _calls_type() -> Any:
 
         def _sharding_of(self, leaf: Any) -> Any:
             given = getattr(leaf, "sharding", None)
+            if getattr(given, "memory_kind", None) == "pinned_host":
+                raise SourceError(
+                    "an argument is in the host's memory (memory_kind pinned_host), which is not followed"
+                )
             if given is None or len(given.device_set) == 1:
                 return self._alone
             return given
@@ -351,12 +359,10 @@ def _calls_type() -> Any:
             return value if isinstance(value, Array) else self.array(core.typeof(value), self._alone, "", "host")
 
         def _constant(self, value: Any) -> Array:
-            """An array that was made before: it comes to the card once."""
+            """An array that the program's file made, and that is on the card from then on."""
             if id(value) not in self._constants:
-                self._constants[id(value)] = (
-                    value,
-                    self.array(core.typeof(value), self._alone, "constant", "constant"),
-                )
+                array = self.array(core.typeof(value), self._alone, "made before", "constant")
+                self._constants[id(value)] = (value, array)
             return self._constants[id(value)][1]
 
         def _given(self, value: Any) -> Array:
@@ -368,14 +374,18 @@ def _calls_type() -> Any:
 
         def _call(self, values: list[Any], params: Any) -> list[Any]:
             given = [self._given(value) for value in values]
+            for value in params["jaxpr"].consts:
+                if isinstance(value, jax.Array):  # closed over: a constant of the module, and still an array
+                    self._constant(value)
             types = [pjit.MetaTy(one.aval, one.placed, None, True, False) for one in given]
-            computation = pjit._resolve_and_lower(
-                types,
-                **params,
-                lowering_platforms=("cuda",),
-                lowering_parameters=mlir.LoweringParameters(),
-                pgle_profiler=None,
-            )
+            with having(xla_bridge, canonicalize_platform=lambda _: "cuda"):  # it knows platforms that are there
+                computation = pjit._resolve_and_lower(
+                    types,
+                    **params,
+                    lowering_platforms=("cuda",),
+                    lowering_parameters=mlir.LoweringParameters(),
+                    pgle_profiler=None,
+                )
             number, executable = self._executable(computation)
             given = [*map(self._constant, computation.const_args), *given]
             kept = sorted(computation.compile_args["kept_var_idx"])
@@ -398,6 +408,7 @@ def _calls_type() -> Any:
 
         def _compiled(self, computation: Any) -> tuple[Any, dict[str, Any]]:
             arguments = computation.compile_args
+            arguments["host_callbacks"] = []  # nobody calls back
             if arguments["backend"] is not self._devices[0].client:  # it takes no array, and so none of the card
                 arguments["backend"] = self._devices[0].client
                 computation._device_list = pxla._create_device_list(tuple(self._devices[:1]))

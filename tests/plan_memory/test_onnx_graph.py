@@ -112,3 +112,8 @@ def test_hostile_models_are_one_line(model: object, sizes: dict[str, Any], messa
         from_onnx(model, **sizes)
     assert str(caught.value).startswith(message)
     assert str(caught.value).isprintable()
+
+
+def test_model_of_onnx_ir_is_the_same_graph() -> None:
+    onnx_ir = pytest.importorskip("onnx_ir")
+    assert from_onnx(onnx_ir.from_proto(_small()), batch=3) == from_onnx(_small(), batch=3)

@@ -142,6 +142,15 @@ def test_three_figures_of_one_order() -> None:
     assert figures.live < figures.reserved
 
 
+def test_what_a_copy_is_made_beside_is_not_held() -> None:
+    nodes = (Node("a", (), (0, 1)), Node("b", (), (2,)), Node("c", (0,), (3,)))
+    graph = Graph(nodes, (Buffer("p", 5), Buffer("q", 7, held=True), Buffer("r", 20), Buffer("s", 1)), (3,))
+    now = graphmem.Peak(graph)
+    now.recompute(0, before=2)
+    assert now.live_bytes.tolist() == [12, 27, 19, 13, 8]
+    assert live_bytes(Tables.of(now.graph()), np.arange(4)).tolist() == now.live_bytes.tolist()
+
+
 @pytest.mark.parametrize(
     ("buffer", "before", "words"),
     [
@@ -164,6 +173,8 @@ def test_questions_that_have_no_answer() -> None:
     graph = layered(3)
     with pytest.raises(UsageError, match="accepted: live, pytorch, tensorflow, onnxruntime"):
         graphmem.peak(graph, "ideal")
+    with pytest.raises(UsageError, match="the allocator's function makes None"):
+        graphmem.peak(graph, lambda: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(UsageError, match="takes a Trace or a Graph, not int"):
         graphmem.peak(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a trace has one order"):

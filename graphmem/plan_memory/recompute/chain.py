@@ -101,8 +101,8 @@ def _cut(problem: Problem, turn: int) -> list[range]:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Of every block: what running it costs, the bytes that its backward part needs, those that it begins with, and the
-    places of its backward part."""
+    """Of every block: what running it costs, the bytes that stay of it until its backward part and that of the next
+    have run, those that it begins with, and the places of its backward part."""
 
     run: list[float]
     whole: list[int]
@@ -127,6 +127,7 @@ def _measured(problem: Problem, turn: int, blocks: list[range]) -> _Costs:
         home[buffer] = last
         if last > made:
             entry[last] += problem.size[buffer]
+            whole[made] += problem.size[buffer]
         elif problem.users[buffer] and problem.users[buffer][-1] >= turn:
             whole[made] += problem.size[buffer]
     ends = [0] * count  # the first place that is no more of the backward part of each block

@@ -19,30 +19,34 @@ from typing import Any
 from graphmem.errors import SourceError
 
 _ALLOCATION = re.compile(r"allocation (\d{1,9}): size (\d{1,18})(.*)$")
-_VALUE = re.compile(r" value: <(\d+) (.+?) @\d+> \(size=(\d{1,18}),offset=(\d{1,18})\): (.*)$")
+_VALUE = re.compile(r" value: <(\d{1,9}) (.+?) @\d+> \(size=(\d{1,18}),offset=(\d{1,18})\): (.*)$")
 _PARAMETER = re.compile(r"\bparameter (\d{1,6})\b")
-_DEFINED = re.compile(r"<(\d+) .+ @\d+>$")
-_POSITION = re.compile(r"  (\S+?)(?: ?\{(\d*)\})?$")
+_DEFINED = re.compile(r"<(\d{1,9}) .+ @\d+>$")
+_POSITION = re.compile(r"  (\S+?)(?: ?\{(\d{0,9})\})?$")
 _RANGE = re.compile(r"    (.+?)\{([\d,]*)\}:(\d{1,9})-(\d{1,9})$")
 _OPERATOR = re.compile(r'op_name="([^"]*)"')
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_FRAME = re.compile(r"stack_frame_id=(\d{1,9})")
 #: Kinds of allocations, in the order in which the words of a line decide.
-_KINDS = (("constant", "constant"), ("preallocated-temp", "temporary"))
+_KINDS = ((", color 5,", "host"), ("constant", "constant"), ("preallocated-temp", "temporary"))
 #: Operators whose memory only their library knows, or of which there are several kinds, by the words of a module.
 KINDS = {
     "product": "__triton_nested_gemm_fusion|__triton_gemm|__cublas",
     "convolution": r"__cudnn\$conv",
     "transform": r" fft\(",
+    "collective": r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\(",
     "solver": 'custom_call_target="cu(solver|sparse)',
 }
-_REAL_TRANSFORM = re.compile(r" = (f32|f64)\[([\d,]+)\]\S* fft\(.*fft_type=IRFFT")
-_SORT = re.compile(r" = \(?\w+\[([\d,]*)\].* sort\(")
+_REAL_TRANSFORM = re.compile(r" = (f32|f64)\[(\d{1,12}(?:,\d{1,12}){0,9})\]\S* fft\(.*fft_type=IRFFT")
+_SORT = re.compile(r" = \(?\w+\[((?:\d{1,12}(?:,\d{1,12}){0,9})?)\].* sort\(")
 #: Elements of a sort that XLA leaves as it is (``SortRewriter``, xla/service/gpu/transforms/sort_rewriter.h).
 _SMALL_SORT = 16384
 _COMPLEX_BYTES = {"f32": 8, "f64": 16}
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
-_FILE, _LOCATION = re.compile(r'(\d+) "(.*)"$'), re.compile(r"(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)")
-_STACK_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+)")
+_FILE, _LOCATION = (
+    re.compile(r'(\d{1,9}) "(.*)"$'),
+    re.compile(r"(\d{1,9}) \{file_name_id=(\d{1,9}) .*?\bline=(\d{1,9})"),
+)
+_STACK_FRAME = re.compile(r"(\d{1,9}) \{file_location_id=(\d{1,9})")
 #: Values of the temporary block that are named.
 _NAMED = 10
 #: More than any step has; a text with more is not read.
@@ -63,7 +67,7 @@ class Value:
 @dataclass(frozen=True)
 class Allocation:
     """One allocation of a call, in bytes. ``kind``: ``parameter``, ``output``, ``tuple`` (the table of several
-    outputs), ``temporary`` or ``constant`` (of the compiled module).
+    outputs), ``temporary``, ``constant`` (of the compiled module) or ``host`` (in the host's memory).
 
     ``parameter``: the number of the argument that brings it. ``output``: the position of the output that leaves with
     it; one that has both is an argument that is written over.

@@ -61,11 +61,9 @@ def read_program(document: Mapping[str, Any]) -> Program:
 
 
 def trace_of(program: Program, name: str) -> Trace:
-    """The allocations and frees of a program, up to its last call."""
+    """The allocations and frees of a program, up to its end."""
     followed = _Followed(program, TraceBuilder(source=name))
     for kind, *row in program.events:
-        if kind == "end":
-            break
         getattr(followed, kind)(*row)
     return followed.builder.build()
 
@@ -132,7 +130,7 @@ class _Followed:
         """The storage behind an allocation of a call; None for what is none on the card."""
         if row.parameter is not None:
             return self._given(executable, row, inputs[row.parameter])
-        if row.kind == "constant":
+        if row.kind in ("constant", "host"):
             return None
         category, label = _WORDS[row.kind]
         return self.builder.alloc(row.bytes, self._operator, category, label=label.format(executable.name))

@@ -23,7 +23,7 @@ _FIGURES = (
     "bytes_limit",
 )  # fmt: skip
 
-os.environ.setdefault("JAX_PLATFORMS", "cuda")
+os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu")
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

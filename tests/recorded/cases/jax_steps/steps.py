@@ -705,24 +705,157 @@ def evaluated():
     return train, (dense(784, 800, 800, 10), S(512, 784), S(512, t=I32), S(10000, 784), S(10000, t=I32))
 
 
+# --- kept back: recorded when the rules were fixed, and predicted then ------------------------------------------------
+
+
+def closed_over():
+    """An array of the card and one of NumPy that the function closes over."""
+    table, offset = jnp.ones((2048, 2048)), np.ones((512, 2048), np.float32)
+
+    @jax.jit
+    def step(x):
+        return {"y": x @ table + offset}
+
+    return step, (S(512, 2048),)
+
+
+def policy_gradient():
+    """A rollout in a scan, returns in another, minibatches in a third."""
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-4))
+
+    def network(params, x):
+        return jnp.tanh(x @ params["a"]) @ params["b"], (x @ params["v"])[..., 0]
+
+    def act(params, state, key):
+        logits, value = network(params, state)
+        action = jax.random.categorical(key, logits)
+        after = state + 0.01 * jax.random.normal(key, state.shape) * (action[:, None] - 1)
+        chosen = jax.nn.log_softmax(logits)[jnp.arange(len(action)), action]
+        return after, (state, action, -jnp.abs(after).sum(-1), value, chosen)
+
+    def loss(params, batch):
+        x, action, returned, before = batch
+        logits, value = network(params, x)
+        now = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
+        ratio, advantage = jnp.exp(now - before), returned - value
+        clipped = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
+        return ((returned - value) ** 2).mean() - clipped.mean()
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, games, key):
+        games, (x, action, reward, value, chosen) = lax.scan(partial(act, params), games, jax.random.split(key, 128))
+
+        def discount(total, now):
+            total = now[0] + 0.99 * total - 0.01 * now[1]
+            return total, total
+
+        _, returned = lax.scan(discount, jnp.zeros(games.shape[0]), (reward, value), reverse=True)
+
+        def update(carried, batch):
+            params, state = carried
+            updates, state = optimizer.update(jax.grad(loss)(params, batch), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        batches = jax.tree.map(lambda t: t.reshape(8, -1, *t.shape[2:]), (x, action, returned, chosen))
+        (params, state), _ = lax.scan(update, (params, state), batches)
+        return params, state, reward.mean()
+
+    params = {"a": S(64, 256), "b": S(256, 6), "v": S(64, 1)}
+    return step, (params, jax.eval_shape(optimizer.init, params), S(1024, 64), S(2, t=jnp.uint32))
+
+
+def quantised():
+    """Products of eight-bit integers."""
+
+    @jax.jit
+    def step(layers, x):
+        for layer in layers:
+            scale = jnp.abs(x).max(-1, keepdims=True) / 127
+            whole = jnp.round(x / scale).astype(jnp.int8)
+            product = lax.dot_general(whole, layer["q"], (((1,), (0,)), ((), ())), preferred_element_type=I32)
+            x = jax.nn.silu(product.astype(BF16) * scale * layer["scale"])
+        return x, x.sum()
+
+    return step, ([{"q": S(2048, 2048, t=jnp.int8), "scale": S(2048, t=BF16)}] * 4, S(1024, 2048, t=BF16))
+
+
+class MaskedEncoder(nn.Module):
+    @nn.compact
+    def __call__(self, tokens, mask):
+        x = nn.Embed(30522, 384)(tokens) + self.param("places", nn.initializers.normal(), (1, 128, 384))
+        for _ in range(4):
+            a = nn.SelfAttention(6, dtype=BF16)(x, mask=nn.make_attention_mask(mask, mask))
+            x = nn.LayerNorm()(x + a)
+            x = nn.LayerNorm()(x + nn.Dense(384, dtype=BF16)(nn.gelu(nn.Dense(1536, dtype=BF16)(x))))
+        return nn.Dense(30522, dtype=BF16)(x)
+
+
+def masked_words():
+    model = MaskedEncoder()
+
+    @jax.jit
+    def step(params, tokens, mask, labels):
+        def loss(params):
+            logits = model.apply(params, tokens, mask).astype(F32)
+            return (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * mask).sum() / mask.sum()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return sgd(params, grads), value
+
+    tokens = S(16, 128, t=I32)
+    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), tokens, tokens)
+    return step, (params, tokens, S(16, 128), tokens)
+
+
+def printed():
+    """``jax.debug.print`` inside of a jitted step."""
+
+    @jax.jit
+    def step(params, x):
+        y = params["w"] @ x
+        jax.debug.print("mean {mean}", mean=y.mean())
+        return {"w": params["w"] - y @ x.T}
+
+    return step, ({"w": S(1024, 1024)}, S(1024, 512))
+
+
+def logged():
+    """Eager training that keeps norms and prints some."""
+
+    def train(w, x):
+        norms = []
+        for turn in range(4):
+            y = jnp.tanh(x @ w)
+            w = w - 0.1 * (x.T @ y) / len(x)
+            norms.append(jnp.linalg.norm(w))
+            if turn % 2:
+                print(f"{float(norms[-1]):.2f}")
+        return w, jnp.stack(norms)
+
+    return train, (S(1000, 800), S(3000, 1000))
+
+
 CASES = {
     function.__name__: function
     for function in (
         mlp, mlp_adam_by_hand, odd_sizes, dropout, accumulated, per_example, mixed_precision, optax_chain,
         mixed_outputs, host_batches, cnn, resnet_norm, flax_unet, text_cnn, encoder_bf16, scanned, scanned_policy, gpt,
         attention, flax_encoder, lstm, lora, decode, mixture, sorting, spectral, ode, graph_network, gaussian_process,
-        gan, eager_around, evaluated,
+        gan, eager_around, evaluated, closed_over, policy_gradient, quantised, masked_words, printed, logged,
     )
 }  # fmt: skip
 #: How the loop around a jitted step goes on: argument -> the output that takes its place, None for the whole output.
 #: Where nothing is said, the first output takes the place of the first argument.
 CARRIED = {
-    **dict.fromkeys(("mlp", "accumulated", "cnn", "encoder_bf16", "scanned"), {0: None}),
-    **dict.fromkeys(("mlp_adam_by_hand", "dropout", "mixed_precision", "resnet_norm", "scanned_policy", "gpt"),
+    **dict.fromkeys(("mlp", "accumulated", "cnn", "encoder_bf16", "scanned", "printed"), {0: None}),
+    **dict.fromkeys(("mlp_adam_by_hand", "dropout", "mixed_precision", "resnet_norm", "scanned_policy", "gpt",
+                     "policy_gradient"),
                     {0: 0, 1: 1}),
     "optax_chain": {0: 0, 1: 1, 2: 2},
+    "closed_over": {},
     "mixed_outputs": {},
+    "quantised": {},
     "sorting": {},
     "decode": {1: 1, 2: 0},
 }  # fmt: skip
-PROGRAMS = ("gan", "eager_around", "evaluated")
+PROGRAMS = ("gan", "eager_around", "evaluated", "logged")
