@@ -25,6 +25,7 @@ from graphmem.replay import replay
 from graphmem.run import Run
 from graphmem.runtimes.base import Setting
 from graphmem.runtimes.pytorch import RUNTIME
+from graphmem.runtimes.pytorch.live import LiveMemory
 from graphmem.trace import EventKind, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB, MIB
 from tests.recorded import answering
@@ -129,12 +130,19 @@ def captured(name: str) -> Trace:
     ).trace
 
 
+def live(conf: str, setting: Setting, *, room: int) -> LiveMemory:
+    """The live allocator of a card that has one."""
+    memory = RUNTIME.live(RUNTIME.parse(conf, setting), setting, room=room)
+    assert memory is not None
+    return memory
+
+
 def told(trace: Trace, capacity: int | None, conf: str, asked_after: set[int]) -> tuple[Trace, dict[int, Any], Any]:
     """The events of ``trace`` told one by one to a live allocator: the trace with what was refused left out, what it
     answered after some of its events, and the statistics at the end."""
     card = replace(CARD, capacity_bytes=capacity + CARD.context_bytes if capacity is not None else CARD.capacity_bytes)
     setting = Setting(card, (2, 13))
-    memory = RUNTIME.live(RUNTIME.parse(conf, setting), setting, room=0 if capacity is None else 1)
+    memory = live(conf, setting, room=0 if capacity is None else 1)
     builder = TraceBuilder("told", list(trace.phases), list(trace.operators))
     memory.follow(builder)
     answered, refused = {}, set()
@@ -172,10 +180,7 @@ def test_live_figures_are_those_of_the_replay(data: st.DataObject) -> None:
         st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"])
     )
     trace = captured(name)
-    most = replay(
-        trace,
-        RUNTIME.live(RUNTIME.parse(conf, Setting(CARD, (2, 13))), Setting(CARD, (2, 13)), room=0)._allocator,
-    )
+    most = replay(trace, live(conf, Setting(CARD, (2, 13)), room=0)._allocator)
     share = data.draw(st.none() | st.floats(0.3, 1.2))
     capacity = None if share is None else int(most.peak_reserved_bytes * share)
     asked = data.draw(st.sets(st.integers(0, max(0, len(trace) - 1)), max_size=6))

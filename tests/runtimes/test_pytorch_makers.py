@@ -10,7 +10,9 @@ from graphmem.allocators.mps_heaps import Watermarks
 from graphmem.devices import all_devices, device_named
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.runtimes.pytorch import makers
+from graphmem.exports import EXPORTS, Asked
+from graphmem.runtimes.base import Setting
+from graphmem.runtimes.pytorch import RUNTIME, makers
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 
@@ -135,3 +137,13 @@ def test_rocblas_takes_what_the_source_says_and_other_makers_have_no_cublas() ->
             assert device.cublas_workspace_bytes == (128 if device.name.startswith("MI3") else 32) * MIB
         elif device.vendor in ("Intel", "Apple"):
             assert device.cublas_workspace_bytes == 0
+
+
+def test_a_snapshot_of_metal_heaps_is_refused() -> None:
+    with pytest.raises(UsageError, match="Metal heaps on M1-8GB"):
+        EXPORTS.named("snapshot").render(_on("M1", _trace(MIB)), Asked())
+
+
+def test_a_program_on_an_apple_machine_finds_no_allocator_of_cuda() -> None:
+    setting = Setting(device_named("M1"), (2, 13))
+    assert RUNTIME.live(RUNTIME.parse("", setting), setting, room=1) is None

@@ -25,6 +25,8 @@ from graphmem.units import MIB, format_bytes
 
 #: Environment variable of ``MPSHeapAllocatorImpl::init_allocator`` -> field of :class:`Watermarks`.
 VARIABLES = {f"PYTORCH_MPS_{one.name.upper()}_WATERMARK_RATIO": one.name for one in fields(Watermarks)}
+#: The allocator of Apple's machines, as estimates name it.
+METAL_HEAPS = "Metal heaps"
 #: Bytes of one workspace of hipBLASLt, at most: 76 MiB (``parseCUDABlasLtWorkspaceSize``), 80 MiB in ROCm's releases of
 #: 2.13 and 2.14 (pytorch pull request 197201). cuBLAS's is not shared with it on ROCm.
 HIPBLASLT_BYTES = 80 * MIB

@@ -71,7 +71,7 @@ class PyTorch(Runtime[PyTorchOptions]):
         """The version and the configuration as given."""
         version, marks = ".".join(map(str, options.version)), options.watermarks
         if marks is not None:
-            return f"PyTorch {version} Metal heaps (watermarks: low {marks.low}, high {marks.high})"
+            return f"PyTorch {version} {makers.METAL_HEAPS} (watermarks: low {marks.low}, high {marks.high})"
         if setting.device.vendor == "Intel" and options.text:
             read = "expandable_segments:True" if options.conf.expandable_segments else "nothing"
             return f"PyTorch {version} caching allocator (of {options.text} it reads {read} on Intel's cards)"
