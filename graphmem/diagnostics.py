@@ -84,11 +84,7 @@ def _harmless(words: str, kind: str = "note") -> Meaning:
 
 _MEMORY = "memory inside operators is not modelled: {operator}: {memory}"
 _CTC = "targets of ctc_loss were taken to be as long as they are padded to"
-_NOT_NVIDIA = (
-    "{card} is no NVIDIA card: operators are assumed to take what they take on an {stands_in}, in PyTorch's allocator, "
-    "which ROCm shares. The workspaces of hipBLASLt (80 MiB in the ROCm release of PyTorch 2.13, pull request 197201) "
-    "and of MIOpen are not modelled"
-)
+_NOT_NVIDIA = "{card} is no NVIDIA card: operators are assumed to take what they take on an {stands_in}; {by_maker}"
 
 
 @unique

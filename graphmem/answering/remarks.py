@@ -101,7 +101,19 @@ def _peaks_of(item: ItemRun, replay: Replay) -> dict[str, object]:
 def _of_card(device: Device) -> Iterator[Diagnostic]:
     """Headlines that must be read before any figure for this card."""
     if device.compute_capability is None:
-        yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE)
+        known = _BY_MAKER.get(device.vendor, "what PyTorch does there is not known")
+        yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE, by_maker=known)
+
+
+#: Maker -> what of its cards is by PyTorch's source, and what is not (docs/modeling/other_makers.md).
+_BY_MAKER = {
+    "AMD": "the allocator is the same (HIP), and rocBLAS's workspace that of PyTorch's source; that of hipBLASLt is an "
+    "interval, MIOpen's is not known, and the context is assumed",
+    "Intel": "the allocator is that of PyTorch's source for XPU; workspaces of oneDNN and oneMKL are not known, and "
+    "the context is assumed",
+    "Apple": "heaps and limits are those of PyTorch's source for MPS; what MPSGraph takes beside them is not known, "
+    "nor which operators copy; the card's memory is the working set that macOS recommends",
+}
 
 
 def device_notes(question: Question, context: Sequence[Figure]) -> Iterator[str]:

@@ -270,6 +270,7 @@ def _fit(trace: Trace, runs: Runs, card: Device, refusals: Refusals | None) -> F
     limited, unlimited = runs.limited, runs.main.peak_reserved_bytes + card.context_bytes
     room = card.capacity_bytes - card.others_bytes
     fits, flushed = fits_card(runs, card, refusals), limited is not None and unlimited > room
+    failed_at = -1 if fits else _failed_at(trace, runs)
     held = runs.on_card.peak_reserved_bytes + card.context_bytes
     if refusals is not None and not fits:
         held = max(held, refusals.needed_bytes + card.context_bytes)
@@ -280,7 +281,7 @@ def _fit(trace: Trace, runs: Runs, card: Device, refusals: Refusals | None) -> F
         room - held,
         fits,
         needs_cache_flush=fits and flushed,
-        failed_at=None if fits else _moment(trace, _failed_at(trace, runs)),
+        failed_at=None if fits or failed_at < 0 else _moment(trace, failed_at),
         others_bytes=card.others_bytes,
         unlimited_bytes=unlimited,
         refusals=refusals,

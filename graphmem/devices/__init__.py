@@ -16,7 +16,7 @@ from graphmem.base.figures import Figure
 from graphmem.base.figures import Loads as Loads
 from graphmem.base.records import public_value
 from graphmem.base.tables import read_table
-from graphmem.devices import context, nccl
+from graphmem.devices import apple, context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import FIELDS, read_user_table
@@ -26,9 +26,9 @@ from graphmem.units import format_bytes
 #: The card assumed when the user names none. It is an assumption, which every report made with it names.
 DEFAULT_DEVICE = "H100-80GB"
 
-_PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct)+")
-#: Keys of Apple's cards.
-_APPLE = re.compile(r"^(apple)?m[1-9](pro|max|ultra|$|\d+gb|\d+core)|^apple|^mps$")
+_PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct|apple|intel)+")
+#: Keys of Apple's machines, those that the table does not have among them.
+_APPLE = re.compile(r"^m[1-9](pro|max|ultra|$|\d+gb|\d+core)|^apple|^mps$")
 #: Cards of a linked architecture that have PCIe, or a bridge to one other card.
 _BRIDGED = re.compile(r"PCIE|-NVL|A30|TITAN")
 #: A name with a number of cards before or after it.
@@ -42,7 +42,8 @@ class Device:
     """A card. ``compute_capability`` is None where CUDA's does not apply; ``sm_count`` and ``max_threads_per_sm`` are 0
     where unknown.
 
-    ``capacity_bytes``: as the driver reports it (``cudaDeviceProp.totalGlobalMem``). ``context_bytes`` are held by a
+    ``capacity_bytes``: as the driver reports it (``cudaDeviceProp.totalGlobalMem``; of Apple's machines Metal's
+    recommended working set). ``context_bytes`` are held by a
     PyTorch process outside its allocator once a step has run (context, kernels loaded lazily, cuBLAS's handle);
     :meth:`outside` has further libraries it may load. ``context_measured`` is true when the whole of it was measured on
     this card, cuDNN's engines included.
@@ -60,7 +61,8 @@ class Device:
     context_source: str
     context_measured: bool = False
     unified_memory: bool = False
-    #: Bytes of one cuBLAS workspace where the user measured it, else None: the rule for the capability holds.
+    #: Bytes of one workspace of cuBLAS where the user measured it, else None: the rule for the capability holds. On
+    #: AMD's cards of rocBLAS, 128 MiB from MI300 on, else 32 (docs/source/notes/hip.rst of PyTorch); 0: there is none.
     cublas_workspace_bytes: int | None = None
     #: Highest clocks of (multiprocessors, memory) in kHz as CUDA reports them, where a rule asks for them.
     clocks_khz: tuple[int, int] | None = None
@@ -141,7 +143,7 @@ class Device:
         if self.context_measured:
             return [Figure("CUDA context and libraries", size, size, size, self.context_source)]
         if self.vendor != "NVIDIA":
-            return [Figure("context", size, size // 2, 2 * size, self.context_source)]
+            return [context.of_other_maker(self.vendor, size, self.context_source)]
         estimated = [self.empty_context(), context.kernels()]
         if sum(figure.bytes for figure in estimated) == size:
             return estimated
@@ -156,7 +158,7 @@ def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
 @cache
 def all_devices() -> tuple[Device, ...]:
     """Every known card, in the order of the table; those that the user measured take the place of the table's."""
-    rows = {row["name"]: row for row in read_table("graphmem.devices", "table.json")}
+    rows = {row["name"]: row for row in (*read_table("graphmem.devices", "table.json"), *apple.rows())}
     for row in read_user_table():
         known = rows.get(row["name"], {})
         aliases = [*known.get("aliases", []), *row.get("aliases", [])]
@@ -181,8 +183,8 @@ def device_named(name: str) -> Device:
     other = "--gpu-memory 24GiB --gpu-like NAME"
     if _APPLE.match(key):
         raise UsageError(
-            f"{name!r} is Apple's: PyTorch runs there under MPS, whose allocator is not modelled; for a CUDA card of "
-            f"that size give {other}"
+            f"{name!r} is Apple's, and not in the table: give the chip and its memory, such as M2-Max-64GB or M4-16GB, "
+            f"or {other}"
         )
     count = _COUNTED.fullmatch(key)
     if count is not None and (count["name"] or count["first"]) in index:  # H100x4, 4xH100
@@ -278,8 +280,8 @@ def _estimate_source(sms: int, threads: int, measured: str | None = None) -> str
 
 
 def _key(name: str) -> str:
-    """Lower case, letters and digits only, without the maker's name and ``GPU``."""
-    plain = re.sub(r"[^a-z0-9]", "", str(name).lower()).removesuffix("gpu")
+    """Lower case, letters and digits only, without the maker's name, its marks, ``GPU`` and ``Graphics``."""
+    plain = re.sub(r"\(r\)|\(tm\)|[^a-z0-9]", "", str(name).lower()).removesuffix("gpu").removesuffix("graphics")
     return _PREFIXES.sub("", plain) or plain
 
 

@@ -71,6 +71,15 @@ _EAGER_ELSEWHERE = (1024, 362, 1439)
 #: The first CUDA that loads kernels when they are first used; PyTorch asks for it since 1.13 (pytorch#86509).
 LAZY_SINCE = (11, 7)
 
+#: Makers whose cards' memory outside the allocator is known from out-of-memory messages alone, that is, what is neither
+#: free nor PyTorch's: the name of the figure, the least and the most. AMD: ten messages of HIP, whose median the table
+#: has. Apple: sixteen of MPS ("other allocations"), which go up to 141 GiB; half of them have no more than this.
+#: docs/modeling/other_makers.md lists them.
+_OTHER_MAKERS = {
+    "AMD": ("HIP context and libraries", 178 * MIB, 1290 * MIB),
+    "Apple": ("beside PyTorch's heaps", 2 * MIB, 1490 * MIB),
+}
+
 
 def loads_at_once(loads: Loads) -> bool:
     """True if all kernels are loaded when the process begins."""
@@ -109,3 +118,10 @@ def cudnn_engines(limits: Capability) -> Figure:
     """The bytes that cuDNN loads on a card of this capability at the first convolution or recurrent layer."""
     size, least, most = (mib * MIB for mib in limits.cudnn_engine_mib)
     return Figure("cuDNN's engines", size, least, most, limits.cudnn_engine_source)
+
+
+def of_other_maker(vendor: str, size: int, source: str) -> Figure:
+    """The memory of a process outside its allocator on a card that is not NVIDIA's, ``size`` bytes: between the least
+    and the most that anybody saw, where nobody did between half and twice as much."""
+    name, least, most = _OTHER_MAKERS.get(vendor, ("context", size // 2, 2 * size))
+    return Figure(name, size, min(size, least), max(size, most), source)

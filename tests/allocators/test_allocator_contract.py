@@ -111,6 +111,12 @@ _add_if_there(
     "graphmem.allocators.mxnet_pooled",
     lambda module: module.MXNetPooledStorage(module.PoolConfig("Round"), capacity_bytes=100 * MIB, other_bytes=5 * MIB),
 )
+_add_if_there("mps", "graphmem.allocators.mps_heaps", lambda module: module.MPSHeaps())
+_add_if_there(
+    "mps, 100 MiB, 5 MiB of others",
+    "graphmem.allocators.mps_heaps",
+    lambda module: module.MPSHeaps(100 * MIB, module.Watermarks(1.0, 0.5), other_bytes=5 * MIB, scalars_apart=False),
+)
 
 SIZES = st.one_of(
     st.sampled_from([0, 1, 511, 512, 513, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 21 * MIB]),
@@ -171,7 +177,9 @@ def test_the_same_run_gives_the_same_heap(name: str, operations: list[tuple[str,
     assert first.segments() == second.segments()
 
 
-@pytest.mark.parametrize("name", [name for name in FACTORIES if name.startswith(("pytorch", "ideal", "mxnet"))])
+@pytest.mark.parametrize(
+    "name", [name for name in FACTORIES if name.startswith(("pytorch", "ideal", "mxnet")) or name == "mps"]
+)
 @settings(max_examples=examples(20), deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_nothing_stays_reserved_once_all_is_freed_and_the_cache_emptied(

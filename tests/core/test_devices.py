@@ -30,7 +30,7 @@ def test_every_card_is_plausible_and_has_its_sources(device: Device) -> None:
     assert 0 < device.context_bytes < 2 * GIB
     assert device.capacity_source
     assert device.context_source
-    assert device.vendor in ("NVIDIA", "AMD")
+    assert device.vendor in ("NVIDIA", "AMD", "Intel", "Apple")
     if device.vendor == "NVIDIA":
         assert device.compute_capability is not None
         assert device.compute_capability >= (6, 0)
@@ -123,10 +123,26 @@ def test_the_context_rule_meets_the_measured_empty_contexts(sms: int, threads: i
     assert abs(empty / MIB - measured_mib) <= 15
 
 
-@pytest.mark.parametrize("name", ["M3-Max", "apple m2 ultra", "M4", "Apple M1 Pro", "m1-max-64gb"])
-def test_apples_cards_get_a_clear_no(name: str) -> None:
-    with pytest.raises(UsageError, match="MPS, whose allocator is not modelled"):
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("M3-Max", "M3-Max-36GB"), ("apple m2 ultra", "M2-Ultra-64GB"), ("M4", "M4-16GB"), ("m1-max-64gb", "M1-Max-64GB"),
+     ("Intel(R) Arc(TM) A770 Graphics", "Arc-A770-16GB"), ("Intel(R) Data Center GPU Max 1550", "Max-1550-64GB")],
+)  # fmt: skip
+def test_apples_and_intels_cards_are_known_by_their_names(written: str, name: str) -> None:
+    assert device_named(written).name == name
+
+
+@pytest.mark.parametrize("name", ["M9-Max", "apple m2 ultra 8GB", "mps", "Apple"])
+def test_other_machines_of_apple_are_told_how_to_name_one(name: str) -> None:
+    with pytest.raises(UsageError, match="such as M2-Max-64GB"):
         device_named(name)
+
+
+def test_a_working_set_is_called_measured_only_on_chips_that_its_source_is_about() -> None:
+    assert not device_named("M2-Max-96GB").capacity_assumed
+    other = device_named("M3-Max-96GB")
+    assert other.capacity_assumed
+    assert other.capacity_source.startswith("assumed")
 
 
 def test_no_name_stands_for_another_model() -> None:

@@ -241,8 +241,9 @@ def report(rows: Sequence[Row]) -> str:
 
 _HEAD = """# Verdicts against truth
 
-Recorded whole programs whose packages were installed, answered as `graphmem run` answers them (loops left after three
-optimizer steps, on the card of the recordings), against both peaks that the stub driver recorded. *Exact*, *interval*
+Recorded whole programs whose packages were installed, answered as `graphmem run` answers them (short ones to their end,
+loops of others left after three optimizer steps, on the card of the recordings), against both peaks that the stub
+driver recorded. *Exact*, *interval*
 and *open* (not bounded on one side at least) are the claims about the reserved peak; *met*: both recorded peaks
 lie where they were said to lie. *Likely*: verdicts that are neither yes nor no, and those whose peaks were equal.
 `python -m tests.recorded.verdicts` makes this page of `tests/golden/pytorch/2.13/verdicts.jsonl`, and that file anew.

@@ -145,10 +145,13 @@ class Workspaces:
         """Bytes of a workspace of cuBLAS."""
         if not versions.CUBLAS_WORKSPACE_ALLOCATED.holds(self._version):
             return 0
-        return self._default if self.settings.cublas_bytes is None else self.settings.cublas_bytes
+        is_default = self.settings.cublas_bytes is None or self._default == 0
+        return self._default if is_default else self.settings.cublas_bytes or 0
 
     @cached_property
     def _lt_size(self) -> int:
+        if self._default == 0:  # a card without cuBLAS
+            return 0
         return LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
 
     def use(

@@ -10,6 +10,7 @@ from typing import Any
 
 from graphmem.allocators.alloc_conf import UNLIMITED, AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
+from graphmem.allocators.mps_heaps import Watermarks
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.blocks import get_allocation_size, round_size
 from graphmem.base import versions
@@ -18,17 +19,20 @@ from graphmem.devices import Device
 from graphmem.errors import UsageError
 from graphmem.replay import replay
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, Taken, within_card
+from graphmem.runtimes.pytorch import makers
 from graphmem.runtimes.pytorch.live import LiveMemory
 from graphmem.trace import EventKind, Place, Trace
 
 
 @dataclass(frozen=True)
 class PyTorchOptions:
-    """``PYTORCH_ALLOC_CONF`` as text, the same read, and the version that reads it."""
+    """``PYTORCH_ALLOC_CONF`` as text, the same read, and the version that reads it; on Apple's cards the watermarks,
+    which take its place there."""
 
     text: str
     conf: AllocConf
     version: tuple[int, int]
+    watermarks: Watermarks | None = None
 
 
 class PyTorch(Runtime[PyTorchOptions]):
@@ -48,19 +52,29 @@ class PyTorch(Runtime[PyTorchOptions]):
     proven = "tests/golden/pytorch"
 
     def parse(self, text: str | None, setting: Setting) -> PyTorchOptions:
-        """``PYTORCH_ALLOC_CONF`` text; None: the environment's. Raises :class:`~graphmem.errors.UsageError` for what
-        this version of PyTorch would refuse."""
+        """``PYTORCH_ALLOC_CONF`` text, on Apple's cards ``PYTORCH_MPS_HIGH_WATERMARK_RATIO=...`` too; None: the
+        environment's. Raises :class:`~graphmem.errors.UsageError` for what this version of PyTorch would refuse."""
         if text is None and _UNCACHED in os.environ:
             raise UsageError(
                 f"{_UNCACHED} is set: PyTorch then takes every tensor from the driver, which is not modelled; unset it "
                 "for the caching allocator's figures"
             )
-        chosen = configuration_text(text, setting.torch_version)
-        return _options(chosen, setting.torch_version)
+        version, vendor = setting.torch_version, setting.device.vendor
+        chosen = configuration_text(text, version)
+        if vendor == "Apple":
+            conf = AllocConf() if makers.is_mps_text(chosen) else parse_alloc_conf(chosen, version)
+            return PyTorchOptions(chosen, conf, version, makers.read_watermarks(chosen, os.environ))
+        options = _options(chosen, version)
+        return replace(options, conf=makers.xpu_conf(options.conf, version)) if vendor == "Intel" else options
 
     def describe(self, options: PyTorchOptions, setting: Setting) -> str:
         """The version and the configuration as given."""
-        version = ".".join(map(str, options.version))
+        version, marks = ".".join(map(str, options.version)), options.watermarks
+        if marks is not None:
+            return f"PyTorch {version} Metal heaps (watermarks: low {marks.low}, high {marks.high})"
+        if setting.device.vendor == "Intel" and options.text:
+            read = "expandable_segments:True" if options.conf.expandable_segments else "nothing"
+            return f"PyTorch {version} caching allocator (of {options.text} it reads {read} on Intel's cards)"
         return f"PyTorch {version} caching allocator ({options.text or 'default configuration'})"
 
     def take(self, trace: Trace) -> Taken:
@@ -69,18 +83,23 @@ class PyTorch(Runtime[PyTorchOptions]):
 
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
-        runs = within_card(
-            trace,
-            lambda room: _on_card(options, setting.device, room=0 if room is None else 1),
-            setting.device,
-            rules=("pytorch", _told_apart(trace, options.conf), options.version),
-        )
-        if not (trace.kinds == EventKind.RECORD_STREAM).any():
+        card = setting.device
+        if options.watermarks is not None:
+            runs = makers.run_on_heaps(trace, options.watermarks, options.version, card)
+        else:
+            kept = ("pytorch", _told_apart(trace, options.conf), options.version)
+            runs = within_card(
+                trace, lambda room: _on_card(options, card, room=0 if room is None else 1), card, rules=kept
+            )
+        runs = replace(runs, doubts=tuple(makers.doubts(trace, card)))
+        if options.watermarks is not None or not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
         return replace(runs, find_doubts=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
 
-    def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory:
-        """The allocator that a captured program finds."""
+    def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory | None:
+        """The allocator that a captured program finds; none on Apple's cards, which ``torch.cuda`` knows nothing of."""
+        if options.watermarks is not None:
+            return None
 
         def make(is_limited: bool, tracks: bool) -> PyTorchCachingAllocator:
             return _on_card(options, setting.device, room=room if is_limited else 0, track_stats=tracks)
