@@ -62,8 +62,8 @@ def test_what_has_no_plan_is_refused(perceptron: str) -> None:
         analyze(perceptron, batch=2, runtime="mxnet")
     with pytest.raises(UsageError, match="several ONNX files"):
         analyze([perceptron, perceptron], batch=2, runtime="tensorflow", training=Inference())
-    with pytest.raises(UsageError, match="unknown runtime 'jax'; accepted: mxnet, onnxruntime, pytorch, tensorflow"):
-        analyze(perceptron, runtime="jax")
+    with pytest.raises(UsageError, match="unknown runtime 'paddle'; accepted: jax, mxnet, onnxruntime, pytorch"):
+        analyze(perceptron, runtime="paddle")
 
 
 def test_the_command_line(perceptron: str) -> None:

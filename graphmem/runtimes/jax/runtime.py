@@ -26,7 +26,8 @@ GROWN_BYTES = (
 )  # fmt: skip
 _CAPTURED = "operators, their order, temporaries and library workspaces are PyTorch's, replayed in JAX's allocator"
 _POOL = "rounding and fragmentation inside the driver's pool count as 0"
-#: The driver's memory is mapped in pages of so many bytes; the limit is the next multiple (recorded of five cards).
+#: The driver's memory is mapped in pages of so many bytes; the limit is the next multiple (recorded of four
+#: sizes of cards).
 _PAGE_BYTES = 2 << 20
 
 
