@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from graphmem import replay_trace
+from graphmem import analyze, replay_trace
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.mps_heaps import Watermarks
 from graphmem.devices import all_devices, device_named
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.exports import EXPORTS, Asked
+from graphmem.exports import EXPORTS, Asked, trace_of
 from graphmem.runtimes.base import Setting
 from graphmem.runtimes.pytorch import RUNTIME, makers
 from graphmem.trace import Category, Trace, TraceBuilder
@@ -108,6 +108,8 @@ def _bounds(card: str, trace: Trace) -> dict[str, tuple[int | None, int | None]]
 def test_hipblaslt_is_an_interval_around_rocblas() -> None:
     with_products = _trace(128 * MIB, label="cuBLAS workspace")
     assert _bounds("MI300X", with_products) == {"workspaces of ROCm": (-128 * MIB, 80 * MIB)}
+    with_bias = _trace(MIB, label="cublasLt workspace")
+    assert _bounds("MI300X", with_bias) == {"workspaces of ROCm": (-MIB, 80 * MIB)}
     assert _bounds("MI300X", _trace(MIB)) == {}
     assert _bounds("A100", with_products) == {}
 
@@ -147,3 +149,21 @@ def test_a_snapshot_of_metal_heaps_is_refused() -> None:
 def test_a_program_on_an_apple_machine_finds_no_allocator_of_cuda() -> None:
     setting = Setting(device_named("M1"), (2, 13))
     assert RUNTIME.live(RUNTIME.parse("", setting), setting, room=1) is None
+
+
+@pytest.mark.parametrize("version", ["2.11", "2.13", "2.15"])
+def test_a_step_takes_workspaces_by_the_maker_of_the_card(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cards without cuBLAS none, whatever a variable of cuBLAS says; on AMD's rocBLAS's size."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def workspaces(card: str) -> set[int]:
+        model, rows = torch.nn.Linear(8, 8, bias=False), torch.randn(4, 8)
+        estimate = analyze(model, rows, device=card, torch_version=version, training=False)
+        trace = trace_of(estimate)
+        return {one.bytes for one in trace.storages if one.category == Category.WORKSPACE}
+
+    assert workspaces("M1") == workspaces("B580") == set()
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    assert 128 * MIB in workspaces("MI300X")
+    assert 32 * MIB in workspaces("MI210")

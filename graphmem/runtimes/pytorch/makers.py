@@ -30,6 +30,8 @@ METAL_HEAPS = "Metal heaps"
 #: Bytes of one workspace of hipBLASLt, at most: 76 MiB (``parseCUDABlasLtWorkspaceSize``), 80 MiB in ROCm's releases of
 #: 2.13 and 2.14 (pytorch pull request 197201). cuBLAS's is not shared with it on ROCm.
 HIPBLASLT_BYTES = 80 * MIB
+#: Labels of the workspaces that a captured step has in place of rocBLAS's and hipBLASLt's.
+_WORKSPACES = ("cuBLAS ", "cublasLt ")
 _CONVOLUTIONS = re.compile(r"aten\.(\w*convolution|cudnn_\w*rnn|miopen_)")
 
 
@@ -111,11 +113,11 @@ def doubts(trace: Trace, card: Device) -> Iterator[Cause]:
 
 def _of_rocm(trace: Trace) -> Iterator[Cause]:
     sizes = trace.columns.bytes
-    workspaces = [int(sizes[found[0]]) for label, found in trace.labelled.items() if label.startswith("cuBLAS ")]
+    workspaces = [int(sizes[found[0]]) for label, found in trace.labelled.items() if label.startswith(_WORKSPACES)]
     if workspaces:
         # Whether hipBLASLt or rocBLAS multiplies depends on the card and on shapes: either alone, or both.
         spread = bounded(-sum(workspaces), len(workspaces) * HIPBLASLT_BYTES)
-        source = "80 MiB of hipBLASLt's for each of rocBLAS's, which are not taken where it multiplies alone"
+        source = "80 MiB of hipBLASLt's for each that was counted, which is not taken where it multiplies alone"
         yield Cause("workspaces of ROCm", BOUNDS, source, dict.fromkeys(("allocated", "reserved", "device"), spread))
     if any(_CONVOLUTIONS.match(name) for name in trace.operator_names):
         yield unknown("MIOpen's workspaces", "its solvers are chosen by measuring on the card")
