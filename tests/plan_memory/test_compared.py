@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from graphmem.plan_memory import Buffer, Graph, Node, compare_graphs
-from tests.plan_memory.graphs_of_tests import chain, graphs, peak_of
+from tests.plan_memory.graphs import chain, graphs, peak_of
 
 
 @settings(max_examples=50, deadline=None)

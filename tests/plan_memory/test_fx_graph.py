@@ -39,7 +39,7 @@ from graphmem.plan_memory import (  # noqa: E402
 )
 from graphmem.plan_memory.peaks import peak  # noqa: E402
 from tests.plan_memory.fx_of_tests import Net, inputs_of, joint_graph, real_peak  # noqa: E402
-from tests.plan_memory.graphs_of_tests import peak_of  # noqa: E402
+from tests.plan_memory.graphs import peak_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,7 +12,7 @@ from graphmem.errors import GraphError
 from graphmem.plan_memory import Graph, offload
 from graphmem.plan_memory.offloading import _gaps
 from graphmem.plan_memory.recompute.steps import Problem, Profile
-from tests.plan_memory.graphs_of_tests import chain, graphs, peak_of
+from tests.plan_memory.graphs import chain, graphs, peak_of
 
 pytest.importorskip("scipy")
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphmem.errors import GraphError, GraphmemError
 from graphmem.plan_memory import apply_onnx_order, from_onnx, remat
-from tests.plan_memory.graphs_of_tests import peak_of
+from tests.plan_memory.graphs import peak_of
 
 
 def _model(*nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("y", "z")) -> onnx.ModelProto:
