@@ -88,7 +88,7 @@ def least_height(lives: Sequence[Life], obstacles: Sequence[tuple[int, int]] = (
 @settings(max_examples=100, deadline=None)
 def test_small_plans_are_as_low_as_any(lives: list[Life], forbidden: tuple[tuple[int, int], ...]) -> None:
     trace = trace_of(lives)
-    plan = offsets(trace, alignment=1, forbidden=forbidden, time_limit=5)
+    plan = offsets(trace, alignment=1, forbidden=forbidden, time_limit=600)
     check(trace, plan, 1, forbidden)
     in_order = [lives[index] for index in np.argsort([birth for birth, _, _ in lives], kind="stable")]
     assert plan.height == least_height(in_order, forbidden)
