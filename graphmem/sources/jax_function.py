@@ -32,6 +32,33 @@ _VERSION = "0.10"
 #: Temporary blocks of this share of the largest are described.
 _NOTABLE = 0.2
 _READS = "values that the program reads back from the card are taken to be 0"
+#: Values of a temporary block that are named, and XLA's figures of a function.
+_SHOWN = 5
+_ANALYSIS = (
+    ("argument", "arguments"), ("output", "outputs"), ("alias", "of these donated"), ("temp", "temporary"),
+    ("peak", "peak"),
+)  # fmt: skip
+#: Levels that a process reaches inside its allocator, whatever that holds.
+_IN_USE = ("requested", "allocated")
+_PRODUCTS = (
+    "kernels of products",
+    "XLA takes Triton's or cuBLAS's, whichever is faster on the card: Triton's are counted, and the step is compiled "
+    "once more with cuBLAS's",
+)
+_DECISIONS = ("values read", f"the program decides by them: {_READS}")
+_UNKNOWN = {
+    "convolution": (
+        "cuDNN's workspaces",
+        "XLA takes the fastest plan of those it tries; that of its first choice is 0",
+    ),
+    "transform": ("cuFFT's work areas", "transforms take what cuFFT says on the card; it counts as 0"),
+    "solver": ("cuSOLVER's workspaces", "solvers take what their library says on the card; it counts as 0"),
+    "sort": (
+        "XLA's sorts",
+        "on a card XLA sorts more than 16,384 elements by kernels of CUB, whose scratch it knows there alone; here it "
+        "takes a sort of its own, which needs less",
+    ),
+}
 
 
 def load_jax(name: str, shapes: str | None = None) -> TorchModel:
@@ -179,13 +206,6 @@ def _of_executable(one: Executable) -> Iterator[str]:
         yield f"{one.name}: its temporary block is fullest, {format_bytes(one.assignment.filled_bytes)}, with {rows}"
 
 
-_SHOWN = 5
-_ANALYSIS = (
-    ("argument", "arguments"), ("output", "outputs"), ("alias", "of these donated"), ("temp", "temporary"),
-    ("peak", "peak"),
-)  # fmt: skip
-
-
 def _doubts(program: Program) -> Iterator[Cause]:
     """Why a card may take other memory than XLA's first choice of kernels."""
     yield trials(_IN_USE, TRIED_BYTES)
@@ -203,26 +223,3 @@ def _doubts(program: Program) -> Iterator[Cause]:
     for kind, words in _UNKNOWN.items():
         if kind in kinds:
             yield unknown(*words, below=kind == "sort")
-
-
-#: Levels that a process reaches inside its allocator, whatever that holds.
-_IN_USE = ("requested", "allocated")
-_PRODUCTS = (
-    "kernels of products",
-    "XLA takes Triton's or cuBLAS's, whichever is faster on the card: Triton's are counted, and the step is compiled "
-    "once more with cuBLAS's",
-)
-_DECISIONS = ("values read", f"the program decides by them: {_READS}")
-_UNKNOWN = {
-    "convolution": (
-        "cuDNN's workspaces",
-        "XLA takes the fastest plan of those it tries; that of its first choice is 0",
-    ),
-    "transform": ("cuFFT's work areas", "transforms take what cuFFT says on the card; it counts as 0"),
-    "solver": ("cuSOLVER's workspaces", "solvers take what their library says on the card; it counts as 0"),
-    "sort": (
-        "XLA's sorts",
-        "on a card XLA sorts more than 16,384 elements by kernels of CUB, whose scratch it knows there alone; here it "
-        "takes a sort of its own, which needs less",
-    ),
-}

@@ -24,6 +24,7 @@ from typing import Any
 
 from graphmem.base.environment import changed, having
 from graphmem.errors import GraphmemError, SourceError, said
+from graphmem.sources.jax_function import is_jitted
 
 #: Stands behind the last event of a program: what is dropped later is dropped with the program.
 _END = ["end"]
@@ -54,11 +55,6 @@ def _step(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- the function and its arguments -----------------------------------------------------------------------------------
-
-
-def is_jitted(function: object) -> bool:
-    """Whether this is what ``jax.jit`` gives."""
-    return callable(function) and hasattr(function, "trace") and hasattr(function, "lower")
 
 
 def _called(found: Callable[..., Any], name: str, asked: Mapping[str, Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
