@@ -155,14 +155,21 @@ def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
     return sm_count * max_threads_per_sm * context.CONTEXT_BYTES_PER_THREAD + context.LIBRARY_BYTES
 
 
-@cache
 def all_devices() -> tuple[Device, ...]:
     """Every known card, in the order of the table; those that the user measured take the place of the table's."""
-    rows = {row["name"]: row for row in (*read_table("graphmem.devices", "table.json"), *apple.rows())}
+    return (*_devices(False), *_devices(True))
+
+
+@cache
+def _devices(are_apple: bool) -> tuple[Device, ...]:
+    """Apple's machines, which are worked out when somebody asks for one, or all other cards."""
+    table = apple.rows() if are_apple else read_table("graphmem.devices", "table.json")
+    rows = {row["name"]: row for row in table}
     for row in read_user_table():
-        known = rows.get(row["name"], {})
-        aliases = [*known.get("aliases", []), *row.get("aliases", [])]
-        rows[row["name"]] = {**known, "capacity_assumed": False, **row, "aliases": aliases}
+        if bool(_APPLE.match(_key(row["name"]))) is are_apple:
+            known = rows.get(row["name"], {})
+            aliases = [*known.get("aliases", []), *row.get("aliases", [])]
+            rows[row["name"]] = {**known, "capacity_assumed": False, **row, "aliases": aliases}
     return tuple(_device(row) for row in rows.values())
 
 
@@ -173,8 +180,8 @@ def device_named(name: str) -> Device:
     instance, ``A10-12Q`` a vGPU (:mod:`graphmem.devices.parts`). No name stands for another card than its own. Raises
     :class:`UsageError` listing close names and how to give a size instead.
     """
-    index = _index()
     key = _key(name)
+    index = _index(bool(_APPLE.match(key)))
     if key in index:
         return index[key]
     part = part_named(str(name), device_named) if len(str(name)) <= _LONGEST_NAME else None
@@ -286,13 +293,13 @@ def _key(name: str) -> str:
 
 
 @cache
-def _index() -> dict[str, Device]:
-    return {_key(name): device for device in all_devices() for name in (device.name, *device.aliases)}
+def _index(are_apple: bool) -> dict[str, Device]:
+    return {_key(name): device for device in _devices(are_apple) for name in (device.name, *device.aliases)}
 
 
 def _close_names(key: str) -> list[str]:
     """At most three names of cards whose key resembles ``key`` or contains it."""
-    index = _index()
+    index = _index(False) | _index(True)
     keys = [known for known in index if key and key in known]
     keys += difflib.get_close_matches(key, index, n=6, cutoff=0.6)
     return list(dict.fromkeys(index[known].name for known in keys))[:3]

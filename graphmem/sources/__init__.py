@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
-from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
+from graphmem.sources.base import OnnxModel, Sizes, TorchModel, is_jitted, require_torch
 from graphmem.sources.hints import framework_of, hint_for_file, hint_for_name
-from graphmem.sources.jax_function import from_jitted, is_jitted, load_jax
+from graphmem.sources.jax_function import from_jitted, load_jax
 from graphmem.sources.manifests import is_manifest
 from graphmem.training.program import Program
 

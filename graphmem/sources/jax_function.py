@@ -98,11 +98,6 @@ def from_jitted(function: Callable[..., Any], inputs: Any) -> TorchModel:
     return _model(name, prepared)
 
 
-def is_jitted(model: object) -> bool:
-    """Whether this is what ``jax.jit`` gives, without importing JAX."""
-    return "jax" in sys.modules and callable(model) and hasattr(model, "trace") and hasattr(model, "lower")
-
-
 def _model(name: str, prepare: Callable[[dict[str, Any]], dict[str, Any]]) -> TorchModel:
     def planned(sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Taken:
         asked = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from graphmem.allocators.alloc_conf import AllocConf
 from graphmem.allocators.mps_heaps import MPSHeaps, Watermarks
@@ -24,7 +24,7 @@ from graphmem.trace import Trace
 from graphmem.units import MIB, format_bytes
 
 #: Environment variable of ``MPSHeapAllocatorImpl::init_allocator`` -> field of :class:`Watermarks`.
-VARIABLES = {f"PYTORCH_MPS_{one.name.upper()}_WATERMARK_RATIO": one.name for one in fields(Watermarks)}
+VARIABLES = {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "high", "PYTORCH_MPS_LOW_WATERMARK_RATIO": "low"}
 #: The allocator of Apple's machines, as estimates name it.
 METAL_HEAPS = "Metal heaps"
 #: Bytes of one workspace of hipBLASLt, at most: 76 MiB (``parseCUDABlasLtWorkspaceSize``), 80 MiB in ROCm's releases of

@@ -91,7 +91,8 @@ class PyTorch(Runtime[PyTorchOptions]):
             runs = within_card(
                 trace, lambda room: _on_card(options, card, room=0 if room is None else 1), card, rules=kept
             )
-        runs = replace(runs, doubts=tuple(makers.doubts(trace, card)))
+        if card.vendor != "NVIDIA":
+            runs = replace(runs, doubts=tuple(makers.doubts(trace, card)))
         if options.watermarks is not None or not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
         return replace(runs, find_doubts=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))

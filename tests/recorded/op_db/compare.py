@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from graphmem.accuracy.align import align
-from graphmem.capture.values.known_values import KnownValues
+from graphmem.capture.values.mirrors import Mirrors
 from graphmem.errors import CaptureError
 from tests.recorded.device import peak_bytes
 from tests.recorded.op_db import runner
@@ -53,7 +53,7 @@ def outcomes(documents: Iterable[dict[str, Any]]) -> Iterator[Outcome]:
     try:
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            stack.enter_context(mock.patch.object(KnownValues, "_mirror", _nothing))
+            stack.enter_context(mock.patch.object(Mirrors, "of", _nothing))
             recorded = [document for document in documents if "changes" in document]
             for part in _batches(recorded, _TOGETHER):
                 together = predicted_together([_run(doc) for doc in part], "op_db", cudnn_workspaces=False)
