@@ -46,7 +46,6 @@ def problem_of(case: Case, scratch: Path) -> tuple[str, str, int]:
     ``scratch`` is an empty folder for temporary files, which must be empty again afterwards.
     """
     from graphmem.cli import main
-    from graphmem.devices import all_devices
 
     messages: list[str] = []
     told = main._message
@@ -58,7 +57,7 @@ def problem_of(case: Case, scratch: Path) -> tuple[str, str, int]:
 
     import graphmem.devices as devices
 
-    all_devices.cache_clear()
+    devices._devices.cache_clear()
     devices._index.cache_clear()
     main._message = noted
     try:
@@ -68,7 +67,7 @@ def problem_of(case: Case, scratch: Path) -> tuple[str, str, int]:
         return "hang", f"longer than {LIMIT:.0f} s", -1
     finally:
         main._message = told
-        all_devices.cache_clear()
+        devices._devices.cache_clear()
         devices._index.cache_clear()
     if isinstance(result.exception, Hang):
         return "hang", f"longer than {LIMIT:.0f} s", -1
