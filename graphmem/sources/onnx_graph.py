@@ -47,7 +47,8 @@ def from_onnx(
 
 def apply_onnx_order(model: onnx.ModelProto, order: Sequence[int], **sizes: Any) -> onnx.ModelProto:
     """A copy of ``model`` whose nodes stand in ``order``: indices of the nodes of :func:`from_onnx`'s graph, which
-    ``sizes`` are handed to. Raises :class:`graphmem.errors.GraphError` unless that is an order of them."""
+    ``sizes`` are handed to. ONNX Runtime keeps a file's order only with ``ExecutionOrder.PRIORITY_BASED``; its default
+    one may need more memory than before. Raises :class:`graphmem.errors.GraphError` unless it is an order of them."""
     if model.functions:
         raise GraphError("the model has local functions; inline them first (onnx.inliner.inline_local_functions)")
     order = from_onnx(model, **sizes).checked(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import warnings
@@ -351,3 +352,11 @@ def test_hostile_budgets_of_a_partitioner_are_one_line(parts: list[fx.GraphModul
     with pytest.raises(GraphError) as caught:
         partition_within(budget)(parts[0], [], num_fwd_outputs=1)
     assert "\n" not in str(caught.value)
+
+
+def test_modules_that_no_node_names_are_asked_for(parts: list[fx.GraphModule]) -> None:
+    nameless = copy.deepcopy(parts[0])
+    for node in nameless.graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if not key.endswith("nn_module_stack")}
+    with pytest.raises(GraphError, match="modules="):
+        checkpoint_modules(nameless, 1)

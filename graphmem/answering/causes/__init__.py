@@ -197,7 +197,7 @@ def cause_of_real_card(trace: Trace, peak: Peak) -> Cause | None:
 def _as_on_real_cards(allocated_bytes: int, reserved_bytes: int) -> Cause:
     """The same of peaks in bytes: many settings have the same."""
     rows = _measured_on_cards()
-    source = f"{sum(map(len, rows.values()))} peaks of language models, measured by others on real cards, were off so"
+    source = f"{sum(map(len, rows.values()))} peaks of language models, measured by others on NVIDIA cards, were off so"
     allocated = seen(int(allocated_bytes * change) for change in rows["allocated"])
     reserved = seen(int(reserved_bytes * change) for change in rows["reserved"])
     spreads = {"requested": allocated, "allocated": allocated, "reserved": reserved, "device": reserved}

@@ -42,6 +42,8 @@ def checkpoint_modules(joint: Any, budget: int, modules: Sequence[str] | None = 
     steps = _Steps(found)
     candidates = _candidates(found, modules)
     plain = steps.measured(())
+    if not candidates and plain.peak > budget:
+        raise GraphError("no node says which module it is of; name those that may be wrapped: modules=[...]")
     chosen: list[str] = []
     best = plain
     while best.peak > budget:
