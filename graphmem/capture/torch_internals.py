@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import types
-from _thread import get_ident
-from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,18 +154,3 @@ has_kernel: Any = private(
     "composite operators in inference mode cannot be told from others",
     lambda *_: False,
 )
-
-
-@contextlib.contextmanager
-def shapes_unheard(threads: Container[int]) -> Iterator[None]:
-    """Without what PyTorch logs about shapes that do not fit, in these threads: the error has it."""
-
-    def is_heard(_: object) -> bool:
-        return get_ident() not in threads
-
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.addFilter(is_heard)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_heard)

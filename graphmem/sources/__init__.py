@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
-from graphmem.sources.base import OnnxModel, Sizes, TorchModel, is_jitted, require_torch
+from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
 from graphmem.sources.hints import framework_of, hint_for_file, hint_for_name
 from graphmem.sources.jax_function import from_jitted, load_jax
 from graphmem.sources.manifests import is_manifest
@@ -108,6 +109,11 @@ def _kind_of(text: str) -> tuple[str, str]:
     kind, separator, name = text.partition(":")
     framework = framework_of(Path(kind)) if kind.endswith(".py") and separator else ""
     return (_KINDS[framework], text) if framework else (kind, name)
+
+
+def is_jitted(model: object) -> bool:
+    """Whether this is what ``jax.jit`` gives, without importing JAX."""
+    return "jax" in sys.modules and callable(model) and hasattr(model, "trace") and hasattr(model, "lower")
 
 
 def compiles_for_card(model: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Container, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -235,8 +234,3 @@ def _describe(value: object) -> str:
         return f"a tuple of {len(value)}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def is_jitted(model: object) -> bool:
-    """Whether this is what ``jax.jit`` gives, without importing JAX."""
-    return "jax" in sys.modules and callable(model) and hasattr(model, "trace") and hasattr(model, "lower")

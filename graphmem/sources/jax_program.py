@@ -24,7 +24,7 @@ from typing import Any
 
 from graphmem.base.environment import changed, having
 from graphmem.errors import GraphmemError, SourceError, said
-from graphmem.sources.base import is_jitted
+from graphmem.sources import is_jitted
 
 #: Stands behind the last event of a program: what is dropped later is dropped with the program.
 _END = ["end"]

@@ -14,9 +14,10 @@ import copy
 import copyreg
 import functools
 import inspect
+import logging
 import types
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, TypeGuard
 
 import torch
@@ -426,3 +427,18 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
             setattr(first, slot, other)
             setattr(second, slot, mine)
     swap_tensor_impl(first, second)
+
+
+@contextlib.contextmanager
+def shapes_unheard(threads: Container[int]) -> Iterator[None]:
+    """Without what PyTorch logs about shapes that do not fit, in these threads: the error has it."""
+
+    def is_heard(_: object) -> bool:
+        return get_ident() not in threads
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(is_heard)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_heard)

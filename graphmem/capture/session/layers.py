@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from graphmem.base import deferred
 from graphmem.capture.patches import Patches
 from graphmem.capture.session.doors import Asks, doors
-from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes, shapes_unheard
+from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import MissingName, private
 from graphmem.training.processes import Processes
@@ -154,6 +154,8 @@ def _is_loaded(libraries: Sequence[str]) -> bool:
 @contextlib.contextmanager
 def fake_mode() -> Iterator[None]:
     """PyTorch's own mode, without its messages about shapes that do not fit: the error has them."""
+    from graphmem.capture.device.fake_tensors import shapes_unheard
+
     with shapes_unheard(Patches().threads), FakeTensorMode(allow_non_fake_inputs=True):
         yield
 

@@ -15,7 +15,8 @@ from torch import fx
 from torch.utils import flop_counter
 
 from graphmem.base.records import dataclass
-from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, shapes_unheard
+from graphmem.capture.device.fake_tensors import shapes_unheard
+from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode
 from graphmem.errors import GraphError, first_line
 
 #: Operations of a graph, as opposed to its inputs, attributes and its output.
