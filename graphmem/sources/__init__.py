@@ -13,7 +13,6 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
 from graphmem.sources.hints import framework_of, hint_for_file, hint_for_name
-from graphmem.sources.jax_function import from_jitted, load_jax
 from graphmem.sources.manifests import is_manifest
 from graphmem.training.program import Program
 
@@ -75,12 +74,16 @@ def load(
             return kept[key].model_of(asked or Asked(), shapes)
         kind, name = _kind_of(text)
         if kind == "jax":
+            from graphmem.sources.jax_function import load_jax
+
             _refuse_values(asked)
             return load_jax(name, shapes)
         _refuse_sizes(shapes, asked)
         return _load_torch(text, kind, name, trust)
     _refuse_sizes(shapes, asked)
     if is_jitted(model):
+        from graphmem.sources.jax_function import from_jitted
+
         return from_jitted(model, example_inputs)
     from graphmem.sources.module_object import from_object
 

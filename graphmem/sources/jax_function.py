@@ -4,15 +4,9 @@ Nothing is computed, and no card is needed."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from graphmem.base.figures import BOUNDS, Cause, Communicator, Figure, Loads, bounded, unknown
@@ -24,6 +18,7 @@ from graphmem.runtimes.jax.program import Executable, Program, read_program, tra
 from graphmem.runtimes.jax.runtime import TRIED_BYTES, trials
 from graphmem.runtimes.jax.target import target_config
 from graphmem.sources.base import Arguments, Built, Sizes, TorchModel
+from graphmem.sources.own_process import answer_of
 from graphmem.units import format_bytes
 
 _PROGRAM = "graphmem.sources.jax_program"
@@ -138,17 +133,8 @@ def _of_version() -> str:
 
 
 def _in_own_process(asked: Mapping[str, Any]) -> dict[str, Any]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with tempfile.TemporaryDirectory() as folder:
-        request, result = Path(folder, "request.json"), Path(folder, "step.json")
-        request.write_text(json.dumps(asked), encoding="utf-8")
-        command = [sys.executable, "-m", _PROGRAM, str(request), str(result)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-        if not result.exists():
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            raise SourceError(f"jax:{asked['text']}: JAX could not compile it: {last[0]}")
-        document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return document
+    failed = f"jax:{asked['text']}: JAX could not compile it"
+    return answer_of(_PROGRAM, asked, failed, JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3")
 
 
 # --- what is known of it ----------------------------------------------------------------------------------------------

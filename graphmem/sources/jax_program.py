@@ -15,32 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from graphmem.base.environment import changed, having
-from graphmem.errors import GraphmemError, SourceError, said
+from graphmem.errors import SourceError, said
 from graphmem.sources import is_jitted
+from graphmem.sources.own_process import answer
 
 #: Stands behind the last event of a program: what is dropped later is dropped with the program.
 _END = ["end"]
 #: Calls of a jitted function, if nothing is said: the third finds the memory that the second left.
 ITERATIONS = 3
-
-
-def main(request: str, result: str) -> None:
-    asked = json.loads(Path(request).read_text(encoding="utf-8"))
-    try:
-        step = _step(asked)
-    except GraphmemError as error:
-        step = {"error": str(error)}
-    except Exception as error:  # the program's own code
-        step = {"error": f"{asked['text']}: {said(error)}"}
-    Path(result).write_text(json.dumps(step), encoding="utf-8")
 
 
 def _step(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,4 +213,4 @@ def _seeing(devices: Sequence[Any]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(_step, sys.argv, said)

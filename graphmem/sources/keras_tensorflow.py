@@ -3,15 +3,9 @@ executor and its kernels are followed here. Nothing is computed, and no card is 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 from graphmem.base.figures import MEASURED, TRACE_LEVELS, Cause, seen, unknown
 from graphmem.cudnn.library import Cudnn
@@ -22,6 +16,7 @@ from graphmem.runtimes.tensorflow.library import CudnnSpaces
 from graphmem.runtimes.tensorflow.orders import Drawn, draw
 from graphmem.runtimes.tensorflow.step import read_step
 from graphmem.sources.base import Sizes
+from graphmem.sources.own_process import answer_of
 
 TRAINING_ITERATIONS = 3
 _PROGRAM = "graphmem.sources.tensorflow_program"
@@ -123,13 +118,4 @@ def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, object]:
     if capability is None:
         raise SourceError(f"keras:{text} is analysed for CUDA cards; {card.name} is none")
     asked = {**asdict(sizes), "generate": None, "text": text, "architecture": ".".join(map(str, capability))}
-    with tempfile.TemporaryDirectory() as folder:
-        request, result = Path(folder, "request.json"), Path(folder, "step.json")
-        request.write_text(json.dumps(asked), encoding="utf-8")
-        command = [sys.executable, "-m", _PROGRAM, str(request), str(result)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-        if not result.exists():
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            raise SourceError(f"keras:{text}: TensorFlow could not prepare the step: {last[0]}")
-        document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return document
+    return answer_of(_PROGRAM, asked, f"keras:{text}: TensorFlow could not prepare the step")

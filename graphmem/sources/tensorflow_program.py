@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.base.environment import having
+from graphmem.sources.own_process import answer
 
 if TYPE_CHECKING:
     import keras
@@ -48,19 +47,6 @@ _FUNCTIONS = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body")}
 _INLINED = re.compile(r"/(?:cond|body)/_\d+/")
 #: The smallest dimension of a tensor that an initializer really makes, to be watched; larger ones are larger by one.
 _FEW = 4
-
-
-def main(request: str, result: str) -> None:
-    from graphmem.errors import GraphmemError
-
-    asked = json.loads(Path(request).read_text(encoding="utf-8"))
-    try:
-        step = _step(asked)
-    except GraphmemError as error:
-        step = {"error": str(error)}
-    except Exception as error:  # the model's own code
-        step = {"error": f"{asked['text']}: {type(error).__name__}: {error}"}
-    Path(result).write_text(json.dumps(step), encoding="utf-8")
 
 
 def _step(asked: dict[str, Any]) -> dict[str, Any]:
@@ -521,4 +507,4 @@ def _plain(value: object) -> object:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(_step, sys.argv, lambda error: f"{type(error).__name__}: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,8 @@ from graphmem.units import format_bytes
 #: Further steps of an optimizer that are followed until two in a row are alike: what the first step leaves to be freed
 #: is gone in the fourth at the latest; steps that still differ then are of many sizes.
 MOST_SETTLING = 5
+#: As :func:`graphmem.capture.program.iterations.body` gives it.
+_Body = tuple[list[Any], int, int]
 
 
 class OptimizerSteps:
@@ -112,7 +115,7 @@ class OptimizerSteps:
         """Why later steps of an optimizer may take more than its last two with all that was done before each: they took
         and gave back other bytes, or kept some; None where nothing says so, or there were no two after the first."""
         spans, steps = self._spans(number), self._made.count(number)
-        if self._differs(number):
+        if _differ(spans):
             return None if number in self._explained else Code.STEPS_DIFFER.about(place=where, steps=steps)
         kept = spans[-1][1] if len(spans) > 1 else 0
         if kept <= most_kept:
@@ -120,9 +123,14 @@ class OptimizerSteps:
         return Code.STEPS_KEEP.about(place=where, steps=steps, kept=format_bytes(kept))
 
     def _differs(self, number: int) -> bool:
-        """Whether the last two steps of an optimizer took and gave back other bytes, with all done before each."""
-        return any(before[0] != after[0] for before, after in pairwise(self._spans(number)))
+        return _differ(self._spans(number))
 
-    def _spans(self, number: int) -> list[tuple[list[Any], int, int]]:
+    def _spans(self, number: int) -> list[_Body]:
+        """What the last steps of an optimizer took and gave back, with all done before each."""
         builder = self._recorder.builder
         return [iterations.body(builder, begin, end) for begin, end in pairwise(self._ends[number])]
+
+
+def _differ(spans: Sequence[_Body]) -> bool:
+    """Whether they took and gave back other bytes, one after the other."""
+    return any(before[0] != after[0] for before, after in pairwise(spans))

@@ -27,6 +27,8 @@ EXACT_NODES = 30
 _PATIENCE = (1.0, 0.5, 0.0, 2.0)
 #: How many tiers of prices there are at most, and how much dearer the next one is at least.
 _TIERS, _WIDE = 3, 1.5
+#: Sums of the same costs in another order differ by less than this share.
+_ROUNDING = 1e-9
 
 
 @public_value(frozen=True)
@@ -51,7 +53,7 @@ class Remat:
 
     @property
     def is_proven(self) -> bool:
-        return self.extra_cost <= self.lower_bound * (1 + 1e-9)
+        return self.extra_cost <= self.lower_bound * (1 + _ROUNDING)
 
     @cached_property
     def graph(self) -> Graph:
