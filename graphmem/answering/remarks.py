@@ -102,6 +102,10 @@ def _of_card(device: Device) -> Iterator[Diagnostic]:
     """Headlines that must be read before any figure for this card."""
     if device.compute_capability is None:
         known = _BY_MAKER.get(device.vendor, "what PyTorch does there is not known")
+        if device.vendor == "Apple":
+            from graphmem.devices import apple
+
+            known += apple.other_sizes(device.name)
         yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE, by_maker=known)
 
 

@@ -30,6 +30,7 @@ from graphmem.answering.summarize import fits_card, summarize
 from graphmem.answering.verdict import holding, loads_of, probability
 from graphmem.base.figures import Cause, Loads
 from graphmem.base.versions import Version, words
+from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
 from graphmem.estimate import Estimate, Findings, Peak, found_later
@@ -319,13 +320,23 @@ def _replayed(
         doubts=doubts,
         probability=share,
         margin=question.margin_share,
-        levels=runtime.levels,
+        levels=_levels(runtime, setting.device),
     )
     if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
     runs_so_far = partial(runtime.run, options=options, setting=setting)
     estimate = replace(estimate, find_segments=partial(_segments_at, runs_so_far, trace, estimate.moment.event))
     return _beside_formulas(estimate, run)
+
+
+def _levels(runtime: Runtime[Any], device: Device) -> Sequence[tuple[str, str]]:
+    """The runtime's levels in words; nvidia-smi shows no card of another maker."""
+    if device.vendor == "NVIDIA":
+        return runtime.levels
+    return tuple((name, _ON_OTHERS if name == "device" else words) for name, words in runtime.levels)
+
+
+_ON_OTHERS = "all of the process on the card: reserved plus context"
 
 
 def _segments_at(runs: Callable[[Trace], Runs], trace: Trace, event: int) -> Sequence[SegmentView]:

@@ -69,8 +69,9 @@ class Device:
     #: Bytes of the second-level cache as CUDA reports them, None where unknown: libraries ask. Source: NVIDIA's
     #: whitepapers of the architectures (P100 to RTX Blackwell).
     l2_cache_bytes: int | None = None
-    #: Bytes a second of the memory, and the boost clock in kHz, None where unknown: XLA's cost model asks. Source:
-    #: NVIDIA's data sheets, and XLA's own descriptions of cards (xla/backends/gpu/target_config/specs).
+    #: Bytes a second of the memory, and the boost clock in kHz, None where unknown: XLA's cost model asks. Source: for
+    #: A100-80GB, H100, B200, B300, RTX PRO 6000 and RTX A6000 XLA's own descriptions of cards
+    #: (xla/backends/gpu/target_config/specs); for the others data-sheet figures that were not looked up one by one.
     memory_bandwidth: int | None = None
     boost_khz: int | None = None
     #: Bytes of an empty context where they were measured on this card, with the source.

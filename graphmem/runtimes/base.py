@@ -169,8 +169,8 @@ class Runtime(Protocol[Options]):
         """(level, provider) that ONNX Runtime optimizes a graph for while it is loaded; no level: left as it is."""
         return None, "cpu"
 
-    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
-        """Options that are worth a try where memory is short, beside those given."""
+    def changes(self, alloc_conf: str | None, device: Device) -> Iterator[Change]:
+        """Options that are worth a try where memory is short on the card, beside those given."""
         return iter(())
 
 

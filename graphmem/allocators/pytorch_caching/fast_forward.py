@@ -66,9 +66,8 @@ def fast_forward(
     table = Table.empty(storages, sets)
     held = np.full(storages, -1, dtype=np.int64)
     allocated, reserved = np.empty(events, dtype=np.int64), np.empty(events, dtype=np.int64)
-    divisions = np.array(allocator.conf.roundup_power2_divisions, dtype=np.int64)
     done, rows, peak = play(
-        kinds, subjects, sizes, streams, divisions,
+        kinds, subjects, sizes, streams, _divisions(allocator),
         _rules(allocator), table, held, allocated, reserved,
     )  # fmt: skip
     if not done:
@@ -91,7 +90,7 @@ class PlainRuns:
     def __init__(self, allocator: PyTorchCachingAllocator, storages: int, events: int) -> None:
         self._play = _compiled() if _is_plain(allocator) else None
         self._rules, self._table = _rules(allocator), Table.empty(storages, 2)
-        self._divisions = np.array(allocator.conf.roundup_power2_divisions, dtype=np.int64)
+        self._divisions = _divisions(allocator)
         self._streams = np.zeros(storages, dtype=np.int64)
         self._held, self._allocated, self._reserved = (np.empty(n, dtype=np.int64) for n in (storages, events, events))
 
@@ -114,6 +113,12 @@ def _is_plain(allocator: PyTorchCachingAllocator) -> bool:
     """Whether the allocator is new, and its settings are among those that are played here."""
     driver = allocator.driver
     return allocator.is_plain and driver.used_bytes == 0 and type(driver.addresses) is LowestHole
+
+
+def _divisions(allocator: PyTorchCachingAllocator) -> Numbers:
+    """Divisions between powers of two by their slots; none where no size is rounded so."""
+    divisions = allocator.conf.roundup_power2_divisions
+    return np.array(divisions if any(divisions) else (), dtype=np.int64)
 
 
 def _rules(allocator: PyTorchCachingAllocator) -> Rules:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from numba import njit, types
+from numba.core.typing.templates import Signature
+from numba.extending import intrinsic
 
 from graphmem.allocators.alloc_conf import MIN_LARGE_ALLOC_BYTES, ROUNDUP_SLOTS
 from graphmem.allocators.base import GIVE, STOP, TAKE
@@ -44,11 +49,22 @@ from graphmem.allocators.pytorch_caching.table import (
 Numbers = npt.NDArray[np.int64]
 
 _ONE = np.uint64(1)
-# Nothing here makes an array: counting who refers to those that are given takes a quarter of the time.
-_compiled, _inlined = njit(cache=True, _nrt=False), njit(cache=True, inline="always", _nrt=False)
 
 
-@_inlined
+@intrinsic
+def _unowned(_: Any, array: types.Array) -> tuple[Signature, Callable[..., Any]]:
+    """The same array without its owner, which the caller keeps: numba counts the owner's users at each mention of an
+    array, and those atomic steps took more than half of a run."""
+
+    def made(context: Any, builder: Any, signature: Signature, values: Any) -> Any:
+        view = context.make_array(signature.return_type)(context, builder, values[0])
+        view.meminfo = view.meminfo.type(None)
+        return view._getvalue()
+
+    return array(array), made
+
+
+@njit(cache=True, inline="always")
 def _place(table: Table, pool: int, size: int, serial: int, address: int) -> int:
     """Where a free block of this size and order is, or would be, among the rows of a set, in order."""
     blocks, sizes, free = table.blocks, table.free_sizes, table.free
@@ -68,7 +84,7 @@ def _place(table: Table, pool: int, size: int, serial: int, address: int) -> int
     return low
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _insert(table: Table, row: int) -> None:
     blocks, pool = table.blocks, table.blocks[row, SET]
     sizes, free, count = table.free_sizes[pool], table.free[pool], table.counts[pool]
@@ -81,7 +97,7 @@ def _insert(table: Table, row: int) -> None:
     table.counts[pool] = count + 1
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _remove_at(table: Table, pool: int, place: int) -> int:
     """Take the row at a place out of a set; the row."""
     sizes, free, count = table.free_sizes[pool], table.free[pool], table.counts[pool]
@@ -94,13 +110,13 @@ def _remove_at(table: Table, pool: int, place: int) -> int:
     return row
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _remove(table: Table, row: int) -> None:
     blocks, pool = table.blocks, table.blocks[row, SET]
     _remove_at(table, pool, _place(table, pool, blocks[row, SIZE], blocks[row, SERIAL], blocks[row, ADDRESS]))
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _bits(number: int) -> int:
     """``int.bit_length``."""
     count = 0
@@ -110,10 +126,10 @@ def _bits(number: int) -> int:
     return count
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _rounded(size: int, divisions: Numbers) -> int:
-    """``round_size``; the steps between powers of two are those of ``_next_division``."""
-    parts: int = divisions[min(max(_bits(size) - 21, 0), ROUNDUP_SLOTS - 1)]
+    """``round_size``; the steps between powers of two are those of ``_next_division``. No divisions: none are asked."""
+    parts: int = divisions[min(max(_bits(size) - 21, 0), ROUNDUP_SLOTS - 1)] if len(divisions) else 0
     if parts <= 1 or size <= MIN_BLOCK_BYTES * parts:
         return -(-size // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
     if size & (size - 1) == 0:
@@ -123,7 +139,7 @@ def _rounded(size: int, divisions: Numbers) -> int:
     return 2 * power if step == 0 else -(-size // step) * step
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _expanded(table: Table, row: int) -> int:
     """Bytes that a free block may grow to: ``_expandable_size``."""
     blocks, after = table.blocks, table.blocks[row, NEXT]
@@ -133,7 +149,7 @@ def _expanded(table: Table, row: int) -> int:
     return size
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _best_fit(table: Table, rules: Rules, pool: int, rounded: int) -> int:
     """``get_free_block``, with its limits: the row, which is taken out of its set; -1 for none."""
     place, count = _place(table, pool, rounded, -1, -1), table.counts[pool]
@@ -150,7 +166,7 @@ def _best_fit(table: Table, rules: Rules, pool: int, rounded: int) -> int:
     return row
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _mapped(table: Table, rules: Rules, pool: int, rounded: int, room: int) -> int:
     """``try_allocate_expandable_block``: bytes that are mapped behind the last block of the set's segment, so that it
     holds a request; -1 where that is not plain. The last block is the free one then, before what is not mapped."""
@@ -162,7 +178,7 @@ def _mapped(table: Table, rules: Rules, pool: int, rounded: int, room: int) -> i
     return -1 if size > room or size >= blocks[tail, SIZE] else size
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _map(table: Table, pool: int, size: int, rows: int) -> tuple[int, int]:
     """``map_block``: the last block of the segment with so many bytes more, taken out of its set; and how many rows
     there are then."""
@@ -187,12 +203,12 @@ def _map(table: Table, pool: int, size: int, rows: int) -> tuple[int, int]:
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _pages(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _take_addresses(table: Table, pages: int) -> int:
     """``LowestHole.take``; -1 where no range is large enough."""
     holes, count = table.holes, table.counted[HOLES]
@@ -203,13 +219,13 @@ def _take_addresses(table: Table, pages: int) -> int:
             holes[place, 1] -= pages
             if holes[place, 1] == 0:
                 for number in range(place, count - 1):
-                    holes[number, 0], holes[number, 1] = holes[number + 1, 0], holes[number + 1, 1]
+                    holes[number] = holes[number + 1]
                 table.counted[HOLES] -= 1
             return address
     return -1
 
 
-@_compiled
+@njit(cache=True)
 def _give_addresses(table: Table, address: int, pages: int) -> None:
     """``LowestHole.give``."""
     holes, count, place = table.holes, table.counted[HOLES], 0
@@ -222,18 +238,18 @@ def _give_addresses(table: Table, address: int, pages: int) -> None:
         if joins:
             holes[place - 1, 1] += holes[place, 1]
             for number in range(place, count - 1):
-                holes[number, 0], holes[number, 1] = holes[number + 1, 0], holes[number + 1, 1]
+                holes[number] = holes[number + 1]
             table.counted[HOLES] -= 1
     elif joins:
         holes[place - 1, 1] += pages
     else:
         for number in range(count, place, -1):
-            holes[number, 0], holes[number, 1] = holes[number - 1, 0], holes[number - 1, 1]
+            holes[number] = holes[number - 1]
         holes[place, 0], holes[place, 1] = address, pages
         table.counted[HOLES] += 1
 
 
-@_compiled
+@njit(cache=True)
 def _release(table: Table, row: int) -> None:
     """``release_block``."""
     blocks, counted = table.blocks, table.counted
@@ -246,13 +262,13 @@ def _release(table: Table, row: int) -> None:
     _give_addresses(table, blocks[row, ADDRESS], _pages(size))
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _is_whole(table: Table, row: int) -> bool:
     is_whole: bool = table.blocks[row, PREV] < 0 and table.blocks[row, NEXT] < 0
     return is_whole
 
 
-@_compiled
+@njit(cache=True)
 def _releasable(table: Table) -> int:
     """Bytes of the pages that :func:`_release_cached` would give back."""
     pages = 0
@@ -264,7 +280,7 @@ def _releasable(table: Table) -> int:
     return pages
 
 
-@_compiled
+@njit(cache=True)
 def _release_cached(table: Table) -> None:
     """``release_cached_blocks``."""
     table.counted[RETRIES] += 1
@@ -275,7 +291,7 @@ def _release_cached(table: Table) -> None:
                 _release(table, row)
 
 
-@_compiled
+@njit(cache=True)
 def _release_available(table: Table, rules: Rules, pool: int, rounded: int) -> bool:
     """``release_available_cached_blocks``."""
     if rules.max_split > ONE_EXBIBYTE:
@@ -296,7 +312,7 @@ def _release_available(table: Table, rules: Rules, pool: int, rounded: int) -> b
     return is_enough
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _new_segment(table: Table, rules: Rules, pool: int, rounded: int, wanted: int, room: int) -> int:
     """``cudaMalloc`` of so many bytes, with what is given back before giving up: the address; -1 where that is not
     enough, and nothing is given back; -2 where addresses are too scattered to say."""
@@ -320,7 +336,7 @@ def _new_segment(table: Table, rules: Rules, pool: int, rounded: int, wanted: in
 # --- blocks and events ------------------------------------------------------------------------------------------------
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _split(table: Table, row: int, rounded: int, rows: int) -> None:
     """``split_off``: the rest of a block becomes the free block of the next row."""
     blocks, after = table.blocks, table.blocks[row, NEXT]
@@ -333,7 +349,7 @@ def _split(table: Table, row: int, rounded: int, rows: int) -> None:
     _insert(table, rows)
 
 
-@_inlined
+@njit(cache=True, inline="always")
 def _free(table: Table, row: int) -> None:
     """``free_block``: among the free ones, merged with free neighbours."""
     blocks = table.blocks
@@ -358,7 +374,7 @@ def _free(table: Table, row: int) -> None:
     _insert(table, row)
 
 
-@_compiled
+@njit(cache=True)
 def play(
     kinds: Numbers, subjects: Numbers, sizes: Numbers, streams: Numbers, divisions: Numbers, rules: Rules, table: Table,
     held: Numbers, allocated: Numbers, reserved: Numbers,
@@ -369,6 +385,10 @@ def play(
     Filled here: the ``table``; the block ``held`` by each storage, -1 for none; bytes ``allocated`` and ``reserved``
     after each event.
     """
+    table = Table(
+        _unowned(table.blocks), _unowned(table.free), _unowned(table.free_sizes), _unowned(table.counts),
+        _unowned(table.tails), _unowned(table.holes), _unowned(table.counted),
+    )  # fmt: skip
     blocks, counted = table.blocks, table.counted
     rows, now, most, virtual = 0, 0, 0, VIRTUAL_BASE
     table.holes[0, 0], table.holes[0, 1], counted[HOLES] = MALLOC_BASE, SPAN_BYTES, 1

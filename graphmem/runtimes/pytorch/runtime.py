@@ -131,10 +131,10 @@ class PyTorch(Runtime[PyTorchOptions]):
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
         return notes.get("allocator settings", "")
 
-    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
-        """Segments that grow instead of leaving gaps."""
+    def changes(self, alloc_conf: str | None, device: Device) -> Iterator[Change]:
+        """Segments that grow instead of leaving gaps; Metal's heaps do not."""
         already = configuration_text(alloc_conf)
-        if "expandable_segments" not in already:
+        if "expandable_segments" not in already and device.vendor != "Apple":
             joined = ",".join(filter(None, (already, "expandable_segments:True")))
             yield Change("expandable segments", joined)
 
