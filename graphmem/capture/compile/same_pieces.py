@@ -19,8 +19,13 @@ _WHICH = ("graph_index", "num_graphs")
 
 
 def compiled_once(
-    original: Callable[..., Any], manager: Any, graph: GraphModule, inputs: Sequence[Any], *settings: Any, **options: Any
-) -> Any:  # fmt: skip
+    original: Callable[..., Any],
+    manager: Any,
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    *settings: Any,
+    **options: Any,
+) -> Any:
     """In place of ``CompilerManager.compile``: of pieces that are the same, given with the same settings, the first is
     compiled. Graphs stay as long as the manager, as the identity of what they hold is part of the key."""
     known: dict[Hashable, Any] = vars(manager).setdefault("_graphmem_pieces", {})

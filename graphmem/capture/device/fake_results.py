@@ -219,8 +219,8 @@ def _recipes(
             return None
         if out.requires_grad or out.is_conj() or out.is_neg() or out.fake_device not in (cards().own, _HOST):
             return None
-        named = (*enumerate(args), *kwargs.items())
-        position: int | str | None = next((name for name, arg in named if arg is out), None)
+        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        position = next((name for name, arg in named if arg is out), None)
         if position is not None:
             found.append(_Same(position))
             continue
