@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -87,15 +88,31 @@ class PyTorch(Runtime[PyTorchOptions]):
         if options.watermarks is not None:
             runs = makers.run_on_heaps(trace, options.watermarks, options.version, card)
         else:
-            kept = ("pytorch", _told_apart(trace, options.conf), options.version)
+            rules = self.told_apart(trace, options)
             runs = within_card(
-                trace, lambda room: _on_card(options, card, room=0 if room is None else 1), card, rules=kept
+                trace, lambda room: _on_card(options, card, room=0 if room is None else 1), card, rules=rules
             )
         if card.vendor != "NVIDIA":
             runs = replace(runs, doubts=tuple(makers.doubts(trace, card)))
         if options.watermarks is not None or not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
         return replace(runs, find_doubts=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
+
+    def told_apart(self, trace: Trace, options: PyTorchOptions) -> Hashable:
+        """Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` parts requests
+        in those below it and the others, whose segments stay whole: values with the same parts are one."""
+        if options.watermarks is not None:
+            return None
+        conf = replace(options.conf, throw_on_cudamalloc_oom=False, ignored=(), remarks=())
+        if not trace.settings and conf.per_process_memory_fraction == 1:
+            conf = replace(conf, garbage_collection_threshold=0.0)
+            least = conf.max_split_size_bytes
+            if least < UNLIMITED and least > conf.large_segment_size_bytes and not conf.expandable_segments:
+                below, others = _parted(trace, conf, least)
+                rounding = conf.max_non_split_rounding_bytes if others < UNLIMITED else conf.large_segment_size_bytes
+                if below < least:
+                    conf = replace(conf, max_split_size_bytes=others, max_non_split_rounding_bytes=rounding)
+        return "pytorch", conf, options.version
 
     def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory | None:
         """The allocator that a captured program finds; none on Apple's cards, which ``torch.cuda`` knows nothing of."""
@@ -116,10 +133,10 @@ class PyTorch(Runtime[PyTorchOptions]):
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
         return notes.get("allocator settings", "")
 
-    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
-        """Segments that grow instead of leaving gaps."""
+    def changes(self, alloc_conf: str | None, device: Device) -> Iterator[Change]:
+        """Segments that grow instead of leaving gaps; Metal's heaps do not."""
         already = configuration_text(alloc_conf)
-        if "expandable_segments" not in already:
+        if "expandable_segments" not in already and device.vendor != "Apple":
             joined = ",".join(filter(None, (already, "expandable_segments:True")))
             yield Change("expandable segments", joined)
 
@@ -152,30 +169,18 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
         yield Cause("work of other streams", BOUNDS, source, spreads)
 
 
-def _told_apart(trace: Trace, conf: AllocConf) -> AllocConf:
-    """The settings that a replay of this trace without a limit can tell apart: others have the same one.
-
-    Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` is for blocks of that
-    size, and those of plain segments are no larger than the segment of the largest request.
-    """
-    conf = replace(conf, throw_on_cudamalloc_oom=False, ignored=(), remarks=())
-    if trace.settings or conf.per_process_memory_fraction < 1:
-        return conf
-    conf = replace(conf, garbage_collection_threshold=0.0)
-    rounded = round_size(_largest(trace), conf.roundup_power2_divisions)
-    largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
-    if conf.expandable_segments or conf.max_split_size_bytes <= largest:
-        return conf
-    return replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=conf.large_segment_size_bytes)
-
-
-def _largest(trace: Trace) -> int:
-    """Bytes of the largest storage on the device, at least 1."""
-    if "largest" not in trace.kept:
-        sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
-        trace.kept["largest"] = int(sizes.max(initial=1))
-    found: int = trace.kept["largest"]
-    return found
+def _parted(trace: Trace, conf: AllocConf, size: int) -> tuple[int, int]:
+    """Bytes of the largest segment that is made for a request of less than ``size``, and of the smallest other request,
+    as they are rounded."""
+    kept: dict[Hashable, tuple[list[int], list[int]]] = trace.kept.setdefault("requests", {})
+    key = conf.roundup_power2_divisions, conf.large_segment_size_bytes
+    if key not in kept:
+        sizes = set(trace.columns.bytes[trace.columns.places == Place.DEVICE].tolist())
+        rounded = sorted({round_size(one, conf.roundup_power2_divisions) for one in sizes if one})
+        kept[key] = rounded, [get_allocation_size(one, conf.large_segment_size_bytes) for one in rounded]
+    rounded, segments = kept[key]
+    place = bisect_left(rounded, size)
+    return max(segments[:place], default=0), rounded[place] if place < len(rounded) else UNLIMITED
 
 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:
