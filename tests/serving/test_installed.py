@@ -200,7 +200,12 @@ def test_a_start_is_kept_for_the_next_process(
     monkeypatch.setattr(capture_cache, "in_use", capture_cache.CaptureCache(tmp_path_factory.mktemp("kept")))
     started: list[Asked] = []
     start = installed._start
-    monkeypatch.setattr(installed, "_start", lambda asked, *rest: started.append(asked) or start(asked, *rest))
+
+    def starting(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
+        started.append(asked)
+        return start(asked, runner, configuration)
+
+    monkeypatch.setattr(installed, "_start", starting)
     found = []
     for _ in range(2):
         found.append(engine_named("vllm").serve(_question()))
