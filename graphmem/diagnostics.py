@@ -295,6 +295,10 @@ class Code(Enum):
         "{tokens} tokens are more than the table of {positions} positions of the model: this step fails on a card",
         "headline",
     )
+    NOT_DONATED = _harmless(
+        "{size} of arguments come back as outputs and live twice in a call; with donate_argnums, jax.jit writes them "
+        "over the old ones"
+    )
     HEADLINE = _harmless("{text}", "headline")
     UNKNOWN = Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True)
     WARNING = _harmless("{text}", "warning")

@@ -34,6 +34,14 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_alike(*counts: int) -> list[str]:
+    """The same of several: where all have one unit, the last one alone says it."""
+    words = [format_bytes(count) for count in counts]
+    if len({word.rpartition(" ")[2] for word in words}) > 1:
+        return words
+    return [*(word.rpartition(" ")[0] for word in words[:-1]), words[-1]]
+
+
 def format_enough(count: int) -> str:
     """As :func:`format_bytes`, rounded up: this much read back is not less than ``count``."""
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

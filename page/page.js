@@ -6,7 +6,7 @@ import { points } from "./points.js";
 import { read } from "./run.js";
 import { segments } from "./segments.js";
 import { stacks } from "./stacks.js";
-import { enhance, grid, searchBox } from "./tables.js";
+import { enhance, grid, searchBox, stand } from "./tables.js";
 import { Timeline } from "./timeline.js";
 import { bytes, count, element, share } from "./words.js";
 
@@ -151,7 +151,10 @@ async function moments(host) {
 }
 
 document.querySelectorAll("table:not(.heat)").forEach(enhance);
+const isPhone = matchMedia("(max-width: 640px)").matches;
 for (const part of document.querySelectorAll(".wide")) {
+  const table = part.querySelector("table:not(.heat)");
+  if (part.scrollWidth > part.clientWidth && table?.tHead && isPhone) stand(table);
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; // to scroll it by keys
 }
 document.querySelectorAll(".curves").forEach(curves);

@@ -58,6 +58,15 @@ export function enhance(table) {
   }
 }
 
+/** Cells of a row below one another, where a row is wider than a phone: each figure with the title of its column. */
+export function stand(table) {
+  const titles = [...table.tHead.rows[0].cells].map((title) => title.textContent);
+  for (const row of table.tBodies[0].rows) {
+    [...row.cells].forEach((cell, column) => (cell.dataset.title = titles[column]));
+  }
+  table.classList.add("tall");
+}
+
 /** A table of `columns` ({title, value, words?, isFigure?, draw?}) for rows that change: {node, show(rows)}. */
 export function grid(columns, label) {
   const titles = columns.map(({ title, isFigure }) =>

@@ -8,7 +8,7 @@ from copy import copy
 from functools import cached_property
 from os.path import splitext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphmem.base.documents import LARGEST_NUMBER, shown
 from graphmem.base.figures import parse_margin
@@ -25,6 +25,10 @@ from graphmem.sources.base import OnnxModel, Sizes
 from graphmem.sources.manifests import is_manifest, read_manifest
 from graphmem.sources.zoo import ZOO, usual_step
 from graphmem.training import Inference, Training
+
+if TYPE_CHECKING:
+    from graphmem.estimate import Estimate
+    from graphmem.run import Run
 
 #: Models whose step their own runtime may tell, and another one captures.
 _OF_THEIR_RUNTIME = "keras:"
@@ -77,6 +81,27 @@ class Question:
         object.__setattr__(made, "alloc_conf", text)
         vars(made).pop("optimization", None)
         return made
+
+    @cached_property
+    def kept(self) -> dict[Hashable, Answered]:
+        """What was answered to it, by all that the allocator's options decide; shared by those of other options."""
+        return {}
+
+    @property
+    def loading(self) -> tuple[Any, ...]:
+        """What the file or the factory is loaded with: sizes, dimensions, shapes of runs, optimization."""
+        return self.asked, self.shapes, self.optimization, self.trust, self.layers
+
+    @cached_property
+    def captured(self) -> CaptureKey:
+        """The key of a step that is captured, or compiled, whatever the allocator's options."""
+        setting, runtime = self.setting, self.asked_runtime.name if self.asked_runtime is not None else None
+        cudnn = None if self.cudnn_library is None else (self.cudnn_library, setting.device)
+        variables = workspace_variables(os.environ)
+        of_runtime = runtime if str(self.model).startswith(_OF_THEIR_RUNTIME) else None
+        card = setting.device if self.is_compiled else card_facts(setting.device)
+        capture = (self.build_on, setting.torch_version, card, cudnn, variables, of_runtime)
+        return CaptureKey(self.loading, self.step, self.iterations, None, capture)
 
     @cached_property
     def margin_share(self) -> float | None:
@@ -199,6 +224,13 @@ class Question:
         return self.planner.optimization(self.planner.parse(self.alloc_conf, self.setting))
 
 
+class Answered(NamedTuple):
+    """The answer that a run gave."""
+
+    run: Run
+    estimate: Estimate
+
+
 @dataclass(frozen=True)
 class CaptureKey:
     """The part of a question about one model that its trace depends on: equal keys give equal traces.
@@ -208,7 +240,7 @@ class CaptureKey:
     Compared, not hashed: options of optimizers may be lists.
     """
 
-    #: What the file or the factory is loaded with: sizes, dimensions, shapes of runs, optimization.
+    #: See :attr:`Question.loading`.
     loading: tuple[Any, ...]
     step: Training | Inference
     iterations: int | None
@@ -221,26 +253,11 @@ class CaptureKey:
 
 def capture_key(question: Question) -> CaptureKey:
     """The key of a question. Raises :class:`UsageError` for options that the runtime refuses."""
-    loading = (
-        question.asked,
-        question.shapes,
-        question.optimization,
-        question.trust,
-        question.layers,
-    )
-    planner, setting = question.planner, question.setting
-    if planner is not None:
-        options = planner.parse(question.alloc_conf, setting)
-        return CaptureKey(
-            loading, question.step, question.iterations, (planner.name, planner.plan_options(options)), None
-        )
-    cudnn = None if question.cudnn_library is None else (question.cudnn_library, setting.device)
-    variables = workspace_variables(os.environ)
-    runtime = question.asked_runtime.name if question.asked_runtime is not None else None
-    of_runtime = runtime if str(question.model).startswith(_OF_THEIR_RUNTIME) else None
-    card = setting.device if question.is_compiled else card_facts(setting.device)
-    capture = (question.build_on, setting.torch_version, card, cudnn, variables, of_runtime)
-    return CaptureKey(loading, question.step, question.iterations, None, capture)
+    planner = question.planner
+    if planner is None:
+        return question.captured
+    plan = planner.name, planner.plan_options(planner.parse(question.alloc_conf, question.setting))
+    return CaptureKey(question.loading, question.step, question.iterations, plan, None)
 
 
 def card_facts(card: Device) -> tuple[object, ...]:

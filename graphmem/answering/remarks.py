@@ -102,6 +102,10 @@ def _of_card(device: Device) -> Iterator[Diagnostic]:
     """Headlines that must be read before any figure for this card."""
     if device.compute_capability is None:
         known = _BY_MAKER.get(device.vendor, "what PyTorch does there is not known")
+        if device.vendor == "Apple":
+            from graphmem.devices import apple
+
+            known += apple.other_sizes(device.name)
         yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE, by_maker=known)
 
 
@@ -135,7 +139,16 @@ def of_replay(run: Run, trace: Trace, runs: Runs) -> Iterator[Diagnostic]:
     yield from runs.diagnostics
     was_asked = run.cudnn is not None and run.cudnn.details().get("plans_asked")
     peak = runs.main.peak_reserved_bytes
-    sizes = [trace.storages[index].bytes for label in WORKSPACES_OF_CUDNN for index in trace.labelled.get(label, ())]
-    largest = max(sizes, default=0)
-    if not was_asked and trace.predicted_plans and 0 < _NOTABLE * peak <= largest:  # no peak: refused at once
-        yield Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak)
+    if not was_asked and trace.predicted_plans and peak:  # no peak: refused at once
+        largest = _largest_workspace(trace)
+        if _NOTABLE * peak <= largest:
+            yield Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak)
+
+
+def _largest_workspace(trace: Trace) -> int:
+    """Bytes of the largest workspace of cuDNN's; 0 without one."""
+    if "largest workspace" not in trace.kept:
+        workspaces = [index for label in WORKSPACES_OF_CUDNN for index in trace.labelled.get(label, ())]
+        trace.kept["largest workspace"] = int(trace.columns.bytes[workspaces].max(initial=0))
+    found: int = trace.kept["largest workspace"]
+    return found

@@ -23,19 +23,20 @@ from graphmem.answering.causes import (
     together,
 )
 from graphmem.answering.least import least_that_fits
-from graphmem.answering.question import Question
+from graphmem.answering.question import Answered, Question
 from graphmem.answering.refusals import refusals_of
 from graphmem.answering.runs import Progress, RunCache, could_go_on, labelled, silent
 from graphmem.answering.summarize import fits_card, summarize
 from graphmem.answering.verdict import holding, loads_of, probability
 from graphmem.base.figures import Cause, Loads
 from graphmem.base.versions import Version, words
+from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, TraceError
 from graphmem.estimate import Estimate, Findings, Peak, found_later
 from graphmem.replay import Replay
 from graphmem.run import SMALL_OUTPUT, Run
-from graphmem.runtimes.base import Runs, Taken, doubts_of
+from graphmem.runtimes.base import Runs, Runtime, Setting, Taken, doubts_of
 from graphmem.sources import TorchModel
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training, other_loop
@@ -233,12 +234,48 @@ def replay_on(
     runtime = question.runtime_by_default(run.runtime)
     options = runtime.parse(question.alloc_conf, question.setting)
     taken = run.planned if run.planned is not None else runtime.take(run.trace)
+    rules = None if beside or tried or orders else runtime.told_apart(taken.trace, options)
+    known = question.kept.get((rules, figures_only))
+    if rules is None or known is None or known.run is not run:
+        playing = _Playing(runtime, options)
+        answer = _replayed(question, run, taken, playing, beside, tried, orders, figures_only=figures_only)
+        known = Answered(run, answer)
+        if rules is not None and playing.is_free:
+            question.kept[rules, figures_only] = known
+    return replace(known.estimate, allocator=runtime.describe(options, question.setting))
+
+
+class _Playing:
+    """A runtime's runs of traces under some options; ``is_free``: whether no limit of a card, and no storage larger
+    than those of the first trace, played a part in them."""
+
+    def __init__(self, runtime: Runtime[object], options: object) -> None:
+        self.runtime, self.options = runtime, options
+        self.is_free = True
+        self._largest: int | None = None
+
+    def run(self, trace: Trace, setting: Setting) -> Runs:
+        """As :meth:`Runtime.run`."""
+        runs = self.runtime.run(trace, self.options, setting)
+        largest = int(trace.columns.bytes.max(initial=0))
+        self._largest = largest if self._largest is None else self._largest
+        self.is_free &= runs.limited is None and runs.find_doubts is tuple and largest <= self._largest
+        return runs
+
+
+def _replayed(
+    question: Question, run: Run, taken: Taken, playing: _Playing,
+    beside: Mapping[Version, Peak] | None, tried: Mapping[str, Outcome] | None, orders: Sequence[Peak], *,
+    figures_only: bool,
+) -> Estimate:  # fmt: skip
+    """The same, but for what is said of the allocator."""
+    runtime, options = playing.runtime, playing.options
     trace, loads = taken.trace, loads_of(run, question.setting)
     if trace.refused:  # on a card that had loaded nothing yet: else it would be judged by another limit
         loads = Loads(cuda=loads.cuda, eager=loads.eager)
     context = (*question.setting.device.outside(loads), *taken.outside)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
-    runs = runtime.run(trace, options, setting)
+    runs = playing.run(trace, setting)
     known = tuple(remarks.diagnostics(question, run, taken))
     assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
     details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
@@ -254,7 +291,7 @@ def replay_on(
         diagnostics = diagnostics if taken.findings is None else late  # the least that fits has no remarks
     doubts, share = None, None
     if not figures_only:
-        run_again = partial(runtime.run, options=options, setting=setting)
+        run_again = partial(playing.run, setting=setting)
         doubts = together(
             _doubts_of_trace(question, trace, known, runs, run_again, beside, tried),
             _doubts_of_card(question, run, runs),
@@ -263,7 +300,7 @@ def replay_on(
             (*runs.doubts, *runs.find_doubts()),
             causes_of_context(context),
         )
-        beside_context = lambda size: runtime.run(trace, options, holding(setting, size))  # noqa: E731
+        beside_context = lambda size: playing.run(trace, holding(setting, size))  # noqa: E731
         share = probability(trace, runs, doubts, beside_context, setting, refusals)
     estimate = summarize(
         trace,
@@ -271,7 +308,7 @@ def replay_on(
         setting.device,
         model=run.model,
         runtime=runtime.name,
-        allocator=runtime.describe(options, setting),
+        allocator="",
         step=run.step,
         refusals=refusals,
         top=question.top,
@@ -283,13 +320,23 @@ def replay_on(
         doubts=doubts,
         probability=share,
         margin=question.margin_share,
-        levels=runtime.levels,
+        levels=_levels(runtime, setting.device),
     )
     if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
     runs_so_far = partial(runtime.run, options=options, setting=setting)
     estimate = replace(estimate, find_segments=partial(_segments_at, runs_so_far, trace, estimate.moment.event))
     return _beside_formulas(estimate, run)
+
+
+def _levels(runtime: Runtime[Any], device: Device) -> Sequence[tuple[str, str]]:
+    """The runtime's levels in words; nvidia-smi shows no card of another maker."""
+    if device.vendor == "NVIDIA":
+        return runtime.levels
+    return tuple((name, _ON_OTHERS if name == "device" else words) for name, words in runtime.levels)
+
+
+_ON_OTHERS = "all of the process on the card: reserved plus context"
 
 
 def _segments_at(runs: Callable[[Trace], Runs], trace: Trace, event: int) -> Sequence[SegmentView]:

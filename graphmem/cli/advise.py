@@ -27,5 +27,5 @@ def advise_command(model: str, request: Request, workers: Workers, form: Format,
     with working() as progress:
         from graphmem.planning.advise import advise
 
-        advised = advise(model, say=progress, **vars(workers), **vars(request))
+        advised = advise(model, say=progress, steps=form.name == "html", **vars(workers), **vars(request))
     publish(advised, form, output)

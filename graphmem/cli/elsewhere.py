@@ -35,7 +35,29 @@ ELSEWHERE = {
     "--tensor-parallel-size": "--tp N",
     "--pipeline-parallel-size": "--pp N",
     "--json": "--format json",
+    "--html": "-o report.html",
+    "--open": "-o report.html",
 }
+
+#: What ``graphmem help WORD`` says of what is no command and no option.
+TOPICS = {
+    "jax": "a JAX step: graphmem analyze jax:step.py:build --batch 64 --gpu A100, where build returns (function, "
+    "arguments), or a jitted function with --shapes NAME (docs/modeling/jax.md)",
+    "onnx": "an ONNX file: graphmem analyze model.onnx --batch 16 --gpu T4, under ONNX Runtime; with --training under "
+    "PyTorch (docs/modeling/onnxruntime.md)",
+    "keras": "a Keras model: graphmem analyze keras:train.py:build, training as TensorFlow runs it",
+    "remat": "recomputing within a budget: --checkpoint-activations of a step, in Python plan_memory.remat for graphs "
+    "of torch.fx and ONNX (docs/REMATERIALISATION.md)",
+    "vllm": "an inference engine: graphmem serve MODEL --gpu H100 (how many requests at once)",
+    "oom": "a run that died: graphmem replay snapshot.pickle, in Python graphmem.explain_oom(error)",
+    "notebook": "a notebook: graphmem run train.ipynb, or inside of one %load_ext graphmem and %%graphmem --gpu T4",
+}
+
+
+def topic(name: str) -> str:
+    """What is said of a subject by its name, or the beginning of it; empty for an unknown one."""
+    word = name.lower()
+    return next((text for one, text in TOPICS.items() if word.startswith(one) or (len(word) > 3 and one in word)), "")
 
 
 def words_for(name: str) -> str:

@@ -133,6 +133,8 @@ class Commands(click.Group):
             click.echo(_about(self.commands[having[0]], flag), nl=False)
         elif there:
             click.echo(f"there is no {flag}; here: {there}")
+        elif text := elsewhere.topic(name):
+            click.echo(text)
         else:
             raise click.UsageError(f"no command and no option {name!r}; see graphmem --help", ctx)
         ctx.exit()

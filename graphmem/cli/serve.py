@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _ENGINE, _CARD, _LOAD, _OVER_TIME, _LOG = (
     "Engine, by its own names", "Card", "Load", "Load over time", "A start that there was"
 )  # fmt: skip
+#: In a context's ``meta``: options are an engine's command line, whose names are not held against ours.
+_AS_IT_STANDS = "graphmem.cli.serve.as_it_stands"
 #: Factors of a number's last letter, as vLLM has them: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
 _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
@@ -119,15 +121,16 @@ class ServeCommand(GroupedCommand):
 
         if "--" in args:
             at = args.index("--")
-            args = [*self._engines_own(commands.asked_by(args[at + 1 :])), *args[:at]]
+            args = [*self._engines_own(ctx, commands.asked_by(args[at + 1 :])), *args[:at]]
         elif files := [one for one in args if one.lower().endswith(commands.SUFFIXES) and one[:1] != "-"]:
             at = args.index(files[0])
-            args = [*self._engines_own(commands.asked_in(Path(files[0]))), *args[:at], *args[at + 1 :]]
+            args = [*self._engines_own(ctx, commands.asked_in(Path(files[0]))), *args[:at], *args[at + 1 :]]
         return super().parse_args(ctx, [commands.OF_TWO_LETTERS.get(one, one) for one in args])
 
-    def _engines_own(self, words: list[str]) -> list[str]:
+    def _engines_own(self, ctx: click.Context, words: list[str]) -> list[str]:
         """The words, none of which is an option of graphmem's alone: a file does not say where answers are written.
         Raises :class:`UsageError`."""
+        ctx.meta[_AS_IT_STANDS] = True
         ours = {flag for one in self.params if getattr(one, "heading", "") != _ENGINE for flag in one.opts}
         for word in words:
             name = word.partition("=")[0]
@@ -220,6 +223,8 @@ def _others(model: str) -> list[tuple[str, str]]:
 
 def _not_misspelled(name: str) -> None:
     """An option of an engine is not one of ours with a slip. Raises :class:`UsageError`."""
+    if click.get_current_context().meta.get(_AS_IT_STANDS):
+        return
     ours = [flag for parameter in click.get_current_context().command.params for flag in parameter.opts]
     close = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
     if close:

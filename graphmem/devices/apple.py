@@ -25,6 +25,14 @@ def rows() -> Iterator[dict[str, Any]]:
             yield _row(chip, memories[gigabytes], is_smallest=gigabytes == sizes[0])
 
 
+def other_sizes(name: str) -> str:
+    """The machines of the same chip with other memories, as the end of a sentence; empty for those that have none."""
+    found = [row["name"] for row in rows()]
+    chip = name.rpartition("-")[0]
+    others = [one for one in found if one.rpartition("-")[0] == chip and one != name]
+    return f"; the chip is sold with more memory or less, too: --gpu {' or '.join(others)}" if others else ""
+
+
 def _row(chip: str, memory: dict[str, Any], *, is_smallest: bool) -> dict[str, Any]:
     is_seen = chip in memory["seen"]
     return {

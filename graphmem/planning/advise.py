@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from graphmem.workers.crew import Crew
 
 
+_TOGETHER = "all of them that go together"
+
+
 @dataclass(frozen=True)
 class Advice:
     """One change: its words, the options that make it, and the step's memory with it.
@@ -53,10 +56,12 @@ class Advice:
 
 @dataclass(frozen=True)
 class Advised(Answer):
-    """The step as it is, and the changes, those that save most first; those that cannot be analysed come last."""
+    """The step as it is, and the changes, those that save most first; those that cannot be analysed come last.
+    ``steps``: those that are taken together, each with all before it."""
 
     base: Estimate
     advice: tuple[Advice, ...]
+    steps: tuple[Advice, ...] = ()
 
     def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem advise``."""
@@ -71,6 +76,7 @@ class Advised(Answer):
             "schema": "graphmem.advice/1",
             "base": self.base.to_dict(),
             "advice": [one.to_dict() for one in self.advice],
+            "steps": [one.to_dict() for one in self.steps],
         }
 
 
@@ -83,9 +89,11 @@ def advise(
     engine: str = "",
     scheduler: str | None = None,
     say: Callable[[str], None] | None = None,
+    steps: bool = False,
     **options: object,
 ) -> Advised:
-    """Analyse the step as it is and with each change that could save memory, then with those that saved together.
+    """Analyse the step as it is and with each change that could save memory, then with those that saved together; with
+    ``steps`` these one after another, too.
 
     ``jobs`` workers make the captures of the changes side by side, by the ``engine`` (``processes``, ``dask``, ``ray``)
     at the address ``scheduler``, which needs a model that can be sent to them. ``options`` are those of
@@ -98,10 +106,13 @@ def advise(
     changes = list(_changes(request, base))
     tried = dict(_all_tried(request, base, changes, captures, crew, report))
     found = [tried[number] for number in range(len(changes))]
-    together = _together([one for one in found if one.saved_bytes > 0])
-    if together is not None:
-        found.append(_tried(request, base.device, together, captures, report))
-    return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))))
+    chosen = _chosen([one for one in found if one.saved_bytes > 0])
+    path = [_up_to(chosen, count) for count in range(2, len(chosen) + 1)]
+    if path:
+        found.append(_tried(request, base.device, replace(path[-1], change=_TOGETHER), captures, report))
+    between = [_tried(request, base.device, one, captures, report) for one in path[:-1]] if steps else []
+    followed = (chosen[0], *between, replace(found[-1], change=path[-1].change)) if steps and path else ()
+    return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))), followed)
 
 
 def _all_tried(
@@ -144,25 +155,27 @@ def _tried(
     return replace(change, estimate=estimate, saved_bytes=base_bytes - estimate.device)
 
 
-def _together(saving: list[Advice]) -> Advice | None:
-    """The changes that saved something, of those that set the same thing only the best one."""
-    settings: dict[str, Any] = {}
-    chosen = []
+def _chosen(saving: list[Advice]) -> list[Advice]:
+    """The changes that saved something, the most first, of those that set the same thing only the best one."""
+    chosen: list[Advice] = []
     for one in sorted(saving, key=lambda one: -one.saved_bytes):
-        if not settings.keys() & one.settings.keys():
-            settings.update(one.settings)
+        if not any(one.settings.keys() & other.settings.keys() for other in chosen):
             chosen.append(one)
-    if len(chosen) < 2:
-        return None
-    words = "; ".join(one.change for one in chosen)
-    return Advice(f"together: {words}", " ".join(one.options for one in chosen), settings, None)
+    return chosen
+
+
+def _up_to(chosen: list[Advice], count: int) -> Advice:
+    """The first ``count`` changes as one, called as the last of them."""
+    settings = {name: value for one in chosen[:count] for name, value in one.settings.items()}
+    options = " ".join(one.options for one in chosen[:count])
+    return Advice(f"and {chosen[count - 1].change}", options, settings, None)
 
 
 def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
     """The settings to try: none that is set already, none that the runtime does not have."""
     step = request.step
     runtime, batch = runtime_named(base.runtime), request.options.get("batch")
-    for change in runtime.changes(request.options.get("alloc_conf")):
+    for change in runtime.changes(request.options.get("alloc_conf"), request.question.setting.device):
         yield Advice(change.words, f"--alloc-conf {change.alloc_conf}", {"alloc_conf": change.alloc_conf}, None)
     if runtime.step_advice and step.amp is None and step.dtype == "fp32":
         # Both set both, so that never the two are taken together.

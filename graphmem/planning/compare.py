@@ -63,6 +63,7 @@ def compare(before: Estimate | str | PathLike[str], after: Estimate | str | Path
             "before": {name: first[name] for name in _ABOUT},
             "after": {name: second[name] for name in _ABOUT},
             "fits": {"before": _fits(first), "after": _fits(second)},
+            "card": _card(first, second),
             "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
             "breakdown": {
                 name: _change(first["breakdown"], second["breakdown"], name)
@@ -97,9 +98,10 @@ def _document(compared: Mapping[str, Any], most: int) -> Document:
 
 def _side_by_side(compared: Mapping[str, Any]) -> Stacks:
     """Both as bars of the same parts."""
-    parts = compared["breakdown"]
+    parts, card = compared["breakdown"], compared["card"]
     rows = [Stack(when, [row[when] for row in parts.values()]) for when in ("before", "after")]
-    return Stacks([WORDS.get(name, name).partition(" (")[0] for name in parts], rows)
+    names = [WORDS.get(name, name).partition(" (")[0] for name in parts]
+    return Stacks(names, rows, card and (card["gpu"], card["bytes"]))
 
 
 #: What changes are told by, and the titles of the names.
@@ -158,6 +160,21 @@ def _read(name: str) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError):
         raise SourceError(f"{name} is a damaged report; write it again with graphmem analyze --format json") from None
     return document
+
+
+def _card(*reports: dict[str, Any]) -> dict[str, str | int] | None:
+    """The card of both reports, and the bytes that a process can have there; None where they are of none, or two.
+    Raises :class:`SourceError` for one that no report has."""
+    first, second = (report.get("fits") for report in reports)
+    if first is None or second is None:
+        return None
+    try:
+        rooms = [one["capacity_bytes"] - one["others_bytes"] for one in (first, second)]
+        if first["gpu"] != second["gpu"] or rooms[0] != rooms[1]:
+            return None
+        return {"gpu": str(first["gpu"]), "bytes": int(rooms[0])}
+    except (KeyError, TypeError, ValueError):
+        raise SourceError("one of the reports is damaged; write it again with graphmem analyze --format json") from None
 
 
 def _fits(report: dict[str, Any]) -> str | None:

@@ -181,8 +181,8 @@ def _margin(found: Largest, name: str) -> str:
     if less is None:
         causes = ", ".join(cause.name for cause in doubts.causes if cause.spread("device").above)
         return f"{spare}; which {name} is {words} cannot be told, as nothing bounds: {causes}."
-    known = f"{spare}, known to within {format_bytes(less)} less"
-    known += " and any amount more" if more is None else f" and {format_bytes(-more)} more"
+    known = f"{spare}, which may be {format_bytes(less)} less"
+    known += " or any amount more" if more is None else f" or {format_bytes(-more)} more"
     if found.safe_value == found.value:
         flushes = "; where it takes more, cached segments are given back" if less > fit.margin_bytes else ""
         return f"{known}: it is {words}{flushes}."
@@ -228,7 +228,10 @@ def of_sweep(rows: Rows) -> Document:
     table = Table([*settled, *of_levels[1:], Column(wraps=False, name="fits")], shown)
     columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
     found = {tuple(row.words.values()): row.estimate for row in rows if row.estimate is not None}
-    sections = [section("", table), *_sentences(*errors, *notes)]
+    fitting = sum(row.estimate.fit.fits for row in rows if row.estimate is not None and row.estimate.fit is not None)
+    of = f"{fitting:,} of {len(rows):,} combinations fit."
+    head = [section("", Text([of], "yes" if fitting else "no"))] if any(row.figures["capacity"] for row in rows) else []
+    sections = [*head, section("", table), *_sentences(*errors, *notes)]
     if maps := _heat_maps(names, rows):
         sections.append(section(f"Over two settings ({_HEAT_KEY})", *maps))
     sections += [section("Over one setting", one) for one in _lines(names, found)]
@@ -339,16 +342,32 @@ def of_advice(advised: Advised) -> Document:
     as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
     sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is))), *_sentences(*fails)]
     if saving:
+        followed = [one for one in advised.steps if one.estimate is not None]
+        sections.insert(0, section("", _at_best(base, max((*saving, *followed), key=lambda one: one.saved_bytes))))
         sizes = Column("saves", "bytes"), Column("needs", "bytes", bars=True)
         columns = (*sizes, Column(name="fits"), Column("change"), Column("options"))
         sections.append(section("", Table(columns, list(map(_change, saving)))))
-        wholes = {"as it is": base} | {one.change.partition(":")[0]: one.estimate for one in saving if one.estimate}
-        sections.append(section("What each change leaves of it (a frame: what it saves)", stacks(wholes, edge(base))))
+        last = followed[-1].estimate if followed else None
+        alone = [one for one in saving if last is None or one.estimate is not last]
+        for title, changes in (("One change after the other", followed), ("Each change alone", alone)):
+            if changes:
+                wholes = {"as it is": base} | {one.change: one.estimate for one in changes if one.estimate is not None}
+                sections.append(section(f"{title} (a frame: what it saves)", stacks(wholes, edge(base))))
     else:
         sections += _sentences("No change that was tried saves memory.")
     nothing = [f"saves nothing: {', '.join(useless)}"] if useless else []
     sections += _sentences(*nothing, *impossible, *_assumed_card(base))
     return Document("advice", f"What saves memory in {base.model}", sections, advised.to_dict)
+
+
+def _at_best(base: Estimate, best: Advice) -> Text:
+    """What the step needs as it is and at best, and whether it fits then."""
+    assert best.estimate is not None
+    fit = best.estimate.fit
+    words = "" if fit is None else f", {_on_card(fit)}"
+    tone = "" if fit is None or base.failure else "yes" if fit.fits else "no"
+    needs = f"From {format_bytes(base.device)} of device memory down to {format_bytes(best.estimate.device)}{words}"
+    return Text([f"{needs}.", f"With {best.options}"], tone)
 
 
 def stacks(wholes: Mapping[str, Estimate], room: tuple[str, int] | None) -> Stacks:

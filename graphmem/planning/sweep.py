@@ -154,14 +154,13 @@ def sweep(
         left = [number for number in range(len(chosen)) if number not in rows]
         families = _families(request, chosen, _groups(request, chosen, left))
         if crew is None:
-            work = _one_by_one(request, chosen, families, report)
+            work = _one_by_one(request, chosen, families, report, brief=kept is not None)
         else:
             stack.enter_context(crew)
             work = _side_by_side(request, chosen, families, crew, report, brief=kept is not None)
         counted(report, len(rows), len(chosen))
         for number, row in work:
             if kept is not None:
-                row = row.brief
                 kept.add({"settings": row.words, "figures": row.figures})
             rows[number] = row
             counted(report, len(rows), len(chosen))
@@ -280,8 +279,11 @@ def _answer_family(
     family: _Family,
     report: Callable[[int], Progress] = lambda _: silent,
     captures: RunCache | None = None,
+    *,
+    brief: bool,
 ) -> Iterator[_Numbered]:
     """A capture for each group, or a template for most of them, and a replay for each combination, which has a number.
+    ``brief``: figures alone are wanted.
 
     The smallest size, the next and the largest are captured: their template is proven where it gives all three, else a
     few more, of which it need not give the smallest. On another card one is enough, where the template gives it.
@@ -291,16 +293,16 @@ def _answer_family(
     expect_replays(len(_numbers(family)))
     if not size:
         for group in itertools.chain.from_iterable(cards):
-            yield from _answer_group(request, chosen, group, report, cache)
+            yield from _answer_group(request, chosen, group, report, cache, brief=brief)
         return
     like: SizedRuns | None = None
     for groups in cards:
-        like = yield from _answer_sizes(request, chosen, groups, size, report, cache, like)
+        like = yield from _answer_sizes(request, chosen, groups, size, report, cache, like, brief=brief)
 
 
 def _answer_sizes(
     request: Request, chosen: Sequence[Mapping[str, Any]], groups: list[list[int]], size: str,
-    report: Callable[[int], Progress], cache: RunCache, like: SizedRuns | None,
+    report: Callable[[int], Progress], cache: RunCache, like: SizedRuns | None, *, brief: bool,
 ) -> Generator[_Numbered, None, SizedRuns | None]:  # fmt: skip
     """The groups of one card, which differ in the ``size``; the runs whose template may serve the next card."""
     others = {name: value for name, value in chosen[groups[0][0]].items() if name != size}
@@ -321,7 +323,7 @@ def _answer_sizes(
                     sized.by_template(value)
                 elif first and group in served and sized.may_learn:
                     sized.capture(value, report(group[0]))
-            yield from _answer_group(request, chosen, group, report, cache)
+            yield from _answer_group(request, chosen, group, report, cache, brief=brief)
         return sized if sized.is_own else like
 
 
@@ -331,20 +333,25 @@ def _answer_group(
     group: Sequence[int],
     report: Callable[[int], Progress],
     captures: RunCache,
+    *,
+    brief: bool,
 ) -> Iterator[_Numbered]:
     """One capture, or one that is there already, and a replay for each combination."""
     for number, question in _questions(request, chosen, group):
         try:
             if isinstance(question, GraphmemError):
                 raise question
-            yield number, Row(chosen[number], estimate_of(question, captures, report(number)).without_events())
+            estimate = estimate_of(question, captures, report(number))
+            row = Row(chosen[number], estimate if brief else estimate.without_events())
         except GraphmemError as error:
-            yield number, Row.failed(chosen[number], error)
+            row = Row.failed(chosen[number], error)
+        yield number, row.brief if brief else row
 
 
 def _one_by_one(
-    request: Request, chosen: Sequence[Mapping[str, Any]], families: Sequence[_Family], report: Callable[[str], None]
-) -> Iterator[_Numbered]:
+    request: Request, chosen: Sequence[Mapping[str, Any]], families: Sequence[_Family], report: Callable[[str], None],
+    *, brief: bool,
+) -> Iterator[_Numbered]:  # fmt: skip
     captures = RunCache()  # of one group at a time; an ONNX file is read for all of them
     order = [number for family in families for number in _numbers(family)]
     place = {number: at for at, number in enumerate(order, 1)}
@@ -354,7 +361,7 @@ def _one_by_one(
         return labelled(report, f"{place[number]} of {len(order)}, {words}")
 
     for family in families:
-        yield from _answer_family(request, chosen, family, progress_of, captures)
+        yield from _answer_family(request, chosen, family, progress_of, captures, brief=brief)
 
 
 def _side_by_side(
@@ -390,7 +397,7 @@ def _family_of_worker(
     request: Request, chosen: Sequence[Mapping[str, Any]], brief: bool, family: _Family
 ) -> list[_Numbered]:
     """The rows of a family, in a worker."""
-    return [(number, row.brief if brief else row) for number, row in _answer_family(request, chosen, family)]
+    return list(_answer_family(request, chosen, family, brief=brief))
 
 
 def words_of(settings: Mapping[str, object]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from graphmem.units import format_bytes
+from graphmem.units import format_alike, format_bytes
 
 if TYPE_CHECKING:
     from graphmem.base.figures import Cause, Spread
@@ -67,7 +67,7 @@ def interval(estimate: Estimate, level: str) -> str:
         return "exact"
     if most is None:
         return "not bounded" if least is None else f"{format_bytes(least)} or more"
-    return f"{format_bytes(most)} or less" if least is None else f"{format_bytes(least)} to {format_bytes(most)}"
+    return f"{format_bytes(most)} or less" if least is None else " to ".join(format_alike(least, most))
 
 
 def rows(estimate: Estimate) -> Iterator[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.diagnostics import Code
 from graphmem.reports import certainty, flight, moments, post_mortem, tree
 from graphmem.reports.document import Column, Document, Facts, Items, Moments, Shares, Table, Text, section, table
-from graphmem.units import format_bytes, format_enough
+from graphmem.units import format_alike, format_bytes, format_enough
 
 if TYPE_CHECKING:
     from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, Refusals
@@ -95,7 +95,7 @@ def _sections(estimate: Estimate) -> Iterator[Section]:
     yield _breakdown(estimate)
     yield from events(estimate, "Over the events of the run")
     if estimate.card is not None:
-        yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
+        yield section("What the card holds", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
     if "runs" in estimate.details:
@@ -260,12 +260,17 @@ def remedy(estimate: Estimate) -> Iterator[str]:
     breakdown = estimate.breakdown
     if "out_of_memory" in estimate.details:
         return
-    has_own_limit = "memory_limit_bytes" in estimate.details  # what it takes ahead is no fragmentation
-    known = [category for category in _TAKES_LESS if category != "FRAGMENTATION" or not has_own_limit]
+    first = "To use less" if runs(estimate) else "What to change first"
+    not_donated = [one.message for one in estimate.diagnostics if one.code is Code.NOT_DONATED]
+    if not_donated:
+        yield f"{first}: {not_donated[0]}."
+        return
+    grows = "caching allocator" in estimate.allocator  # what others have between segments, no setting closes
+    known = [category for category in _TAKES_LESS if category != "FRAGMENTATION" or grows]
     most = max(known, key=lambda category: breakdown.get(category, 0))
     if breakdown.get(most, 0) > _WORTH * sum(breakdown.values()):
         words = WORDS.get(most, most).partition(" (")[0]
-        yield f"What to change first: most is {words}, {format_bytes(breakdown[most])}; {_TAKES_LESS[most]}."
+        yield f"{first}: most is {words}, {format_bytes(breakdown[most])}; {_TAKES_LESS[most]}."
 
 
 def _refused(refusals: Refusals) -> str:
@@ -287,7 +292,7 @@ def _card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
     for figure in card.context:
         known = "as measured"
         if figure.least_bytes != figure.most_bytes:
-            known = f"{format_bytes(figure.least_bytes)} to {format_bytes(figure.most_bytes)}"
+            known = " to ".join(format_alike(figure.least_bytes, figure.most_bytes))
         rows.append((f"  {figure.name}", figure.bytes, known))
     if card.others_bytes:
         rows.append(("others", card.others_bytes, "as you said"))
@@ -343,7 +348,7 @@ def edge(estimate: Estimate) -> tuple[str, int] | None:
 def _breakdown(estimate: Estimate) -> Section:
     total = sum(estimate.breakdown.values())
     lines, recorded = _lines(estimate), "UNKNOWN" in estimate.breakdown
-    blocks: list[Block] = [Shares(parts(estimate), ("sum = device bytes at this moment", total), edge(estimate))]
+    blocks: list[Block] = [Shares(parts(estimate), ("together", total), edge(estimate))]
     if estimate.pools:
         labels = [pool.label if pool.count == 1 else f"{pool.label} ({pool.count})" for pool in estimate.pools]
         rows = [

@@ -30,6 +30,10 @@ _NAMES = ("requested", "allocated", "reserved", "device")
 _LEVELS = {f"{name}_bytes": "size" for name in _NAMES}
 _RANGE = {"least_bytes": "whole|null", "most_bytes": "whole|null"}
 _RANGES = {f"{name}?": _RANGE for name in _NAMES}
+_ADVICE: Shape = {
+    "change": "text", "options": "text", "saved_bytes": "whole|null", "device_bytes": "size|null", "fits": "flag|null",
+    "verdict": "text|null", "reason": "text|null",
+}  # fmt: skip
 _CHANGE = {"before": "size|null", "after": "size|null", "change": "whole|null"}
 _BY_LINK = {"near": "number|null", "far": "number|null", "host": "number|null"}
 
@@ -199,19 +203,13 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "above": {"value": "size", "estimate": "#estimate|null"}, "stopped_by": "text",
         "tried": [{"value": "size", "device_bytes": "size"}],
     },
-    "advice": {
-        "base": "#estimate",
-        "advice": [{
-            "change": "text", "options": "text", "saved_bytes": "whole|null", "device_bytes": "size|null",
-            "fits": "flag|null", "verdict": "text|null", "reason": "text|null",
-        }],
-    },
+    "advice": {"base": "#estimate", "advice": [_ADVICE], "steps?": [_ADVICE]},
     "sweep": {
         "rows": [{"settings": {"*": "any"}, "estimate": "#estimate|null", "error": "text|null", "figures?": "any"}],
     },
     "comparison": {
         "before": "any", "after": "any", "fits": {"before": "text|null", "after": "text|null"},
-        "peak": dict.fromkeys(_NAMES, _CHANGE),
+        "card?": ({"gpu": "text", "bytes": "whole"}, "null"), "peak": dict.fromkeys(_NAMES, _CHANGE),
         "breakdown": {"*": _CHANGE},
         "modules?": ({"*": _CHANGE}, "null"), "lines?": ({"*": _CHANGE}, "null"),
     },

@@ -25,7 +25,7 @@ from graphmem.reports.estimate import (
     verdict,
     where,
 )
-from graphmem.units import format_bytes
+from graphmem.units import format_alike, format_bytes
 
 if TYPE_CHECKING:
     from graphmem.estimate import Estimate
@@ -83,9 +83,11 @@ def _parts(estimate: Estimate) -> Shares:
 
 def _levels(estimate: Estimate) -> str:
     """The peaks of the levels, each with its interval."""
-    levels = [f"{name} {format_bytes(getattr(estimate, name))}" for name, _ in estimate.levels]
+    names = [name for name, _ in estimate.levels]
+    sizes = format_alike(*(getattr(estimate, name) for name in names))
+    levels = [f"{name} {size}" for name, size in zip(names, sizes, strict=True)]
     recorded = estimate.details.get("recorded") or {}
-    told = [f"{name} {format_bytes(size)}" for name, _ in estimate.levels if (size := recorded.get(f"{name}_bytes"))]
+    told = [f"{name} {format_bytes(size)}" for name in names if (size := recorded.get(f"{name}_bytes"))]
     return f"Peaks: {', '.join(levels)}" + (f"; recorded: {', '.join(told)}" if told else "")
 
 

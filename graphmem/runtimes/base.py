@@ -136,6 +136,11 @@ class Runtime(Protocol[Options]):
     def run(self, trace: Trace, options: Options, setting: Setting) -> Runs:
         """The work of the allocator on ``trace``, which :meth:`take` or :meth:`plan` gave. Every call starts anew."""
 
+    def told_apart(self, trace: Trace, options: Options) -> Hashable:
+        """Equal for options under which runs of this trace, and of its events with smaller storages, are the same where
+        no card's memory limits them; None where that is not known."""
+        return None
+
     def take(self, trace: Trace) -> Taken:
         """A captured trace, with what the runtime would allocate besides."""
         return Taken(trace)
@@ -164,8 +169,8 @@ class Runtime(Protocol[Options]):
         """(level, provider) that ONNX Runtime optimizes a graph for while it is loaded; no level: left as it is."""
         return None, "cpu"
 
-    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
-        """Options that are worth a try where memory is short, beside those given."""
+    def changes(self, alloc_conf: str | None, device: Device) -> Iterator[Change]:
+        """Options that are worth a try where memory is short on the card, beside those given."""
         return iter(())
 
 

@@ -15,11 +15,14 @@ from pathlib import Path
 
 from graphmem.base.documents import read_yamls, shown
 from graphmem.errors import SourceError, UsageError, reading
+from graphmem.serving import flexible
 
 #: The ends of files that hold a server.
 SUFFIXES = (".yaml", ".yml")
 _DEEPEST = 40
-_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+#: Programs that do other things too, by the word behind them.
+_PROGRAM = re.compile(r"(.*/)?(vllm|sglang)")
 #: The words that start a server.
 _ACCEPTED = (
     "vllm serve MODEL, python -m vllm.entrypoints.openai.api_server, python -m sglang.launch_server, trtllm-serve, "
@@ -29,26 +32,35 @@ _ACCEPTED = (
 
 @dataclass(frozen=True)
 class _Server:
-    """An engine's server: a word that starts it, a part of its image's name, and the options that name the model
-    (empty: the first word that is no option)."""
+    """An engine's server: a word that starts it, a part of its image's name, the options that name the model (empty:
+    the first word that is no option), and the variables that are options too, whose names begin so."""
 
     engine: str
     starts: re.Pattern[str]
     image: re.Pattern[str]
     model: tuple[str, ...]
+    variables: re.Pattern[str] = re.compile("(?!)")
 
 
-def _server(engine: str, starts: str, image: str, *model: str) -> _Server:
-    return _Server(engine, re.compile(starts), re.compile(image), model)
+def _server(engine: str, starts: str, image: str, *model: str, variables: str = "(?!)") -> _Server:
+    return _Server(engine, re.compile(starts), re.compile(image), model, re.compile(variables))
 
 
 _SERVERS = (
     _server("vllm", r"(.*/)?vllm|vllm\.entrypoints\.(openai\.)?api_server", r"vllm", "--model"),
-    _server("sglang", r"sglang(\.launch_server)?", r"sglang", "--model-path", "--model"),
+    _server("sglang", r"(.*/)?sglang(\.launch_server)?", r"sglang", "--model-path", "--model"),
     _server("tensorrtllm", r"(.*/)?trtllm-serve", r"tensorrt-llm|tensorrt_llm", "--model"),
-    _server("tgi", r"(.*/)?text-generation-launcher", r"text-generation-inference", "--model-id"),
-    _server("llamacpp", r"(.*/)?llama-server", r"llama\.cpp", "-m", "--model"),
-)
+    _server(
+        "tgi", r"(.*/)?text-generation-launcher", r"text-generation-inference", "--model-id",
+        variables=r"(MODEL_ID|NUM_SHARD|QUANTIZE|DTYPE|MAX_[A-Z_]+|KV_CACHE_DTYPE|CUDA_MEMORY_FRACTION)",
+    ),
+    _server("llamacpp", r"(.*/)?llama-server", r"llama\.cpp", "-m", "--model", variables="LLAMA_ARG_([A-Z_]+)"),
+)  # fmt: skip
+#: Variables that decide what vLLM's memory is -> option. ``VLLM_USE_V2_MODEL_RUNNER`` is a number.
+_OF_VLLM = {
+    "PYTORCH_CUDA_ALLOC_CONF": "--alloc-conf", "PYTORCH_ALLOC_CONF": "--alloc-conf", "VLLM_USE_V1": "--use-v1",
+    "VLLM_ATTENTION_BACKEND": "--attention-backend", "VLLM_USE_FLASHINFER_SAMPLER": "--use-flashinfer-sampler",
+}  # fmt: skip
 #: Engines' options of two letters that the command line would take for an option of one and its value.
 OF_TWO_LETTERS = {"-ot": "--override-tensor"}
 #: Spellings of vLLM's that it would take for something else.
@@ -68,35 +80,53 @@ _VALUES = {
 }  # fmt: skip
 
 
-def asked_by(words: Sequence[str]) -> list[str]:
-    """The words of ``graphmem serve`` for a server's command line. Raises :class:`UsageError`."""
+def asked_by(words: Sequence[str], variables: Mapping[str, str] | None = None) -> list[str]:
+    """The words of ``graphmem serve`` for a server's command line, and the ``variables`` of its environment. Raises
+    :class:`UsageError`."""
     found = _server_in(words)
     if found is None:
         raise UsageError(f"{shown(' '.join(words))} starts no server that is known; accepted: {_ACCEPTED}")
-    server, rest = found
-    model, options = _model_of(server, rest)
+    server, before, rest = found
+    rest = flexible.as_options(rest) if server.engine == "vllm" else rest
+    given = {**(variables or {}), **_variables_in(before)}
+    model, options = _model_of(server, [*rest, *_options_of(server, given, rest)])
+    if model is None and any(word.partition("=")[0] in _FROM_THE_HUB for word in options):
+        raise UsageError(
+            "llama-server would fetch that file from the Hub, which is not asked; give the file itself: -m FILE.gguf"
+        )
     if model is None:
         raise UsageError(f"{shown(' '.join(words))} names no model ({' or '.join(server.model)})")
-    return [model, "--engine", server.engine, *(_SPELLED.get(word, word) for word in options)]
+    return [model, "--engine", server.engine, *map(_spelled, options)]
 
 
-def _server_in(words: Sequence[str]) -> tuple[_Server, list[str]] | None:
-    """(the server that is started, the words after it)."""
+#: llama.cpp's options that name a file elsewhere.
+_FROM_THE_HUB = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url")
+
+
+def _spelled(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{_SPELLED.get(name, name)}{equals}{value}"
+
+
+def _server_in(words: Sequence[str]) -> tuple[_Server, Sequence[str], list[str]] | None:
+    """(the server that is started, the words before it, those after it)."""
     for number, word in enumerate(words):
         if _VARIABLE.match(word):
             continue
         for server in _SERVERS:
             if server.starts.fullmatch(word):
                 rest = list(words[number + 1 :])
-                return server, rest[1:] if rest[:1] == ["serve"] else rest
+                if rest[:1] == ["serve"]:
+                    return server, words[:number], rest[1:]
+                return None if _PROGRAM.fullmatch(word) else (server, words[:number], rest)
     return _image_in(words) if words and words[0] in ("docker", "podman", "nerdctl") else None
 
 
-def _image_in(words: Sequence[str]) -> tuple[_Server, list[str]] | None:
+def _image_in(words: Sequence[str]) -> tuple[_Server, Sequence[str], list[str]] | None:
     for number, word in enumerate(words):
         server = _by_image(word)
         if server is not None:
-            return server, list(words[number + 1 :])
+            return server, words[:number], list(words[number + 1 :])
     return None
 
 
@@ -107,21 +137,41 @@ def _by_image(name: str) -> _Server | None:
     return next((server for server in _SERVERS if server.image.search(name)), None)
 
 
+def _variables_in(words: Sequence[str]) -> dict[str, str]:
+    """The variables that are set before a command, or by ``docker run -e``."""
+    found = (_VARIABLE.fullmatch(re.sub(r"^(--env=|-e=?)", "", word)) for word in words)
+    return {match[1]: match[2] for match in found if match is not None}
+
+
+def _options_of(server: _Server, variables: Mapping[str, str], given: Sequence[str]) -> Iterator[str]:
+    """The options that variables stand for; those that are ``given`` are stronger."""
+    said = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in given}
+    for name, value in variables.items():
+        option = _OF_VLLM.get(name, "") if server.engine == "vllm" else ""
+        if match := server.variables.fullmatch(name):
+            option = f"--{match[1].lower().replace('_', '-')}"
+        if server.engine == "vllm" and name == "VLLM_USE_V2_MODEL_RUNNER":
+            option, value = "--model-runner", "v2" if value == "1" else "v1"
+        if option and option.lstrip("-") not in said:
+            yield from (option, value)
+
+
 def _model_of(server: _Server, words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """(the model, the other words)."""
+    """(the model, the other words). One that no option names is the first word, or a second one behind an option."""
     rest: list[str] = []
     model: str | None = None
-    position = None if words and words[0].startswith("-") else 0
-    waiting = False
+    waiting, taken = False, False
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
+        is_option = word.startswith("-")
         if waiting:
             model, waiting = word, False
         elif name in server.model:
             model, waiting = (value, False) if equals else (model, True)
-        elif number == position:
+        elif not is_option and model is None and (number == 0 or taken):
             model = word
         else:
+            taken = not is_option or bool(equals)
             rest.append(word)
     return model, rest
 
@@ -170,12 +220,24 @@ def _servers_of(value: object, depth: int) -> Iterator[list[str]]:
 
 def _of_container(value: Mapping[object, object]) -> list[str] | None:
     words = [word for key in ("entrypoint", "command", "args") for word in _words(value.get(key))]
-    if not words:
-        return None
+    variables = dict(_environment(value.get("environment", value.get("env"))))
     if _server_in(words) is not None:
-        return asked_by(words)
+        return asked_by(words, variables)
     server = _by_image(str(value.get("image", "")))
-    return None if server is None else asked_by(["docker", str(value["image"]), *words])
+    if server is None or not (words or any(_options_of(server, variables, ()))):
+        return None
+    return asked_by(["docker", str(value["image"]), *words], variables)
+
+
+def _environment(value: object) -> Iterator[tuple[str, str]]:
+    """A container's variables: a mapping, a list of ``NAME=VALUE``, or one of ``{name, value}``."""
+    if isinstance(value, Mapping):
+        yield from ((str(name), str(text)) for name, text in value.items())
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, str):
+            yield from _variables_in([one]).items()
+        elif isinstance(one, Mapping) and "name" in one and "value" in one:
+            yield str(one["name"]), str(one["value"])
 
 
 def _of_values(value: Mapping[object, object]) -> list[str] | None:
@@ -187,7 +249,7 @@ def _of_values(value: Mapping[object, object]) -> list[str] | None:
     for key, option in _VALUES.items():
         if config.get(key) is not None:
             words += [option, str(config[key])]
-    return [*words, *(_SPELLED.get(word, word) for word in _words(config.get("extraArgs")))]
+    return [*words, *map(_spelled, flexible.as_options(_words(config.get("extraArgs"))))]
 
 
 def _words(value: object) -> list[str]:

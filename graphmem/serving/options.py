@@ -26,6 +26,20 @@ HARMLESS = frozenset((
     "max_client_batch_size", "threads", "t", "threads_http", "jinja", "temp", "top_k", "top_p", "min_p", "alias", "a",
     "metrics", "verbose", "v", "log_disable", "no_webui", "mlock", "no_mmap", "cont_batching", "slots", "timeout",
     "enable_cache_report", "stream_interval", "dist_init_addr", "nnodes", "node_rank", "backend", "num_gpus",
+    # SGLang's: which kernels run, and in what order, within what is kept free.
+    "attention_backend", "prefill_attention_backend", "decode_attention_backend", "sampling_backend", "grammar_backend",
+    "schedule_policy", "schedule_conservativeness", "disable_overlap_schedule", "disable_radix_cache",
+    "enable_torch_compile", "torch_compile_max_bs", "disable_cuda_graph_padding", "enable_mixed_chunk",
+    "allow_auto_truncate", "load_format", "enable_p2p_check", "disable_custom_all_reduce", "model_loader_extra_config",
+    "decode_log_interval", "log_requests", "show_time_cost", "tokenizer_mode", "skip_tokenizer_init", "nccl_init_addr",
+    "context_file", "json_model_override_args_file", "crash_dump_folder", "collect_tokens_histogram", "device",
+    "moe_runner_backend", "fp8_gemm_backend", "sampling_defaults", "constrained_json_whitespace_pattern", "data_path",
+    # TGI's and llama-server's.
+    "max_input_tokens", "max_input_length", "sharded", "max_waiting_tokens", "waiting_served_ratio", "max_best_of",
+    "max_stop_sequences", "validation_workers", "disable_grammar_support", "otlp_endpoint", "cors_allow_origin",
+    "shard_uds_path", "master_addr", "master_port", "prometheus_port", "usage_stats", "no_mmproj", "threads_batch",
+    "tb", "numa", "prio", "poll", "n_predict", "n", "repeat_penalty", "samplers", "chat_template_file", "props",
+    "reasoning_format", "reasoning_budget", "no_slots", "embeddings_only", "cache_reuse", "no_warmup", "log_file",
 ))  # fmt: skip
 _AT_ONCE = "--load N (requests at once) or --arrivals 5/s, with --lengths p50=800,p99=6000"
 #: Words that people know from elsewhere -> what to write where the engine has no such option.

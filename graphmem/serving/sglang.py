@@ -14,7 +14,7 @@ from typing import Any
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served
 from graphmem.serving.logs import Reader, said, settings_in
-from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
+from graphmem.serving.options import DTYPE, QUANTIZATION, flag, one_of, options_of, share, whole
 from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, decoder, filled, first_parts, length_of, outside
 from graphmem.units import MIB
 
@@ -23,7 +23,7 @@ READERS = {
     "mem_fraction_static": share, "context_length": whole(), "max_running_requests": whole(),
     "max_total_tokens": whole(), "chunked_prefill_size": whole(-1), "kv_cache_dtype": one_of(*CACHE_BYTES),
     "tp_size": whole(1, 1024), "page_size": whole(1, 1 << 12), "quantization": QUANTIZATION,
-    "dtype": DTYPE, "cuda_graph_max_bs": whole(),
+    "dtype": DTYPE, "cuda_graph_max_bs": whole(), "disable_cuda_graph": flag, "max_prefill_tokens": whole(),
 }  # fmt: skip
 #: Other spellings.
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
@@ -90,7 +90,9 @@ class SGLang:
         length = length_of(own, found.get("context_length"), "--context-length")
         chunk, graphs = _defaults(question.device, cards)
         chunk = found.get("chunked_prefill_size", chunk)
+        chunk = found.get("max_prefill_tokens", _LARGEST[0]) if chunk < 1 else chunk  # prompts are not cut
         graphs = min(found.get("cuda_graph_max_bs", graphs), found.get("max_running_requests", graphs))
+        graphs = 0 if found.get("disable_cuda_graph") else graphs
         fraction = found.get("mem_fraction_static") or default_fraction(question.device, cards, chunk, graphs)
         before = outside(question.device, cards)
         context = sum(figure.bytes for figure in before)

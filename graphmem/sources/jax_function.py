@@ -12,9 +12,10 @@ from typing import Any
 from graphmem.base.figures import BOUNDS, Cause, Communicator, Figure, Loads, bounded, unknown
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, SourceError, said
 from graphmem.runtimes.base import Taken
-from graphmem.runtimes.jax.program import Executable, Program, read_program, trace_of
+from graphmem.runtimes.jax.program import Executable, Program, read_program, returned_bytes, trace_of
 from graphmem.runtimes.jax.runtime import TRIED_BYTES, trials
 from graphmem.runtimes.jax.target import target_config
 from graphmem.sources.base import Arguments, Built, Sizes, TorchModel
@@ -144,10 +145,18 @@ def _taken(program: Program, name: str, card: Device) -> Taken:
     return Taken(
         trace_of(program, name),
         tuple(_notes(program, card)),
+        diagnostics=tuple(_not_donated(program)),
         doubts=tuple(_doubts(program)),
         outside=tuple(_outside(program, card)),
         proven="tests/golden/jax",
     )
+
+
+def _not_donated(program: Program) -> Iterator[Diagnostic]:
+    """That arguments are held twice, where that is much of what the largest call needs."""
+    returned = returned_bytes(program)
+    if returned > _NOTABLE * max((one.xla["peak"] for one in program.executables), default=0):
+        yield Code.NOT_DONATED.about(size=format_bytes(returned))
 
 
 def _outside(program: Program, card: Device) -> Iterator[Figure]:

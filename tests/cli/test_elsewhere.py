@@ -41,6 +41,9 @@ def said(*words: str) -> tuple[int, str]:
         (("help", "gpu-memory"), 0, "Memory of the card instead of its own"),
         (("help", "gpus"), 0, "Usage: graphmem gpus"),
         (("help",), 0, "Usage: graphmem [OPTIONS] COMMAND"),
+        (("help", "JAX"), 0, "graphmem analyze jax:step.py:build"),
+        (("help", "rematerialization"), 0, "recomputing within a budget: --checkpoint-activations"),
+        (("fit", "zoo:gpt2", "--html", "f.html"), 2, "no option --html; here: -o report.html"),
         (("help", "nothing"), 2, "no command and no option 'nothing'"),
     ],
 )

@@ -155,7 +155,8 @@ def test_a_sweep_by_prices_names_the_cheapest_card_that_fits(tmp_path: Path) -> 
     prices.write_text('L4 = 0.8\nT4 = 0.35\n"A10G" = 1.2\n')
     found = run("sweep", model, "--vary", "batch=2", "--prices", str(prices))
     assert found.exit_code == 0, found.stderr
-    rows = [line.split()[:3] for line in found.stdout.splitlines()[1:4]]
+    rows = [line.split()[:3] for line in found.stdout.splitlines()[3:6]]
+    assert found.stdout.startswith("3 of 3 combinations fit.\n")
     assert rows == [["T4-16GB", "2", "0.35"], ["L4-24GB", "2", "0.8"], ["A10G-24GB", "2", "1.2"]]
     assert "The cheapest card that fits: T4-16GB at 0.35 with batch 2." in found.stdout
     document = json.loads(run("sweep", model, "--prices", str(prices), "-b", "2", "--format", "json").stdout)

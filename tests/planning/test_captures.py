@@ -20,6 +20,7 @@ from graphmem.answering.question import Question, capture_key, card_facts
 from graphmem.base.versions import NEWEST
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, custom_device, device_named
 from graphmem.errors import UsageError
+from graphmem.estimate import Estimate
 from graphmem.run import Run
 from graphmem.runtimes.onnxruntime import runtime as onnxruntime
 from graphmem.trace import to_json
@@ -234,6 +235,21 @@ def test_settings_that_only_a_replay_sees_share_one_capture(recorded: list[Quest
     assert len(recorded) == 1
     assert [row.estimate is None for row in rows] == [conf == "nonsense:1" for conf in CONFIGURATIONS for _ in range(3)]
     assert all("nonsense" in row.error for row in rows if row.error)
+
+
+def test_settings_that_the_allocator_cannot_tell_apart_share_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, replayed = list[Question](), stages._replayed
+
+    def counted(question: Question, *rest: Any, **options: Any) -> Estimate:
+        answered.append(question)
+        return replayed(question, *rest, **options)
+
+    monkeypatch.setattr(stages, "_replayed", counted)
+    alike = ["", "max_split_size_mb:512", "garbage_collection_threshold:0.8"]
+    vary: dict[str, list[Any]] = {"device": [custom_device(24 * GIB), custom_device(400 * MIB)], "alloc_conf": alike}
+    rows = together(vary, model=step)
+    assert len(answered) == 1 + len(alike)  # the second card is too small
+    assert rows == separately(vary, alone_once, model=step)
 
 
 def test_a_step_that_cannot_be_captured_is_tried_once(recorded: list[Question]) -> None:

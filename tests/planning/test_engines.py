@@ -147,9 +147,9 @@ def test_a_sweep_goes_on_from_its_store(tmp_path: Path, monkeypatch: pytest.Monk
 def _counted(asked: list[int]) -> Callable[..., Any]:
     from graphmem.planning.sweep import _one_by_one
 
-    def counted(request: Any, chosen: Any, families: Any, report: Any) -> Any:
+    def counted(request: Any, chosen: Any, families: Any, report: Any, **options: Any) -> Any:
         asked.append(sum(len(group) for cards, _ in families for groups in cards for group in groups))
-        return _one_by_one(request, chosen, families, report)
+        return _one_by_one(request, chosen, families, report, **options)
 
     return counted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -22,7 +23,7 @@ from graphmem.planning.fit import fit
 from graphmem.planning.sweep import Row, Rows
 from graphmem.reports.document import Choices, Curves, HeatMap, Table
 from graphmem.training import Training
-from graphmem.units import GIB, MIB
+from graphmem.units import GIB, MIB, format_bytes
 from tests.support.estimates import training_estimate
 from tests.support.examples import examples
 
@@ -214,9 +215,22 @@ def test_advice_saves_what_it_says(model: Any, example: Any) -> None:
     assert half.saved_bytes == base.device - again.device
     savings = [one.saved_bytes for one in advised.advice if one.estimate is not None]
     assert savings == sorted(savings, reverse=True)
-    together = next(one for one in advised.advice if one.change.startswith("together"))
+    together = next(one for one in advised.advice if "together" in one.change)
     assert not ("--amp" in together.options and "--dtype" in together.options)
     json.dumps(advised.to_dict())
+
+
+def test_advice_goes_step_by_step_to_all_of_it_together(model: Any, example: Any) -> None:
+    advised = graphmem.advise(model, example, batch=4096, device="T4", steps=True)
+    first, *_, last = advised.steps
+    single = max((one for one in advised.advice if "together" not in one.change), key=lambda one: one.saved_bytes)
+    assert first == single
+    assert last.estimate == next(one.estimate for one in advised.advice if "together" in one.change)
+    for before, after in pairwise(advised.steps):
+        assert after.options.startswith(f"{before.options} ")
+        assert before.settings.items() <= after.settings.items()
+    best = max((*advised.advice, *advised.steps), key=lambda one: one.saved_bytes)
+    assert f"down to {format_bytes(advised.base.device - best.saved_bytes)}" in " ".join(str(advised).split())
 
 
 def test_advice_that_cannot_be_followed_says_why(model: Any, example: Any) -> None:

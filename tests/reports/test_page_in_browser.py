@@ -460,7 +460,14 @@ def test_a_comparison_page_says_what_grew(browser: _Browser, tmp_path: Path, est
     grows = [replace(one, bytes=3 * one.bytes) if one.label == "layers.2.weight" else one
              for one in estimate.trace.storages]  # fmt: skip
     after = graphmem.replay_trace(replace(estimate.trace, storages=tuple(grows)), device="T4")
-    document = _opened(browser, tmp_path, graphmem.compare(estimate, after))
+    before = graphmem.replay_trace(estimate.trace, device="T4")
+    document = _opened(browser, tmp_path, graphmem.compare(before, after))
+    assert before.fit is not None
+    assert document["card"] == {"gpu": before.gpu, "bytes": before.fit.capacity_bytes}
+    assert browser.all("figure.stacks .edge")
+    assert f"The line is where {before.gpu} ends." in " ".join(
+        browser.texts("figure.stacks figcaption, figure.stacks p")
+    )
     shown = [tuple(row) for row in browser.run(
         "return [...document.querySelectorAll('section:nth-last-of-type(-n+2) tbody tr')]"
         ".map(row => [...row.cells].map(cell => cell.textContent))")]  # fmt: skip

@@ -169,9 +169,9 @@ def test_the_least_that_would_do_is_told_where_it_differs_from_what_is_needed() 
 
 def test_a_part_that_is_hardly_anything_is_not_what_to_change() -> None:
     estimate = training_estimate()
-    assert "What to change first" in estimate.report()
+    assert "To use less: most is" in estimate.report()
     small = {"CONTEXT": 100 * GIB, "FRAGMENTATION": GIB}
-    assert "What to change first" not in replace(estimate, breakdown=small).report()
+    assert "most is" not in replace(estimate, breakdown=small).report()
 
 
 def test_colours_are_for_terminals_alone() -> None:

@@ -44,7 +44,7 @@ def test_an_answer_prints_as_its_command_does(answers: dict[str, Any], name: str
 
 
 def test_options_are_called_as_people_write_them(answers: dict[str, Any]) -> None:
-    assert str(answers["sweep"]).split()[:2] == ["batch", "gpu"]
+    assert str(answers["sweep"]).splitlines()[2].split()[:2] == ["batch", "gpu"]
     assert isinstance(answers["sweep"], list)
 
 

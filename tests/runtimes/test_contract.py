@@ -245,7 +245,7 @@ def test_a_captured_step_is_taken_or_refused(runtime: Runtime[Any]) -> None:
 
 
 def test_changes_that_are_offered_can_be_made(runtime: Runtime[Any]) -> None:
-    for change in runtime.changes(None):
+    for change in runtime.changes(None, SETTING.device):
         assert change.words.isprintable()
         assert runtime.parse(change.alloc_conf, SETTING) != runtime.parse(None, SETTING)
 

@@ -26,7 +26,7 @@ from graphmem.runtimes.base import Setting
 from graphmem.runtimes.jax import RUNTIME
 from graphmem.runtimes.jax.assignment import Allocation, Assignment, from_document, read_assignment
 from graphmem.runtimes.jax.options import JaxOptions, read_options
-from graphmem.runtimes.jax.program import category_of, read_program, trace_of
+from graphmem.runtimes.jax.program import category_of, read_program, returned_bytes, trace_of
 from graphmem.runtimes.jax.runtime import GROWN_BYTES, TRIED_BYTES, limit_on
 from graphmem.runtimes.jax.target import target_config
 from graphmem.sources import jax_function, load
@@ -203,6 +203,12 @@ def test_a_donated_argument_becomes_the_output() -> None:
     assert trace.storages[0].category is Category.PARAMETER
 
 
+@pytest.mark.parametrize(("donates", "returned"), [(False, 800), (True, 0)])
+def test_arguments_that_come_back_beside_themselves_are_told(donates: bool, returned: int) -> None:
+    events = (["iteration", 1], ["call", 0, [0], [1]], ["carry", 0, 1], ["drop", 0], ["iteration", 2])
+    assert returned_bytes(read_program(_document(*events, donates=donates))) == returned
+
+
 def test_an_array_that_was_donated_is_gone() -> None:
     document = _document(["call", 0, [0], [1]], ["call", 0, [0], [2]], donates=True)
     with pytest.raises(SourceError, match="jit_step is called with an array that was donated in a call before"):
@@ -249,10 +255,14 @@ def test_preallocation_takes_the_limit_and_says_what_would_do() -> None:
 
 def test_a_program_beyond_the_fraction_does_not_fit_though_the_card_is_larger() -> None:
     trace = trace_of(read_program(steps.followed("gpt")), "gpt")
-    setting = Setting(custom_device(3 * GIB // 2), (2, 13))
-    found = RUNTIME.run(trace, JaxOptions(), setting)
-    assert found.limited is not None
-    assert found.limited.out_of_memory is not None
+    for device, words in (
+        (custom_device(3 * GIB // 2), "no fraction gives as much beside the CUDA context"),
+        (custom_device(7 * GIB // 5, "T4"), "XLA_CLIENT_MEM_FRACTION=0.8 gives as much"),
+    ):
+        found = RUNTIME.run(trace, JaxOptions(), Setting(device, (2, 13)))
+        assert found.limited is not None
+        assert found.limited.out_of_memory is not None
+        assert words in found.diagnostics[0].message
 
 
 @pytest.mark.parametrize(
@@ -313,6 +323,7 @@ def test_an_answer_is_the_recorded_one() -> None:
     last = steps.recorded()["gpt"]["rows"][-1]
     assert (estimate.allocated, estimate.reserved) == (last["peak_bytes_in_use"], last["pool_bytes"])
     assert estimate.runtime == "jax"
+    assert "donate_argnums" not in estimate.report()  # it donates
     said = " ".join(estimate.assumptions)
     assert "compiled by XLA of JAX 0.10.2 for H200-141GB" in said
     assert "jit_step: XLA's own memory_analysis() says arguments" in said

@@ -29,7 +29,7 @@ def test_the_worst_case_is_that_no_event_is_ready_before_a_synchronization(uses:
     else:
         assert estimate.interval("reserved") == (64 * MIB, 5 * 64 * MIB)
         assert estimate.interval("allocated") == (64 * MIB, 64 * MIB)
-        assert "reserved 64.00 MiB to 320.00 MiB" in " ".join(estimate.report(details=True).split())
+        assert "reserved 64.00 to 320.00 MiB" in " ".join(estimate.report(details=True).split())
 
 
 @pytest.mark.parametrize(("later", "most"), [(0, 1), (1, 2), (9, 5)])

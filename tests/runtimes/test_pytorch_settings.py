@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from graphmem.base.versions import NEWEST
 from graphmem.devices import device_named
 from graphmem.replay import replay
 from graphmem.runtimes.base import Setting
-from graphmem.runtimes.pytorch.runtime import RUNTIME, _told_apart
+from graphmem.runtimes.pytorch.runtime import RUNTIME, PyTorchOptions
 from graphmem.trace import Trace, TraceBuilder
 from graphmem.units import MIB
 from tests.support.examples import examples
@@ -42,7 +44,9 @@ def _traces(draw: st.DrawFn) -> Trace:
 @given(trace=_traces(), text=st.sampled_from(_CONFS))
 def test_what_is_not_told_apart_is_the_same(trace: Trace, text: str) -> None:
     conf = parse_alloc_conf(text)
-    one, other = (replay(trace, PyTorchCachingAllocator(None, it)) for it in (conf, _told_apart(trace, conf)))
+    rules: Any = RUNTIME.told_apart(trace, PyTorchOptions(text, conf, NEWEST))
+    _, like, _ = rules
+    one, other = (replay(trace, PyTorchCachingAllocator(None, it)) for it in (conf, like))
     assert one.allocated_bytes.tolist() == other.allocated_bytes.tolist()
     assert one.reserved_bytes.tolist() == other.reserved_bytes.tolist()
     assert one.segments == other.segments

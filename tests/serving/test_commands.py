@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from graphmem.cli.main import cli
 from graphmem.devices import device_named
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served
 from graphmem.serving.commands import asked_by, asked_in
@@ -32,10 +33,73 @@ LLAMA = "meta-llama/Llama-3.1-8B"
         ("./build/bin/llama-server -m m.gguf -ngl 20", "m.gguf --engine llamacpp -ngl 20"),
         ("docker run --gpus all -v /vllm:/m -p 80:80 vllm/vllm-openai:latest --model M", "M --engine vllm"),
         ("docker run -it lmsysorg/sglang:latest python3 -m sglang.launch_server --model M", "M --engine sglang"),
+        ("sglang serve --model-path M", "M --engine sglang"),
+        ("vllm serve -tp=2 --max_num_seqs 9 M", "M --engine vllm --tp=2 --max-num-seqs 9"),
+        ("PYTORCH_CUDA_ALLOC_CONF=a:1 X=2 vllm serve M -O3", "M --engine vllm --optimization-level 3 --alloc-conf a:1"),
+        ("vllm serve M --cuda-graph-sizes 1 2 --port 80", "M --engine vllm --cuda-graph-sizes 1+2 --port 80"),
+        ("docker run -e MODEL_ID=M -e NUM_SHARD=2 x/text-generation-inference:3", "M --engine tgi --num-shard 2"),
+        ("LLAMA_ARG_MODEL=m.gguf LLAMA_ARG_CTX_SIZE=9 llama-server", "m.gguf --engine llamacpp --ctx-size 9"),
     ],
 )
 def test_a_command_line_as_it_stands(line: str, words: str) -> None:
-    assert asked_by(line.split()) == words.split()
+    assert asked_by(line.split()) == [word.replace("+", " ") for word in words.split()]
+
+
+def test_entries_of_objects_are_put_together() -> None:
+    line = """vllm serve M --speculative-config {"method":"mtp"} --speculative_config.num_speculative_tokens 2
+        -O.cudagraph_mode=FULL --limit-mm-per-prompt.image 4 --hf-overrides.a.b_c x"""
+    found = asked_by(line.split())
+    assert found[:3] == ["M", "--engine", "vllm"]
+    objects = {name: json.loads(text) for name, text in zip(found[3::2], found[4::2], strict=True)}
+    assert objects == {
+        "--speculative-config": {"method": "mtp", "num_speculative_tokens": 2},
+        "--compilation-config": {"cudagraph_mode": "FULL"},
+        "--limit-mm-per-prompt": {"image": 4},
+        "--hf-overrides": {"a": {"b_c": "x"}},
+    }
+
+
+def test_a_file_of_options_is_weaker_than_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text("model: M\nmax-model-len: 9\ndtype: half\nenforce-eager: true\ntrust_remote_code: false\n")
+    found = asked_by(["vllm", "serve", "--config", str(path), "--max_model_len", "8"])
+    assert found == ["M", "--engine", "vllm", "--max-model-len", "8", "--dtype", "half", "--enforce-eager"]
+    path.write_text("- a")
+    with pytest.raises(UsageError, match="no file of options"):
+        asked_by(["vllm", "serve", f"--config={path}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("vllm bench throughput --model M", "starts no server that is known"),
+        ("llama-server -hf a/b:Q4_K_M -c 9", "would fetch that file"),
+        ("vllm serve --port 80", "names no model"),
+    ],
+)
+def test_a_command_line_that_starts_none_says_so(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        asked_by(line.split())
+
+
+def test_a_containers_variables_are_options(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    image = "image: x/text-generation-inference:3"
+    for variables in ("[MODEL_ID=M, NUM_SHARD=2]", "{MODEL_ID: M, NUM_SHARD: 2}"):
+        path.write_text(f"services: {{s: {{{image}, environment: {variables}}}}}")
+        assert asked_in(path) == ["M", "--engine", "tgi", "--num-shard", "2"]
+    path.write_text(f"c: [{{{image}, args: [--num-shard, '4'], env: [{{name: MODEL_ID, value: M}}]}}]")
+    assert asked_in(path) == ["M", "--engine", "tgi", "--num-shard", "4"]
+
+
+def test_options_of_other_releases_are_taken() -> None:
+    usual = _served(max_model_len=8192)
+    older = (("device", "cuda"), ("max-seq-len-to-capture", "8192"), ("limit-mm-per-prompt", "image=4,video=1"))
+    assert _served(*older, max_model_len=8192).kv_cache == usual.kv_cache
+    with pytest.raises(GraphmemError, match="accepted: a JSON object"):
+        _served(("limit-mm-per-prompt", "image=many"))
+    scaled = _served(("rope-scaling", '{"rope_type": "linear", "factor": 2.0}'), max_model_len=8192)
+    assert scaled.settings["max_model_len"] == 8192
 
 
 _COMPOSE = """

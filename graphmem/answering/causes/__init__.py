@@ -100,10 +100,10 @@ class _Area:
 
 def _areas(trace: Trace) -> Iterator[_Area]:
     labelled = trace.labelled
-    timing = [trace.storages[i].bytes for label in (TIMING, TIMING_ESTIMATE) for i in labelled.get(label, ())]
+    timing = [i for label in (TIMING, TIMING_ESTIMATE) for i in labelled.get(label, ())]
     timed = labelled.get(CUDNN_ESTIMATE, ())
     if timing and timed:
-        largest = max(timing)
+        largest = int(trace.columns.bytes[timing].max())
         words = (
             "the fastest plan runs, which only a card can tell: between none and the largest workspace of those timed"
         )
@@ -126,15 +126,9 @@ def _of_sizes(trace: Trace, peak: Peak, rerun: Callable[[Trace], Peak], area: _A
 
 
 def _resized(trace: Trace, storages: Sequence[int], size: Callable[[int], int]) -> Trace:
-    chosen = set(storages)
-    return replace(
-        trace,
-        storages=tuple(
-            replace(storage, bytes=size(storage.bytes)) if index in chosen else storage
-            for index, storage in enumerate(trace.storages)
-        ),
-        plans=(),
-    )
+    chosen, sizes = list(storages), trace.columns.bytes.copy()
+    sizes[chosen] = [size(one) for one in sizes[chosen].tolist()]
+    return trace.resized(sizes, {}, plans=())
 
 
 def _of_plans(trace: Trace, peak: Peak, rerun: Callable[[Trace], Peak], device: Device) -> Iterator[Cause]:

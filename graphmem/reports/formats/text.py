@@ -177,9 +177,9 @@ def _bars(block: Shares, width: int, count: int, ink: _Ink) -> Iterator[str]:
     that take little of the room are drawn as parts of what they sum to, and the last line alone against the edge."""
     parts, (name, whole) = block.largest(count), block.total
     room = whole if block.edge is None else block.edge[1]
-    rows = [(part, format_bytes(size), f"{100 * size / max(1, whole):.0f} %") for part, size in parts]
+    rows = [(part, format_bytes(size), _percent(size, whole)) for part, size in parts]
     of = "" if block.edge is None else f", of {format_bytes(room)}"
-    rows.append((f"{name}{of}", format_bytes(whole), "" if not of else f"{100 * whole / max(1, room):.0f} %"))
+    rows.append((f"{name}{of}", format_bytes(whole), "" if not of else _percent(whole, room)))
     text = columns([tuple(map(clean, row)) for row in rows], (False, True, True), (False,) * 3, width)
     cells = max(map(cell_len, text)) + len(_GAP)
     lines = [f"{line}{' ' * (cells - cell_len(line))}" for line in text]
@@ -193,6 +193,10 @@ def _bars(block: Shares, width: int, count: int, ink: _Ink) -> Iterator[str]:
         yield line + _bar(round(begin * inner), round((begin + size) * inner), near, colour, ink)
         begin += size
     yield lines[-1] + _bar(0, round(whole * scale), edge, "", ink)
+
+
+def _percent(size: int, whole: int) -> str:
+    return "<1 %" if 0 < 200 * size < whole else f"{100 * size / max(1, whole):.0f} %"
 
 
 def _bar(begin: int, end: int, edge: int | None, colour: str, ink: _Ink) -> str:

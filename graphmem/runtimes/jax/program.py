@@ -68,6 +68,24 @@ def trace_of(program: Program, name: str) -> Trace:
     return followed.builder.build()
 
 
+def returned_bytes(program: Program) -> int:
+    """Bytes of the outputs of a call that take an argument's place for the next one, and have memory of their own; of
+    the call that has the most."""
+    sizes: dict[int, int] = {}
+    calls = [0]
+    for kind, *row in program.events:
+        if kind == "call":
+            number, _, outputs = row
+            rows = program.executables[number].assignment.allocations
+            own = {one.output: one.bytes for one in rows if one.output is not None and one.parameter is None}
+            sizes |= {array: own.get(position, 0) for position, array in enumerate(outputs)}
+        elif kind == "carry":
+            calls[-1] += sizes.get(row[1], 0)
+        elif kind == "iteration":
+            calls.append(0)
+    return max(calls)
+
+
 #: What arrays are called that are what the first word of a row says; their sizes do not depend on it.
 _NAMES = (
     (Category.OPTIMIZER_STATE, re.compile(r"opt(im|imizer)?_?state|\bopt\b|\bmomentum\b")),

@@ -98,21 +98,29 @@ def _doubts(found: BFCRuns, limit: int) -> Iterator[Cause]:
 
 def _in_words(found: BFCRuns, limit: int, device: Device) -> str:
     if found.limited is not None:
+        needed = found.main.peak_reserved_bytes
+        fraction = _fraction(needed, device)
+        fits = fraction * device.capacity_bytes <= free_bytes(device)
         return (
             f"JAX's limit on this card is {format_bytes(limit)} ({FRACTION}); the figures are those of one region as "
-            f"large as the program needs, {format_bytes(found.main.peak_reserved_bytes)}"
+            f"large as the program needs, {format_bytes(needed)}: "
+            + (f"{FRACTION}={fraction} gives as much" if fits else "no fraction gives as much beside the CUDA context")
         )
     if found.enough_bytes is None:
         sizes = ", ".join(format_bytes(segment.total_size) for segment in found.main.segments)
         return f"without preallocation regions are held until the process ends: {sizes or 'none'}"
     grown = found.grown
     held = grown.peak_reserved_bytes if grown is not None and grown.out_of_memory is None else None
-    share = found.enough_bytes / device.capacity_bytes
     return (
         f"JAX takes {format_bytes(limit)} at its start, whatever the program needs; this one works with "
-        f"{FRACTION}={max(0.01, share + 0.005):.2f}, and with {PREALLOCATE}=false it holds "
+        f"{FRACTION}={_fraction(found.enough_bytes, device)}, and with {PREALLOCATE}=false it holds "
         + ("more than there is" if held is None else format_bytes(held))
     )
+
+
+def _fraction(needed: int, device: Device) -> float:
+    """The least fraction of the card, in hundredths, that is as much."""
+    return max(1, -(-100 * needed // device.capacity_bytes)) / 100
 
 
 RUNTIME = Jax()

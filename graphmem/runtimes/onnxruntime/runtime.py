@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena
 from graphmem.base.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
-from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
+from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.diagnostics import Code
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
@@ -214,7 +214,7 @@ class OnnxRuntime(Runtime[Options]):
         )
         return Cause("cuDNN's plans", BOUNDS, source, spreads)
 
-    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
+    def changes(self, alloc_conf: str | None, device: Device) -> Iterator[Change]:
         """Options that trade time or reuse for memory; as they are settings of one string, the pair is a change of its
         own."""
         given = alloc_conf or ""

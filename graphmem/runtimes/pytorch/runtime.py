@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -87,15 +87,30 @@ class PyTorch(Runtime[PyTorchOptions]):
         if options.watermarks is not None:
             runs = makers.run_on_heaps(trace, options.watermarks, options.version, card)
         else:
-            kept = ("pytorch", _told_apart(trace, options.conf), options.version)
+            rules = self.told_apart(trace, options)
             runs = within_card(
-                trace, lambda room: _on_card(options, card, room=0 if room is None else 1), card, rules=kept
+                trace, lambda room: _on_card(options, card, room=0 if room is None else 1), card, rules=rules
             )
         if card.vendor != "NVIDIA":
             runs = replace(runs, doubts=tuple(makers.doubts(trace, card)))
         if options.watermarks is not None or not (trace.kinds == EventKind.RECORD_STREAM).any():
             return runs
         return replace(runs, find_doubts=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
+
+    def told_apart(self, trace: Trace, options: PyTorchOptions) -> Hashable:
+        """Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` is for blocks of
+        that size, and those of plain segments are no larger than the segment of the largest request."""
+        if options.watermarks is not None:
+            return None
+        conf = replace(options.conf, throw_on_cudamalloc_oom=False, ignored=(), remarks=())
+        if not trace.settings and conf.per_process_memory_fraction == 1:
+            conf = replace(conf, garbage_collection_threshold=0.0)
+            rounded = round_size(_largest(trace), conf.roundup_power2_divisions)
+            largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
+            if not conf.expandable_segments and conf.max_split_size_bytes > largest:
+                rounding = conf.large_segment_size_bytes
+                conf = replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=rounding)
+        return "pytorch", conf, options.version
 
     def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory | None:
         """The allocator that a captured program finds; none on Apple's cards, which ``torch.cuda`` knows nothing of."""
@@ -116,10 +131,10 @@ class PyTorch(Runtime[PyTorchOptions]):
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
         return notes.get("allocator settings", "")
 
-    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
-        """Segments that grow instead of leaving gaps."""
+    def changes(self, alloc_conf: str | None, device: Device) -> Iterator[Change]:
+        """Segments that grow instead of leaving gaps; Metal's heaps do not."""
         already = configuration_text(alloc_conf)
-        if "expandable_segments" not in already:
+        if "expandable_segments" not in already and device.vendor != "Apple":
             joined = ",".join(filter(None, (already, "expandable_segments:True")))
             yield Change("expandable segments", joined)
 
@@ -150,23 +165,6 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
         source = "taken to be done at once; the most, if none were done before the program waits for it"
         spreads = dict.fromkeys(("reserved", "device"), bounded(0, more))
         yield Cause("work of other streams", BOUNDS, source, spreads)
-
-
-def _told_apart(trace: Trace, conf: AllocConf) -> AllocConf:
-    """The settings that a replay of this trace without a limit can tell apart: others have the same one.
-
-    Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` is for blocks of that
-    size, and those of plain segments are no larger than the segment of the largest request.
-    """
-    conf = replace(conf, throw_on_cudamalloc_oom=False, ignored=(), remarks=())
-    if trace.settings or conf.per_process_memory_fraction < 1:
-        return conf
-    conf = replace(conf, garbage_collection_threshold=0.0)
-    rounded = round_size(_largest(trace), conf.roundup_power2_divisions)
-    largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
-    if conf.expandable_segments or conf.max_split_size_bytes <= largest:
-        return conf
-    return replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=conf.large_segment_size_bytes)
 
 
 def _largest(trace: Trace) -> int:

@@ -184,7 +184,8 @@ class _Recording(PyTorchCachingAllocator):
 def _frames_of(operator: Operator, purpose: str, phase: str) -> list[dict[str, Any]]:
     """A stack, innermost first: the operator at its source line, what its memory is for, the module, the phase."""
     filename, _, line = operator.source.rpartition(":")
-    where = {"filename": filename, "line": int(line)} if line.isdigit() else {"filename": operator.source, "line": 0}
+    unknown = {"filename": operator.source or "??", "line": 0}  # as PyTorch writes it
+    where = {"filename": filename, "line": int(line)} if line.isdigit() else unknown
     names = (operator.name, purpose, operator.module, phase)
     return [{"name": name, **where} for name in names if name]
 

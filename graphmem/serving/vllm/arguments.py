@@ -6,6 +6,7 @@ Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config``. An option not
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -57,7 +58,14 @@ WITHOUT_EFFECT = frozenset((
     "ignore_patterns", "pt_load_map_location", "use_tqdm_on_load", "prefix_caching_hash_algo", "kv_events_config",
     "stream_interval", "shutdown_timeout", "enable_log_deltas", "disable_fastapi_docs", "enable_server_load_tracking",
     "tool_server", "tool_parser_plugin", "exclude_tools_when_tool_choice_none", "long_prefill_token_threshold",
-    "max_parallel_loading_workers", "numa_bind", "disable_cascade_attn",
+    "max_parallel_loading_workers", "numa_bind", "disable_cascade_attn", "calculate_kv_scales", "max_log_len",
+    "data_parallel_start_rank", "data_parallel_rank", "data_parallel_hybrid_lb", "data_parallel_external_lb",
+    "return_tokens_as_token_ids", "disable_frontend_multiprocessing", "max_num_partial_prefills",
+    "max_long_partial_prefills", "ray_workers_use_nsight", "scheduler_reserve_full_isl", "enable_ssl_refresh",
+    # Of releases before 0.12, which have them no more.
+    "device", "max_seq_len_to_capture", "num_scheduler_steps", "use_v2_block_manager", "worker_use_ray",
+    "scheduler_delay_factor", "preemption_mode", "num_lookahead_slots", "guided_decoding_disable_fallback",
+    "engine_use_ray", "disable_async_output_proc", "multi_step_stream_outputs",
 ))  # fmt: skip
 
 
@@ -68,6 +76,11 @@ NOT_COUNTED = {
     "kv_transfer_config": "--kv-transfer-config: what the connector keeps on the card is not counted",
     "moe_backend": "--moe-backend: experts run on Triton's kernels; another one's scratch is not counted",
     "enable_sleep_mode": "--enable-sleep-mode: memory comes from its own allocator, whose granularity is not counted",
+    "attention_config": "--attention-config: attention is that of the card's usual kernels; another one's buffers are "
+    "not counted",
+    "kernel_config": "--kernel-config: kernels are the usual ones; the scratch of others is not counted",
+    "enable_prompt_embeds": "--enable-prompt-embeds: the buffer of embeddings is not counted",
+    "fully_sharded_loras": "--fully-sharded-loras: adapters are counted as they lie without it",
     "ec_transfer_config": "--ec-transfer-config: what the connector keeps on the card is not counted",
     "task": "--task: generation, as it is by default",
     "convert": "--convert: generation, as it is by default",
@@ -189,6 +202,14 @@ def _json(name: str, text: str) -> str:
     return json.dumps(_mapping(name, text))
 
 
+def _limits(name: str, text: str) -> str:
+    """Items of each modality: as JSON, or as ``image=4,video=1``, which releases before 0.10 had."""
+    pairs = re.findall(r"([a-z]+)=(\d{1,9})", text)
+    if pairs and ",".join(map("=".join, pairs)) == text.replace(" ", ""):
+        return json.dumps({key: int(value) for key, value in pairs})
+    return _json(name, text)
+
+
 def _is_data_parallel(name: str, text: str) -> bool:
     return bool(one_of("weights", "data")(name, text) == "data")
 
@@ -209,6 +230,7 @@ _SHORT = {
     "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ep": "enable_expert_parallel",
     "sc": "speculative_config", "cc": "compilation_config", "O": "optimization_level",
     "dcp": "decode_context_parallel_size", "tp": "tensor_parallel_size", "kv_cache_memory": "kv_cache_memory_bytes",
+    "ac": "attention_config", "cuda_graph_sizes": "cudagraph_capture_sizes",
 }  # fmt: skip
 
 
@@ -249,7 +271,7 @@ class Arguments:
     chunked_prefill: bool = _asked("enable_chunked_prefill", flag, True)
     dummy_weights: bool = _asked("load_format", lambda _, text: text == "dummy", False)
     text_only: bool = _asked("language_model_only", flag, False)
-    items_per_prompt: str = _asked("limit_mm_per_prompt", _json, "{}")
+    items_per_prompt: str = _asked("limit_mm_per_prompt", _limits, "{}")
     processor: str = _asked("mm_processor_kwargs", _json, "{}")
     skip_mm_profiling: bool = _asked("skip_mm_profiling", flag, False)
     encoder_data_parallel: bool = _asked("mm_encoder_tp_mode", _is_data_parallel, False)
@@ -297,6 +319,8 @@ def read(given: tuple[tuple[str, str], ...]) -> Arguments:
         key = _SHORT.get(key, key)
         if key.startswith("no_") and key[3:] in _READERS:
             key, text = key[3:], "false"
+        if key == "rope_scaling":  # before 0.12; ``--hf-overrides`` since
+            key, text = "hf_overrides", json.dumps({key: _mapping(key, text)})
         if key in ("task", "convert") and _pools(key, text):
             key = "runner"
         if key in NOT_COUNTED:
