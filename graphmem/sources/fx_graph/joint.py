@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from graphmem.errors import GraphError
+from graphmem.torch_names import private
+
+_aot_autograd: Any = private("torch._dynamo.backends.common.aot_autograd", "there are no joint graphs of steps")
 
 
 def joint_graph(step: Callable[..., Any], *inputs: Any, **named: Any) -> fx.GraphModule:
@@ -26,7 +28,7 @@ def joint_graph(step: Callable[..., Any], *inputs: Any, **named: Any) -> fx.Grap
         found.append(joint)
         raise _Found
 
-    backend = aot_autograd(fw_compiler=lambda module, _: module, partition_fn=keep)
+    backend = _aot_autograd(fw_compiler=lambda module, _: module, partition_fn=keep)
     try:
         torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(*inputs, **named)
     except Exception as error:
