@@ -43,4 +43,4 @@ def _window_bytes(call: Call) -> int:
     """Bytes of the symmetric window."""
     length = int(call.window_length)
     more = 1 if length > 1 and call.get("periodic", True) else 0
-    return (length + more) * call.outputs[0].element_size()
+    return int((length + more) * call.dtype.itemsize)
