@@ -40,8 +40,14 @@ def to_real_rule(call: Call) -> Script | None:
 
 
 @recorded_rule(
-    *(f"aten.{name}_window.{kind}" for name in ("bartlett", "hann") for kind in ("default", "periodic")),
-    *(f"aten.hamming_window.{kind}" for kind in ("default", "periodic", "periodic_alpha", "periodic_alpha_beta")),
+    "aten.bartlett_window.default",
+    "aten.bartlett_window.periodic",
+    "aten.hann_window.default",
+    "aten.hann_window.periodic",
+    "aten.hamming_window.default",
+    "aten.hamming_window.periodic",
+    "aten.hamming_window.periodic_alpha",
+    "aten.hamming_window.periodic_alpha_beta",
 )
 def window_rule(call: Call) -> Script:
     """Numbers from 0 on, made into the window in place."""
@@ -59,7 +65,7 @@ def blackman_rule(call: Call) -> Script:
     return script.output(0, size).give(*taken)
 
 
-@recorded_rule(*(f"aten.kaiser_window.{kind}" for kind in ("default", "periodic", "beta")))
+@recorded_rule("aten.kaiser_window.default", "aten.kaiser_window.periodic", "aten.kaiser_window.beta")
 def kaiser_rule(call: Call) -> Script:
     """Numbers from 0 on, and the window."""
     size = _window_bytes(call)
