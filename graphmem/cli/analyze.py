@@ -80,7 +80,7 @@ def _page(
 ) -> Document:
     """The whole report, with other sizes to choose among where a template is soon learnt."""
     from graphmem.planning.documents import with_sizes
-    from graphmem.planning.other_sizes import other_sizes
+    from graphmem.planning.other_sizes import other_sizes, too_long
 
     whole = estimate.document(details=True, budget_bytes=output.budget_bytes)
-    return with_sizes(whole, other_sizes(models, vars(request), estimate, say), estimate)
+    return with_sizes(whole, other_sizes(models, vars(request), estimate, say), estimate, too_long(estimate))

@@ -201,6 +201,11 @@ def device_named(name: str) -> Device:
             f"{name!r} is several cards, and here one is named: {one}. How many there are is said elsewhere: --tp of "
             f"'graphmem serve', --world-size, 'graphmem plan --gpus {count['n'] or count['m']}x{one}'"
         )
+    several = [part.strip() for part in str(name).split(",")]
+    if len(several) > 1 and all(_key(one) in index for one in several):
+        raise UsageError(
+            f"{name!r} is several cards: graphmem sweep MODEL --vary gpu={','.join(several)} asks for each"
+        )
     close = _close_names(key)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
     raise UsageError(

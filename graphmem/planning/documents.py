@@ -99,10 +99,12 @@ def _made_of(estimate: Estimate, room: int) -> Shares:
     return Shares(parts(estimate), total, edge(estimate), room=room)
 
 
-def with_sizes(document: Document, sizes: Mapping[str, Mapping[int, Estimate]], estimate: Estimate) -> Document:
+def with_sizes(
+    document: Document, sizes: Mapping[str, Mapping[int, Estimate]], estimate: Estimate, missing: str = ""
+) -> Document:
     """The document of an estimate, with others to choose among behind its events: by the name of a size and its value,
-    of which the ``estimate``'s own is seen first."""
-    made = []
+    of which the ``estimate``'s own is seen first; ``missing``: why there are none, in a sentence."""
+    made = _sentences(*[missing] if missing and not sizes else [])
     for name, found in sizes.items():
         own = next(value for value, one in found.items() if not is_by_template(one) and one.peak == estimate.peak)
         cases = _cases([name], {(f"{value:,}",): one for value, one in sorted(found.items())})

@@ -52,6 +52,16 @@ def _is_short(estimate: Estimate) -> bool:
     return estimate.trace is not None and len(estimate.trace) <= _MOST_EVENTS and not several
 
 
+def too_long(estimate: Estimate) -> str:
+    """Why there is nothing to choose for a step that is longer than a page waits for; empty for any other."""
+    if estimate.trace is None or len(estimate.trace) <= _MOST_EVENTS:
+        return ""
+    return (
+        "No slider of sizes here: it takes captures of others, too long a wait for a step of "
+        f"{len(estimate.trace):,} events. graphmem sweep MODEL --vary batch=1,2,4 -o sweep.html makes them."
+    )
+
+
 def _at_sizes(request: Request, size: str, value: int, estimate: Estimate, say: Progress) -> dict[int, Estimate]:
     """Estimates by the size around the ``value`` that was asked for; none where there is no proven template."""
     if value < _SMALL[0]:  # the smallest that a template gives, as one row often goes another way

@@ -59,7 +59,7 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         yield section("", Text([words], "yes" if held else "no"), Facts(tuple(_headline(report))))
     parts = [(part.name, part.bytes, part.note) for part in served.parts]
     parts.append(("KV cache", cache.available_bytes, "what is left of it"))
-    yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes)))
+    yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes), as_bars=True))
     yield section("", Text(tuple(_besides(report))))
     if report.by_length:
         yield section("Requests at once, by their length", _users(report))
@@ -69,7 +69,8 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     if report.changes:
         rows = [(change.option, change.tokens, f"{change.gained_tokens:+,}") for change in report.changes]
         yield section(
-            "What would bring more tokens", table({"option": "", "tokens": "count", "gained": "figure"}, rows)
+            "What would bring more tokens",
+            table({"change": "", "tokens": "count", "more": "figure"}, rows, titled=True),
         )
     if served.notes or report.assumptions:
         yield section("Assumed", Items((*report.assumptions, *served.notes)))

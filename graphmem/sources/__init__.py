@@ -146,16 +146,11 @@ def _load_torch(text: str, kind: str, name: str, trust: bool) -> TorchModel:
         return _loader("factory")(text)
     if Path(text).exists():
         raise _no_kind(text)
-    raise SourceError(f"{text} is neither a file nor a known kind of model; {_hinted(text)}")
+    raise SourceError(f"{text} is neither a file nor a known kind of model; {hint_for_name(text) or _FORMS}")
 
 
 def _no_kind(text: str) -> SourceError:
     return SourceError(f"{text}: not a kind of file that graphmem reads; {hint_for_file(Path(text)) or _FORMS}")
-
-
-def _hinted(text: str) -> str:
-    hint = hint_for_name(text)
-    return f"{hint} ({_FORMS})" if hint else _FORMS
 
 
 _EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "zoo": "zoo:bert-base",

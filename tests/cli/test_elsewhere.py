@@ -44,6 +44,7 @@ def said(*words: str) -> tuple[int, str]:
         (("help", "JAX"), 0, "graphmem analyze jax:step.py:build"),
         (("help", "rematerialization"), 0, "recomputing within a budget: --checkpoint-activations"),
         (("fit", "zoo:gpt2", "--html", "f.html"), 2, "no option --html; here: -o report.html"),
+        (("sweep", "zoo:gpt2", "--gpu", "T4,L4"), 1, "'T4,L4' is several cards: graphmem sweep MODEL --vary gpu=T4,L4"),
         (("help", "nothing"), 2, "no command and no option 'nothing'"),
     ],
 )

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import graphmem
+from graphmem.planning import other_sizes as sizes
 from graphmem.planning.documents import with_sizes
-from graphmem.planning.other_sizes import other_sizes
+from graphmem.planning.other_sizes import other_sizes, too_long
 from graphmem.reports.document import Choices, Shares, Text
 
 pytest.importorskip("torch")
@@ -36,6 +37,18 @@ def _model(folder: Path, branch: str = "pass") -> str:
     path = folder / "model.py"
     path.write_text(_MODEL.format(branch=branch))
     return f"{path}:build"
+
+
+def test_a_step_that_is_too_long_says_why_there_is_no_slider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = graphmem.analyze(_model(tmp_path), batch=8, device="T4")
+    assert estimate.trace is not None
+    assert too_long(estimate) == ""
+    monkeypatch.setattr(sizes, "_MOST_EVENTS", 5)
+    document = with_sizes(estimate.document(details=True), {}, estimate, too_long(estimate))
+    said = [
+        line for one in document.sections for block in one.blocks if isinstance(block, Text) for line in block.lines
+    ]
+    assert any(f"a step of {len(estimate.trace):,} events. graphmem sweep MODEL" in line for line in said)
 
 
 def test_each_size_is_as_it_is_analysed(tmp_path: Path) -> None:

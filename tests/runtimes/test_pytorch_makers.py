@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphmem import analyze, replay_trace
+from graphmem import advise, analyze, replay_trace
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.mps_heaps import Watermarks
 from graphmem.devices import all_devices, device_named
@@ -167,3 +167,13 @@ def test_a_step_takes_workspaces_by_the_maker_of_the_card(version: str, monkeypa
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     assert 128 * MIB in workspaces("MI300X")
     assert 32 * MIB in workspaces("MI210")
+
+
+def test_an_answer_for_a_mac_speaks_of_macs_alone() -> None:
+    torch = pytest.importorskip("torch")
+    model, x = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)), torch.zeros(256, 512)
+    advised = advise(model, x, device="Apple M2 Max", batch=256)
+    said = " ".join(advised.base.report(details=True).split())
+    assert "--gpu M2-Max-64GB or M2-Max-96GB" in said
+    assert "nvidia-smi" not in said
+    assert not any("expandable_segments" in text for text in (said, *(one.options for one in advised.advice)))

@@ -21,13 +21,23 @@ _FRAME = 700
 _POINTS = 960
 
 
+_STYLE = """
+.graphmem td { padding: .1em .6em .1em 0 !important } .graphmem td.name { min-width: 13em }
+.graphmem .exact { display: none } .graphmem td.bar { position: relative }
+.graphmem .edge { position: absolute; top: 0; bottom: 0; width: 2px; background: #cf3f4a }
+.graphmem .verdict { border-left: 4px solid; padding-left: .7em; margin: .5em 0 } .graphmem p { margin: .25em 0 }
+.graphmem .yes { border-color: #2f9e5a } .graphmem .no { border-color: #cf3f4a }
+.graphmem .verdict p:first-child { font-weight: 650 }
+""".strip()
+
+
 class _Notebook(Format):
     name = "notebook"
     has_room = False
 
     def render(self, document: Document, width: int | None = None) -> str:
         """The sections; notebooks have rules for tables of their own, which are more special than those of a page."""
-        style = f"{SHARED.format('.graphmem', ' !important')} .graphmem td.name {{ min-width: 13em }}"
+        style = f"{SHARED.format('.graphmem', ' !important')}\n{_STYLE}"
         return f'<div class="graphmem"><style>{style}</style>{body(document, _drawn)}</div>\n'
 
 
@@ -36,7 +46,7 @@ FORMAT = _Notebook()
 
 def _drawn(block: Curves | Moments) -> str:
     if isinstance(block, Curves):
-        return _curves(block)
+        return "" if block.brief else _curves(block)  # a line of a terminal; the run itself is below
     page = escape(PAGE.render(Document("events", "The run over its events", [section("", block)], dict)))
     style = f"width:100%;height:{_FRAME}px;border:0"
     return f'<iframe title="the run over its events" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
