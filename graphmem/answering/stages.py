@@ -246,21 +246,26 @@ def replay_on(
 
 
 class _Playing:
-    """A runtime's runs of traces under some options; ``is_free``: whether no limit of a card, and no storage larger
-    than those of the first trace, played a part in them."""
+    """A runtime's runs of traces under some options; ``is_free``: whether no limit of a card played a part in them, nor
+    a storage that is neither empty nor the first trace's."""
 
     def __init__(self, runtime: Runtime[object], options: object) -> None:
         self.runtime, self.options = runtime, options
         self.is_free = True
-        self._largest: int | None = None
+        self._first: Trace | None = None
 
     def run(self, trace: Trace, setting: Setting) -> Runs:
         """As :meth:`Runtime.run`."""
         runs = self.runtime.run(trace, self.options, setting)
-        largest = int(trace.columns.bytes.max(initial=0))
-        self._largest = largest if self._largest is None else self._largest
-        self.is_free &= runs.limited is None and runs.find_doubts is tuple and largest <= self._largest
+        self._first = self._first or trace
+        self.is_free &= runs.limited is None and runs.find_doubts is tuple and _is_part(trace, self._first)
         return runs
+
+
+def _is_part(trace: Trace, whole: Trace) -> bool:
+    """Whether storages are the same, or empty."""
+    sizes = trace.columns.bytes
+    return trace is whole or bool(((sizes == 0) | (sizes == whole.columns.bytes)).all())
 
 
 def _replayed(

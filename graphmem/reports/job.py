@@ -1,4 +1,4 @@
-"""What one job asks a scheduler for, read from the JSON of an estimate: cards, their memory, memory of the host."""
+"""What jobs ask a scheduler for, read from the JSON of an answer: cards, their memory, memory of the host."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ class Job:
     about: tuple[str, ...]
 
 
-def job_of(document: Document) -> Job | None:
-    """The job of an estimate; None for another answer, which is no single job."""
+def jobs_of(document: Document) -> tuple[Job, ...]:
+    """The job of an estimate, or those of jobs that share cards, one a card; none of another answer."""
     data = document.data()
-    if data.get("schema") != "graphmem.estimate/1":
-        return None
-    profile = _PROFILE.search(data["gpu"])
+    schema = data.get("schema")
+    if schema == "graphmem.pack/1":
+        return tuple(map(_sharing, data["cards"]))
+    return (_job_of(data),) if schema == "graphmem.estimate/1" else ()
+
+
+def _job_of(data: Mapping[str, Any]) -> Job:
     processes = data["details"].get("processes") or {}
     world = int(processes.get("world_size", 1))
     cards = min(world, int(processes.get("nproc_per_node") or world))
@@ -44,13 +48,30 @@ def job_of(document: Document) -> Job | None:
     tensors = data["host"]["host_bytes"] + data["host"]["pinned_bytes"]
     return Job(
         clean(data["model"]),
-        profile[1] if profile else "",
+        _profile(data["gpu"]),
         cards,
         -(-world // cards),
         needed + besides,
         cards * (tensors + BESIDE_TENSORS_BYTES),
         tuple(map(clean, _sentences(data, most, tensors))),
     )
+
+
+def _sharing(card: Mapping[str, Any]) -> Job:
+    """The processes that share a card, as one job: a scheduler gives a card to one."""
+    jobs = card["jobs"]
+    name = " ".join((card["gpu"], str(card["number"]), *dict.fromkeys(job["name"] for job in jobs)))
+    said = [f"{card['gpu']} #{card['number']}, for {len(jobs)} processes that share it, to be started by this job"]
+    said += [f"{one['name']} needs {format_bytes(one['device_bytes'])}, at most {format_bytes(one['most_bytes'])}"
+             for one in jobs]  # fmt: skip
+    host = sum(job["host_bytes"] + BESIDE_TENSORS_BYTES for job in jobs)
+    most = sum(job["most_bytes"] for job in jobs)
+    return Job(clean(name), _profile(card["gpu"]), 1, 1, most, host, tuple(map(clean, said)))
+
+
+def _profile(gpu: str) -> str:
+    found = _PROFILE.search(gpu)
+    return found[1] if found else ""
 
 
 def _sentences(data: Mapping[str, Any], most: int | None, tensors: int) -> Iterator[str]:
@@ -72,5 +93,5 @@ def whole_mebibytes(size: int) -> int:
     return -(-size // MIB)
 
 
-#: Of an answer that is no estimate, as a comment.
-NO_JOB = "# no single job: graphmem analyze gives one, by this format\n"
+#: Of any other answer, as a comment.
+NO_JOB = "# no job: graphmem analyze gives one by this format, graphmem pack one for each card\n"

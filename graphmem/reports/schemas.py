@@ -256,7 +256,10 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
     "pack": {
         "cards": [{
             "gpu": "text", "number": "size", "room_bytes": "size", "trouble": "number|null",
-            "jobs": [{"name": "text", "device_bytes": "size", "most_bytes": "size|null", "unbounded": ["text"]}],
+            "jobs": [{
+                "name": "text", "device_bytes": "size", "most_bytes": "size|null", "host_bytes": "size",
+                "unbounded": ["text"],
+            }],
         }],
         "cards_there": "size", "left_out": [{"name": "text", "count": "size", "reason": "text"}],
     },

@@ -137,8 +137,8 @@ class Runtime(Protocol[Options]):
         """The work of the allocator on ``trace``, which :meth:`take` or :meth:`plan` gave. Every call starts anew."""
 
     def told_apart(self, trace: Trace, options: Options) -> Hashable:
-        """Equal for options under which runs of this trace, and of its events with smaller storages, are the same where
-        no card's memory limits them; None where that is not known."""
+        """Equal for options under which runs of this trace, and of its events with some storages empty, are the same
+        where no card's memory limits them; None where that is not known."""
         return None
 
     def take(self, trace: Trace) -> Taken:

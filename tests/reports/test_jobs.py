@@ -10,6 +10,7 @@ import pytest
 
 from graphmem.devices import device_named
 from graphmem.estimate import Estimate
+from graphmem.reports import format_named
 from graphmem.reports.document import Document
 from graphmem.reports.job import BESIDE_TENSORS_BYTES
 from graphmem.units import MIB
@@ -79,12 +80,26 @@ def test_names_are_no_directives() -> None:
     assert _manifest(hostile.report("kubernetes"))["metadata"]["name"].replace("-", "").isalnum()
 
 
+def test_jobs_that_share_cards_ask_for_one_card_each() -> None:
+    jobs = [{"name": "a\nJOB", "device_bytes": 3 * MIB, "most_bytes": 4 * MIB, "host_bytes": MIB, "unbounded": []}] * 2
+    cards = [{"gpu": gpu, "number": 1, "jobs": jobs} for gpu in (SLICE, "T4-16GB")]
+    document = Document("pack", "Jobs on cards", [], lambda: {"schema": "graphmem.pack/1", "cards": cards})
+    script = format_named("slurm").render(document)
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+    heads = [_asked(one) for one in script.split("sbatch")[1:]]
+    assert [head["gres"] for head in heads] == ["gpu:1g.10gb:1", "gpu:1"]
+    assert {head["mem"] for head in heads} == {f"{2 * (1 + BESIDE_TENSORS_BYTES // MIB)}M"}
+    manifests = format_named("kubernetes").render(document).split("---\n")
+    of_slice, of_card = (_manifest(one) for one in manifests)
+    assert of_slice["metadata"]["name"] != of_card["metadata"]["name"]
+    assert "nvidia.com/mig-1g.10gb" in str(of_slice)
+    assert "['7']" in str(of_card)
+
+
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_another_answer_is_no_job(name: str) -> None:
-    from graphmem.reports import format_named
-
     document = Document("fit", "The largest batch", [], lambda: {"schema": "graphmem.fit/1"})
-    assert format_named(name).render(document).startswith("# no single job")
+    assert format_named(name).render(document).startswith("# no job")
 
 
 def test_the_example_of_prices_is_read() -> None:

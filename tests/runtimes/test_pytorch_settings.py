@@ -21,6 +21,9 @@ from tests.support.examples import examples
 
 _CONFS = (
     "max_split_size_mb:21",
+    "max_split_size_mb:40",
+    "max_split_size_mb:30,max_non_split_rounding_mb:25",
+    "max_split_size_mb:25,large_segment_size_mb:24",
     "max_split_size_mb:64,max_non_split_rounding_mb:30",
     "max_split_size_mb:48,roundup_power2_divisions:[32:1,64:2,>:4]",
     "expandable_segments:True,max_split_size_mb:64",

@@ -53,6 +53,11 @@ class Need:
     open: tuple[str, ...] = ()
     estimate: Estimate | None = field(default=None, repr=False)
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of its tensors in the host's memory, as far as a model says them."""
+        return self.estimate.host_bytes + self.estimate.pinned_bytes if self.estimate is not None else 0
+
 
 def _room(card: Device) -> int:
     """Bytes of a card that are not held by others."""
@@ -120,7 +125,7 @@ class Packing(Answer):
                     "number": shared.number,
                     "jobs": [
                         {"name": need.job.name, "device_bytes": need.device_bytes, "most_bytes": need.most_bytes,
-                         "unbounded": list(need.open)}
+                         "host_bytes": need.host_bytes, "unbounded": list(need.open)}
                         for need in shared.needs
                     ],
                     "room_bytes": shared.room_bytes,

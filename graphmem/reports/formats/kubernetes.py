@@ -1,4 +1,4 @@
-"""A Job for Kubernetes that asks for what an estimate needs, with NVIDIA's device plugin and GPU feature discovery."""
+"""A Job for Kubernetes that asks for what a job needs, with NVIDIA's device plugin and GPU feature discovery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from graphmem.reports import Format
 from graphmem.reports.document import Document
-from graphmem.reports.job import NO_JOB, Job, job_of, whole_mebibytes
+from graphmem.reports.job import NO_JOB, Job, jobs_of, whole_mebibytes
 
 
 class _Kubernetes(Format):
@@ -14,9 +14,10 @@ class _Kubernetes(Format):
     spellings = ("k8s",)
 
     def render(self, document: Document, width: int | None = None) -> str:
-        """A manifest in YAML, with the reasons as comments; a node's part of a job with several."""
-        job = job_of(document)
-        return NO_JOB if job is None else "\n".join((*(f"# {line}" for line in job.about), *_manifest(job))) + "\n"
+        """Manifests in YAML, with the reasons as comments; of a job with several nodes the part of one."""
+        jobs = jobs_of(document)
+        manifests = ["\n".join((*(f"# {line}" for line in job.about), *_manifest(job))) + "\n" for job in jobs]
+        return "---\n".join(manifests) or NO_JOB
 
 
 FORMAT = _Kubernetes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -98,18 +99,19 @@ class PyTorch(Runtime[PyTorchOptions]):
         return replace(runs, find_doubts=partial(_late_events, runs.main.peak_reserved_bytes, trace, options))
 
     def told_apart(self, trace: Trace, options: PyTorchOptions) -> Hashable:
-        """Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` is for blocks of
-        that size, and those of plain segments are no larger than the segment of the largest request."""
+        """Only a full card has garbage collected, or an allocation refused at once. ``max_split_size`` parts requests
+        in those below it and the others, whose segments stay whole: values with the same parts are one."""
         if options.watermarks is not None:
             return None
         conf = replace(options.conf, throw_on_cudamalloc_oom=False, ignored=(), remarks=())
         if not trace.settings and conf.per_process_memory_fraction == 1:
             conf = replace(conf, garbage_collection_threshold=0.0)
-            rounded = round_size(_largest(trace), conf.roundup_power2_divisions)
-            largest = max(conf.large_segment_size_bytes, get_allocation_size(rounded, conf.large_segment_size_bytes))
-            if not conf.expandable_segments and conf.max_split_size_bytes > largest:
-                rounding = conf.large_segment_size_bytes
-                conf = replace(conf, max_split_size_bytes=UNLIMITED, max_non_split_rounding_bytes=rounding)
+            least = conf.max_split_size_bytes
+            if least < UNLIMITED and least > conf.large_segment_size_bytes and not conf.expandable_segments:
+                below, others = _parted(trace, conf, least)
+                rounding = conf.max_non_split_rounding_bytes if others < UNLIMITED else conf.large_segment_size_bytes
+                if below < least:
+                    conf = replace(conf, max_split_size_bytes=others, max_non_split_rounding_bytes=rounding)
         return "pytorch", conf, options.version
 
     def live(self, options: PyTorchOptions, setting: Setting, *, room: int) -> LiveMemory | None:
@@ -167,13 +169,18 @@ def _late_events(reserved_bytes: int, trace: Trace, options: PyTorchOptions) -> 
         yield Cause("work of other streams", BOUNDS, source, spreads)
 
 
-def _largest(trace: Trace) -> int:
-    """Bytes of the largest storage on the device, at least 1."""
-    if "largest" not in trace.kept:
-        sizes = trace.columns.bytes[trace.columns.places == Place.DEVICE]
-        trace.kept["largest"] = int(sizes.max(initial=1))
-    found: int = trace.kept["largest"]
-    return found
+def _parted(trace: Trace, conf: AllocConf, size: int) -> tuple[int, int]:
+    """Bytes of the largest segment that is made for a request of less than ``size``, and of the smallest other request,
+    as they are rounded."""
+    kept: dict[Hashable, tuple[list[int], list[int]]] = trace.kept.setdefault("requests", {})
+    key = conf.roundup_power2_divisions, conf.large_segment_size_bytes
+    if key not in kept:
+        sizes = set(trace.columns.bytes[trace.columns.places == Place.DEVICE].tolist())
+        rounded = sorted({round_size(one, conf.roundup_power2_divisions) for one in sizes if one})
+        kept[key] = rounded, [get_allocation_size(one, conf.large_segment_size_bytes) for one in rounded]
+    rounded, segments = kept[key]
+    place = bisect_left(rounded, size)
+    return max(segments[:place], default=0), rounded[place] if place < len(rounded) else UNLIMITED
 
 
 def _on_card(options: PyTorchOptions, card: Device, *, room: int, track_stats: bool = False) -> PyTorchCachingAllocator:
