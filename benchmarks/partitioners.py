@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
 import graphmem
 from graphmem.errors import GraphError
-from graphmem.plan_memory import Graph, from_fx, join_partitions, remat
+from graphmem.plan_memory import Graph, from_fx, join_partitions, joint_graph, remat
 from graphmem.plan_memory.peaks import peak
 from graphmem.sources.fx_graph.reading import read
 from models_zoo.build import build
@@ -44,10 +43,6 @@ BUDGETS = (0.8, 0.6, 0.4, 0.2, 0.0)
 SHOWN = 6
 
 
-class _Found(Exception):
-    """The joint graph is there; nothing of it needs to run."""
-
-
 class _Step(nn.Module):
     def __init__(self, model: nn.Module, loss: Any) -> None:
         super().__init__()
@@ -60,31 +55,17 @@ class _Step(nn.Module):
         return outputs.loss if hasattr(outputs, "loss") else outputs.sum()
 
 
-def joint_graph(name: str) -> tuple[fx.GraphModule, dict[str, Any]]:
-    """The joint graph of a training step, and the options of its partitioner."""
+def joint_of(name: str) -> fx.GraphModule:
+    """The joint graph of a training step."""
     step = build(entry(name), batch=MODELS.get(name))
     inputs = step.inputs if isinstance(step.inputs, (dict, tuple)) else (step.inputs,)
-    found: list[Any] = []
-
-    def keep(joint: fx.GraphModule, _: Any, **options: Any) -> Any:
-        found.extend((joint, options))
-        raise _Found
-
     step.model.eval()  # no dropout: its masks are saved by all, and would hide the rest
     for module in step.model.modules():
         module.train(isinstance(module, nn.modules.batchnorm._BatchNorm))
     if getattr(step.model, "loss_type", "") is None:  # it would warn that the default is taken, which breaks the graph
         step.model.loss_type = "ForCausalLM"
     torch._dynamo.reset()
-    backend = aot_autograd(fw_compiler=lambda module, _: module, partition_fn=keep)
-    compiled = torch.compile(_Step(step.model, step.loss), backend=backend, fullgraph=True)
-    try:
-        compiled(inputs)
-    except Exception:
-        if not found:
-            raise
-    found[0].graph.eliminate_dead_code()
-    return found[0], found[1]
+    return joint_graph(_Step(step.model, step.loss), inputs)
 
 
 def own_bytes(graph: Graph) -> int:
@@ -104,7 +85,8 @@ def work(graph: Graph) -> float:
 
 def row(name: str, show_saved: bool) -> None:
     """Print the row of one model."""
-    joint, options = joint_graph(name)
+    joint = joint_of(name)
+    options = joint.meta["partition"]
     whole = from_fx(joint)
     ways: list[tuple[str, Any, float]] = [("as eager", default_partition, 1.0)]
     ways += [("min-cut", min_cut_rematerialization_partition, 1.0)]
@@ -135,7 +117,7 @@ def row(name: str, show_saved: bool) -> None:
 
 def show_captured(name: str) -> None:
     """Print what a capture of the joint graph holds, beside the plan."""
-    joint, _ = joint_graph(name)
+    joint = joint_of(name)
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     planned = peak(from_fx(joint, held=[node.name for node in placeholders]), "live")
     plain = fx.Graph()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graphmem.answering.question import CaptureKey, Question
-from graphmem.base.dependencies import CannotTell, Watch, importable, state_of_folder, still_holds
+from graphmem.base.dependencies import CannotTell, Watch, Written, importable, state_of_folder, still_holds
 from graphmem.base.figures import Communicator
 from graphmem.base.plain import NotPlain, plain, restored
 from graphmem.base.records import dataclass
@@ -118,11 +118,15 @@ class CaptureCache:
         models = question.model if isinstance(question.model, (list, tuple)) else [question.model]
         if question.example_inputs is not None or not all(isinstance(one, (str, os.PathLike)) for one in models):
             return None
+        names = [os.fspath(one) for one in models]
+        return self.place_of(names, key, _of_zoo(names), *also)
+
+    def place_of(self, *asked: object) -> Path | None:
+        """The file of anything that is answered here, by all that is asked; None where nothing is kept."""
         try:
             if _of_this_python() != self._python:
                 return None
-            names = [os.fspath(one) for one in models]
-            known = plain((_SCHEMA, names, key, os.getcwd(), self._python, _of_zoo(names), *also))
+            known = plain((_SCHEMA, os.getcwd(), self._python, *asked))
         except (NotPlain, OSError):
             return None
         text = json.dumps(known, separators=(",", ":"))
@@ -137,6 +141,17 @@ class CaptureCache:
         return self._recalled(
             path, lambda document: {name: _answer(one, document["captured_at"]) for name, one in document["sizes"]}
         )
+
+    def recalled_values(self, path: Path) -> dict[str, Any] | None:
+        """What was kept by :meth:`keep_values`; None where there is nothing that holds."""
+        return self._recalled(path, lambda document: dict(document["values"]))
+
+    def keep_values(self, path: Path, model: object, values: Mapping[str, Any], dependencies: Written) -> None:
+        """Keep values for JSON that another process found, and what they depend on."""
+        document = {"schema": _SCHEMA, "model": str(model), "captured_at": time.time(), "dependencies": dependencies,
+                    "values": dict(values)}  # fmt: skip
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            self._write(path, document)
 
     def _recalled(self, path: Path, read: Callable[[Any], Kept]) -> Kept | None:
         document = _read(path)

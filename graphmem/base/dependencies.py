@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
+import shutil
 import stat
 import sys
 import sysconfig
@@ -59,9 +60,16 @@ class CannotTell(Exception):
 
 class Watch:
     """Notes the dependencies of what runs while it is on. One serves a process, as hooks stay until its end: what was
-    imported for one computation is there for the next, which depends on it too."""
+    imported for one computation is there for the next, which depends on it too.
 
-    def __init__(self) -> None:
+    ``apart`` are folders of this process alone, which nothing depends on. ``programs``: a process that is started
+    depends on its program's file alone, as one does that tells its version.
+    """
+
+    def __init__(self, apart: Iterable[str] = (), *, programs: bool = False) -> None:
+        self._apart = (*_OF_THE_MACHINE, *apart)
+        self._programs = programs
+        self._environment = dict(os.environ)
         self._is_on = False
         self._is_installed = False
         self._files: set[str] = set()
@@ -96,7 +104,7 @@ class Watch:
             raise CannotTell(self._beyond)
         modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         files = self._files | {file for file in modules if isinstance(file, str)}
-        files = {file for file in files if not file.startswith(_OF_THE_MACHINE)}
+        files = {file for file in files if not file.startswith(self._apart)}
         for file in files:
             with contextlib.suppress(OSError, ValueError):
                 found = os.stat(file)
@@ -104,14 +112,14 @@ class Watch:
                     raise CannotTell(f"{file} changed meanwhile")
         read = {file: state for file in files if (state := _content(file)) is not None}
         others = sorted(files - set(read))
-        folders = {path for path in self._folders if not path.startswith(_OF_THE_MACHINE) and not _is_installed(path)}
+        folders = {path for path in self._folders if not path.startswith(self._apart) and not _is_installed(path)}
         return {
             "read": read,
             "others": others,
             "states": _states(others),
             "folders": {path: _listed(path) for path in sorted(folders)},
             "searched": {path: importable(path) for path in sorted(self._searched | set(sys.path))},
-            "variables": {name: os.environ.get(name) for name in sorted(self._variables - _OF_THE_SHELL)},
+            "variables": {name: self._environment.get(name) for name in sorted(self._variables - _OF_THE_SHELL)},
         }
 
     def _install(self) -> None:
@@ -153,6 +161,10 @@ class Watch:
     def _is_allowed(self, event: str, arguments: tuple[Any, ...]) -> bool:
         """Whether it is the process that may be started, or one that looks for a library (``find_library``)."""
         if event == "subprocess.Popen" and self._allowed and tuple(arguments[1]) == self._allowed:
+            return True
+        if event == "subprocess.Popen" and self._programs:
+            program = _text(arguments[0]) or ""
+            self._files.add(shutil.which(program) or program)
             return True
         looking, frame = getattr(sys.modules.get("ctypes.util"), "__file__", ""), sys._getframe(2)
         while frame is not None and frame.f_code.co_filename != looking:

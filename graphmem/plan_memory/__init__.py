@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphmem.sources.fx_graph.annotating import NodeMemory, annotate
     from graphmem.sources.fx_graph.checkpoints import Checkpoints, checkpoint_modules
     from graphmem.sources.fx_graph.compile_pass import CompiledPeak, CompilePass, compile_pass
+    from graphmem.sources.fx_graph.joint import joint_graph
     from graphmem.sources.fx_graph.partitions import RematPartitioner, join_partitions, partition_within
     from graphmem.sources.fx_graph.reading import from_fx
     from graphmem.sources.fx_graph.writing import apply_offload, apply_order, apply_remat
@@ -51,6 +52,7 @@ __all__ = [
     "from_fx",
     "from_onnx",
     "join_partitions",
+    "joint_graph",
     "offload",
     "offsets",
     "partition_within",
@@ -67,6 +69,7 @@ _PLACES = {
     **dict.fromkeys(("Checkpoints", "checkpoint_modules"), "sources.fx_graph.checkpoints"),
     **dict.fromkeys(("RematPartitioner", "join_partitions", "partition_within"), "sources.fx_graph.partitions"),
     "from_fx": "sources.fx_graph.reading",
+    "joint_graph": "sources.fx_graph.joint",
     **dict.fromkeys(("apply_offload", "apply_order", "apply_remat"), "sources.fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "sources.onnx_graph"),
 }

@@ -722,3 +722,13 @@ def test_lists_with_elements_of_the_card_are_read_back() -> None:
     found: list[tuple[object, ...]] = []
     analyze(step, iterations=1)
     assert found[:3] == [((8,), torch.float64, True), ((2, 2), torch.float32, True), ((2,), torch.float32, False)]
+
+
+@pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="PyTorch has none")
+def test_the_accelerators_index_is_the_cards() -> None:
+    def step() -> None:
+        if hasattr(torch.accelerator, "device_index"):
+            with torch.accelerator.device_index(0):
+                assert torch.ones(1, device="cuda").device.index == 0
+
+    record(step)

@@ -105,6 +105,39 @@ def test_results_are_of_these_arguments_and_alias_what_they_alias() -> None:
     assert default == [torch.float64]
 
 
+def inference_results() -> list[Any]:
+    """Of views of ordinary tensors in inference mode, and of what is written into ``out=``, twice."""
+    seen: list[Any] = []
+
+    def step() -> None:
+        x, y = torch.empty(6, 4, device="cuda"), torch.empty(4, 6, device="cuda")
+        with torch.inference_mode():
+            inside = torch.empty(6, 6, device="cuda")
+            for _ in range(2):
+                made = torch.mm(x, y, out=inside)
+                views = (x.as_strided((3,), (2,), 1), x[1:3], x.expand(2, 6, 4), inside[1:], *x.unbind())
+                seen.append((made is inside, torch.mm(x, x.t()).shape))
+                seen.extend(
+                    (view.shape, view.stride(), view.storage_offset(), view.is_inference(), view.requires_grad,
+                     torch._C._dispatch_keys(view).raw_repr(),
+                     view.untyped_storage()._cdata in (x.untyped_storage()._cdata, inside.untyped_storage()._cdata))
+                    for view in views
+                )  # fmt: skip
+        empty = torch.empty(0, device="cuda")
+        for _ in range(2):  # which is resized, once
+            seen.append(torch.mm(x, y, out=empty).shape)
+
+    record(step)
+    return seen
+
+
+def test_views_within_inference_mode_and_outs_give_what_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = inference_results()
+    assert [one[3] for one in quick[1:5]] == [False, False, False, True]
+    monkeypatch.setattr(FakeResults, "run", through_the_dispatcher)
+    assert quick == inference_results()
+
+
 def foreach_results() -> list[Any]:
     """Of operators on lists of unlike tensors, with unlike numbers, twice."""
     seen: list[Any] = []

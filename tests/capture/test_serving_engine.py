@@ -21,6 +21,9 @@ _FILES = {
     "model_executor/warmup/__init__.py": "",
     "model_executor/warmup/kernel_warmup.py": "def cutedsl_warmup(runner): raise AssertionError('a compiler')\n"
     "def flashinfer_autotune(runner): raise AssertionError('timed')\n",
+    "compilation/__init__.py": "",
+    "compilation/backends.py": "class CompilerManager:\n"
+    "    def compile(self, graph, inputs, settings, *, graph_index): return f'piece {graph_index}'\n",
     "engine.py": "def shutdown(): pass\n",
 }
 
@@ -47,6 +50,7 @@ def test_the_engine_is_this_process() -> None:
         from vllm.model_executor.warmup import kernel_warmup  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        assert os.environ["HUMMING_DISABLE_PARALLEL_BUILD"] == "1"
         assert registry._run_in_subprocess(lambda: 3) == 3
         assert kernel_warmup.cutedsl_warmup(None) is None
         assert kernel_warmup.flashinfer_autotune(None) is None
@@ -59,3 +63,35 @@ def test_the_engine_is_this_process() -> None:
     assert not made[1].atexit
     with pytest.raises(AssertionError, match="a process"):
         sys.modules["vllm.model_executor.models.registry"]._run_in_subprocess(lambda: 3)
+
+
+def _piece(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ weight) * 2
+
+
+def _other_piece(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ weight) * 3
+
+
+def _renamed(hidden: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    return torch.relu(hidden @ matrix) * 2
+
+
+@pytest.mark.usefixtures("engine")
+def test_pieces_that_are_the_same_are_compiled_once() -> None:
+    found: list[str] = []
+
+    def step() -> None:
+        from vllm.compilation.backends import CompilerManager  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        manager, settings = CompilerManager(), {"a": 1}
+        x, weight, wide = torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 8)
+        pieces = [(_piece, weight), (_renamed, torch.ones(4, 4)), (_other_piece, weight), (_piece, wide), (_piece, x)]
+        for place, (function, other) in enumerate(pieces):
+            graph = torch.fx.symbolic_trace(function)
+            found.append(manager.compile(graph, [x, other], settings, graph_index=place))
+        found.append(manager.compile(torch.fx.symbolic_trace(_piece), [x, weight], {"a": 1}, graph_index=9))
+        torch.ones(1, device="cuda")
+
+    record(step)
+    assert found == ["piece 0", "piece 0", "piece 2", "piece 3", "piece 4", "piece 9"]

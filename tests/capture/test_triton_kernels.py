@@ -154,3 +154,8 @@ print(importlib.util.find_spec("triton"))
 """
     _run(tmp_path, source)
     assert capsys.readouterr().out.split() == ["builtin_function_or_method", "None", "function", "True", "None"]
+
+
+def test_an_autotuner_that_keeps_what_it_found_takes_none(tmp_path: Path) -> None:
+    launch = "scale_kernel.cache_results = True\nscale_kernel[(8,)](out, x, out.numel(), 2.0)\n"
+    assert _run(tmp_path, _KERNELS + launch).peak.allocated_bytes == 3 * 4 << 20

@@ -40,7 +40,7 @@ class Net(nn.Module):
         return (x * x).mean()
 
 
-def joint_graph(model: nn.Module, *inputs: torch.Tensor, partition: Any = default_partition) -> Any:
+def partitioned(model: nn.Module, *inputs: torch.Tensor, partition: Any = default_partition) -> Any:
     """The joint graph that AOTAutograd makes of a model, and the two that ``partition`` makes of that."""
     found: list[fx.GraphModule] = []
 

@@ -34,12 +34,13 @@ from graphmem.plan_memory import (  # noqa: E402
     checkpoint_modules,
     from_fx,
     join_partitions,
+    joint_graph,
     offload,
     partition_within,
     remat,
 )
 from graphmem.plan_memory.peaks import peak  # noqa: E402
-from tests.plan_memory.fx_of_tests import Net, inputs_of, joint_graph, real_peak  # noqa: E402
+from tests.plan_memory.fx_of_tests import Net, inputs_of, partitioned, real_peak  # noqa: E402
 from tests.plan_memory.graphs import peak_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def parts() -> list[fx.GraphModule]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return joint_graph(Net(), torch.randn(32, 16))
+        return partitioned(Net(), torch.randn(32, 16))
 
 
 def test_joint_graph_names_its_modules_and_lines(parts: list[fx.GraphModule]) -> None:
@@ -121,7 +122,7 @@ def _with_workspace(graph: Graph, size: int) -> Graph:
 
 
 def test_plan_is_what_the_capture_finds_in_the_real_allocator() -> None:
-    joint = joint_graph(Net(128, 6), torch.randn(512, 128))[0]
+    joint = joint_graph(Net(128, 6), torch.randn(512, 128))
     graph = from_fx(joint)
     again = apply_remat(joint, remat(graph, peak_of(graph) * 8 // 10))
     for module in (joint, again):
@@ -139,8 +140,8 @@ def test_partitioner_keeps_its_budget_and_the_gradients() -> None:
     model(x).backward()
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    rule = partition_within(peak_of(from_fx(joint_graph(Net(), x)[0])) * 9 // 10)
-    _, forward, backward = joint_graph(model, x, partition=rule)
+    rule = partition_within(peak_of(from_fx(joint_graph(Net(), x))) * 9 // 10)
+    _, forward, backward = partitioned(model, x, partition=rule)
     assert peak_of(from_fx(join_partitions(forward, backward))) == rule.plans[0].peak <= rule.budget
     assert rule.plans[0].again
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
@@ -184,7 +185,7 @@ def _captured(modules: Sequence[str]) -> int:
 
 
 def test_modules_to_checkpoint_save_what_the_capture_finds() -> None:
-    joint = joint_graph(Net(64, 4), torch.randn(512, 64))[0]
+    joint = joint_graph(Net(64, 4), torch.randn(512, 64))
     peak = peak_of(from_fx(joint))
     found = checkpoint_modules(joint, peak * 8 // 10)
     assert peak_of(found.plan.graph) == found.plan.peak <= found.plan.budget
@@ -360,3 +361,28 @@ def test_modules_that_no_node_names_are_asked_for(parts: list[fx.GraphModule]) -
         node.meta = {key: value for key, value in node.meta.items() if not key.endswith("nn_module_stack")}
     with pytest.raises(GraphError, match="modules="):
         checkpoint_modules(nameless, 1)
+
+
+def test_a_joint_graph_leaves_its_step_as_it_was(parts: list[fx.GraphModule]) -> None:
+    step, x = Net(), torch.randn(32, 16)
+    joint = joint_graph(step, x)
+    assert [node.target for node in joint.graph.nodes] == [node.target for node in parts[0].graph.nodes]
+    assert joint.meta["partition"]["num_fwd_outputs"] == 1
+    step(x).backward()
+    assert all(parameter.grad is not None for parameter in step.parameters())
+
+
+@torch.no_grad()
+def _broken(x: torch.Tensor) -> torch.Tensor:
+    return x.relu()
+
+
+def _of_values(x: torch.Tensor) -> torch.Tensor:
+    return (x.square() if x.sum() > 0 else x).sum()
+
+
+@pytest.mark.parametrize(("step", "why"), [(_broken, "requires gradients"), (_of_values, "Data-dependent"), (len, "")])
+def test_a_step_without_a_joint_graph_says_why(step: Any, why: str) -> None:
+    with pytest.raises(GraphError, match=f"no joint graph.*{why}") as caught:
+        joint_graph(step, torch.randn(3, requires_grad=True))
+    assert "\n" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,10 @@ def test_the_command_writes_a_pickle_of_plain_values(tmp_path: Path) -> None:
     assert written.exit_code == 0, written.stderr
     assert set(pickle.loads(target.read_bytes())) >= {"segments", "device_traces"}
     assert CliRunner().invoke(cli, ["replay", str(target)]).exit_code == 0
+
+
+def test_a_frame_without_a_line_is_called_as_pytorch_calls_it() -> None:
+    trace = _step()
+    bare = replace(trace, operators=tuple(replace(one, source="") for one in trace.operators))
+    (rows,) = pytorch_snapshot.snapshot(bare)["device_traces"]
+    assert {(frame["filename"], frame["line"]) for row in rows for frame in row["frames"]} == {("??", 0)}

@@ -12,12 +12,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from graphmem.answering import capture_cache
 from graphmem.devices import device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving import engine_named
 from graphmem.serving.answer import serve
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.vllm import installed
+from graphmem.serving.vllm.starting import Asked
 from tests.recorded import serving as recorded
 
 _CONFIG = {"model_type": "of-nobody", "architectures": ["OfNobody"]}
@@ -188,6 +190,35 @@ def test_a_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     engine_named("vllm").serve(_question())
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_start_is_kept_for_the_next_process(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as what it depends on, the engine's files among it, is as it was."""
+    monkeypatch.setattr(capture_cache, "in_use", capture_cache.CaptureCache(tmp_path_factory.mktemp("kept")))
+    started: list[Asked] = []
+    start = installed._start
+
+    def starting(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
+        started.append(asked)
+        return start(asked, runner, configuration)
+
+    monkeypatch.setattr(installed, "_start", starting)
+    found = []
+    for _ in range(2):
+        found.append(engine_named("vllm").serve(_question()))
+        installed._started.cache_clear()
+    assert found[0].kv_cache == found[1].kv_cache
+    assert len(started) == 1
+    engine_named("vllm").serve(_question().with_(gpu_memory_utilization=0.6))
+    assert len(started) == 2
+    worker = tmp_path / "vllm" / "v1" / "worker" / "gpu_worker.py"
+    worker.write_text(worker.read_text() + "# another release\n")
+    installed._started.cache_clear()
+    engine_named("vllm").serve(_question())
+    assert len(started) == 3
 
 
 def test_options_are_spelled_as_the_engine_reads_them(tmp_path: Path) -> None:

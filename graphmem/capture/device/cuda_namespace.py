@@ -306,6 +306,9 @@ def _refusal(name: str, reason: str) -> type:
 # --- torch.accelerator ------------------------------------------------------------------------------------------------
 
 
+_LOST_INDEX = "torch.accelerator.device_index asks for a driver"
+
+
 def _patch_accelerator(patches: Patches) -> None:
     answers = {
         "is_available": True,
@@ -316,3 +319,10 @@ def _patch_accelerator(patches: Patches) -> None:
     }
     patches.table(torch.accelerator, {name: constant(answer) for name, answer in answers.items()})
     patches.table(torch.accelerator, dict.fromkeys(("set_device_index", "set_device_idx"), check_device))
+
+    def exchanged(device: int) -> int:
+        check_device(device)
+        return int(cards().own.index)
+
+    for name in ("exchangeDevice", "maybeExchangeDevice"):  # ``torch.accelerator.device_index``
+        patches.replace(f"torch._C._accelerator_{name}", _LOST_INDEX, exchanged)

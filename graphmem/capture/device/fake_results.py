@@ -8,9 +8,12 @@ compares: shapes, strides, offsets, types, devices, sizes of storages, flags, an
 Calls that the cache leaves to the operator (``cache_bypasses``: outputs depend on data, or alias in unknown ways) are
 run.
 
-Of two kinds of operators more is remembered than there. ``aten._unsafe_view``, a view by another name, is one as the
-others are. And of an operator on lists (``aten._foreach_*``), by which optimizers write all parameters at once, each
+Of some kinds of operators more is remembered than there. ``aten._unsafe_view``, a view by another name, is one as the
+others are. Of an operator on lists (``aten._foreach_*``), by which optimizers write all parameters at once, each
 element's result depends on the elements at its place alone (torch/_meta_registrations.py), and of numbers on the type.
+PyTorch's own views, what is written into ``out=``, and operators that return nothing depend on what is described too,
+where the arguments are afterwards as they were: that cache has no place for the first in inference mode, whose views of
+ordinary tensors are ordinary ones, and none for the others.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ _modes_on: Any = private("torch._C._len_torch_dispatch_stack", _LOST, lambda: 0)
 _default_device: Any = private("torch._C._get_default_device", _LOST, torch.get_default_device)
 _below_modes: Any = private("torch._C._DisableTorchDispatch", _LOST, None)
 _IS_QUICK = None not in (_FAKE, _mode_of, _below_modes)
+_keys_of: Any = private("torch._C._dispatch_keys", _LOST, None)
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 #: The function itself: ``torch.empty_strided`` is replaced in captures.
 _EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
@@ -51,7 +55,8 @@ _LISTS = frozenset((list, tuple))
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor that an operator makes; ``viewed`` is the position of the argument whose storage it shows, if any."""
+    """A tensor that an operator makes; ``viewed`` is the position of the argument whose storage it shows, if any.
+    ``is_ordinary``: within inference mode, and no tensor of it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -59,13 +64,14 @@ class _Made:
     is_on_card: bool
     viewed: int | None
     offset: int
+    is_ordinary: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """The argument at this position."""
+    """The argument at this position, or of this name."""
 
-    position: int
+    position: int | str
 
 
 _Recipe = _Made | _Same | None
@@ -106,27 +112,52 @@ class FakeResults:
             return self._learn(described, func, args, kwargs)
         kind, recipes = known
         if kind in _LISTS:
-            return kind([_follow(each, mode, args) for each in recipes])
-        return _follow(recipes[0], mode, args)
+            return kind([_follow(each, mode, args, kwargs) for each in recipes])
+        return _follow(recipes[0], mode, args, kwargs)
 
     def _learn(self, key: tuple[object, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the operator; where the mode's cache had, or took, its results, keep them."""
+        """Run the operator; where the mode's cache had, or took, its results, or could have, keep them."""
         bypassed = sum(FakeTensorMode.cache_bypasses.values())
         asked = FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
         out = func(*args, **kwargs)
         was_asked = asked != FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
         is_cached = was_asked and bypassed == sum(FakeTensorMode.cache_bypasses.values())
-        if is_cached or func is _UNSAFE_VIEW or _is_of_lists(func):
+        is_known = is_cached or func is _UNSAFE_VIEW or _is_of_lists(func)
+        if is_known or _depends_on_metadata(func):
             kind = type(out)
-            recipes = _recipes(func, args, kwargs, out if kind in _LISTS else (out,))
-            if recipes is not None:
+            outs = out if kind in _LISTS else (out,)
+            recipes = _recipes(func, args, kwargs, outs)
+            if recipes is not None and (is_known or self._is_repeated(key, func, args, kwargs, outs, recipes)):
                 self._known[key] = kind, recipes
         return out
+
+    def _is_repeated(
+        self, key: tuple[object, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[Any],
+        recipes: Sequence[_Recipe],
+    ) -> bool:  # fmt: skip
+        """Whether the arguments are as the key says still, and recipes make tensors of the same dispatch keys."""
+        after = [*key[:4]]
+        described = _describe(after, args, self._mode, True)
+        if not described or (kwargs and not _describe_named(after, kwargs, self._mode, True)) or tuple(after) != key:
+            return False
+        if _keys_of is None:
+            return False
+        again = [_follow(recipe, self._mode, args, kwargs) for recipe in recipes]
+        return all(one is out or _keys_of(one) == _keys_of(out) for one, out in zip(again, outs, strict=True))
 
 
 @cache
 def _is_of_lists(func: Any) -> bool:
     return bool(func._schema.name.startswith("aten::_foreach_"))
+
+
+@cache
+def _depends_on_metadata(func: Any) -> bool:
+    """Whether an operator is one of PyTorch's views, writes what it returns into ``out=``, or returns nothing."""
+    schema = func._schema
+    if not schema.returns:
+        return True
+    return func.namespace == "aten" and (func.is_view or any(one.is_out for one in schema.arguments))
 
 
 def _are_alike(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -188,7 +219,8 @@ def _recipes(
             return None
         if out.requires_grad or out.is_conj() or out.is_neg() or out.fake_device not in (cards().own, _HOST):
             return None
-        position = next((number for number, arg in enumerate(args) if arg is out), None)
+        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        position = next((name for name, arg in named if arg is out), None)
         if position is not None:
             found.append(_Same(position))
             continue
@@ -205,17 +237,27 @@ def _recipes(
             given.add(storage)
         is_on_card = out.fake_device.type == "cuda"
         shape, stride = tuple(out.shape), out.stride()
-        found.append(_Made(shape, stride, out.dtype, is_on_card, viewed, out.storage_offset()))
+        is_ordinary = torch.is_inference_mode_enabled() and not out.is_inference()
+        found.append(_Made(shape, stride, out.dtype, is_on_card, viewed, out.storage_offset(), is_ordinary))
     return tuple(found)
 
 
-def _follow(recipe: _Recipe, mode: FakeTensorMode, args: Sequence[Any]) -> object:
+def _follow(recipe: _Recipe, mode: FakeTensorMode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
     """The output that a recipe describes."""
     if isinstance(recipe, _Made):
-        with _below_modes():
-            made = _EMPTY(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)
-            if recipe.viewed is not None:
-                storage = args[recipe.viewed].untyped_storage()
-                made.set_(storage, recipe.offset, recipe.shape, recipe.stride)
-        return device_tensor(FakeTensor, mode, made) if recipe.is_on_card else FakeTensor(mode, made, _HOST)
-    return None if recipe is None else args[recipe.position]
+        if recipe.is_ordinary:
+            with torch.inference_mode(False):
+                return _make(recipe, mode, args)
+        return _make(recipe, mode, args)
+    if recipe is None:
+        return None
+    return kwargs[recipe.position] if isinstance(recipe.position, str) else args[recipe.position]
+
+
+def _make(recipe: _Made, mode: FakeTensorMode, args: Sequence[Any]) -> torch.Tensor:
+    with _below_modes():
+        made = _EMPTY(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)
+        if recipe.viewed is not None:
+            storage = args[recipe.viewed].untyped_storage()
+            made.set_(storage, recipe.offset, recipe.shape, recipe.stride)
+    return device_tensor(FakeTensor, mode, made) if recipe.is_on_card else FakeTensor(mode, made, _HOST)

@@ -133,7 +133,10 @@ class _Launched:
         self._remark(Code.TRITON_LAUNCHED.about(kernel=getattr(layers[-1], "__name__", "?")))
 
     def _tune(self, tuner: Any, given: dict[str, Any]) -> None:
-        """An autotuner measures its configurations once for each key, a cache to be emptied in between."""
+        """An autotuner measures its configurations once for each key, a cache to be emptied in between. One that keeps
+        what it found on the disk has done so in a run before (``Autotuner.check_disk_cache``, 3.7)."""
+        if getattr(tuner, "cache_results", False):
+            return
         keys = [given[name] for name in tuner.keys if name in given]
         dtypes = [value.dtype for value in given.values() if isinstance(value, torch.Tensor)]
         key = (id(tuner), str(keys), tuple(dtypes))

@@ -14,14 +14,16 @@ from types import ModuleType
 from typing import Any
 
 from graphmem.base.environment import changed
+from graphmem.capture.compile.same_pieces import compiled_once
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches, constant
 
 #: Of its environment (vllm/envs.py): one process, compiled code that is not kept (nor is there any of former starts,
-#: which would be a card's), and nothing told to its makers.
+#: which would be a card's), and nothing told to its makers. A library of its kernels (humming/ops/utils.py,
+#: humming/utils/nvrtc.py, 0.1.17) begins to build a launcher when it is imported, in two processes that import PyTorch.
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_COMPILE_CACHE": "1", "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_DO_NOT_TRACK": "1", "HUMMING_DISABLE_PARALLEL_BUILD": "1",
 }  # fmt: skip
 
 
@@ -60,7 +62,15 @@ def _follow_warmup(patches: Patches, warmup: ModuleType) -> None:
     patches.where_found((warmup,), dict.fromkeys(left_out, constant(None)))
 
 
+def _follow_compiler(patches: Patches, backends: ModuleType) -> None:
+    """Layers of a model are alike, and its compiler has a cache by which it knows them, which there is not here."""
+    manager = getattr(backends, "CompilerManager", None)
+    if manager is not None:
+        patches.around(manager, {"compile": compiled_once})
+
+
 _FOLLOWED = {
+    "vllm.compilation.backends": _follow_compiler,
     "vllm.model_executor.models.registry": _follow_registry,
     "vllm.model_executor.warmup.kernel_warmup": _follow_warmup,
 }

@@ -336,7 +336,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.cuda.*",
             "torch._C._cuda_*",
             "torch._C._CudaDeviceProperties",
-            "torch._C._accelerator_setAllocatorSettings",
+            "torch._C._accelerator_*",
             "torch.accelerator.*",
             "torch.backends.cuda.*",
             "torch.backends.cudnn.*",

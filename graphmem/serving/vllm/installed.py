@@ -23,6 +23,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from graphmem.answering import capture_cache
 from graphmem.base.versions import Version
 from graphmem.devices import Loads
 from graphmem.errors import GraphmemError, UsageError
@@ -37,6 +38,8 @@ OWN = frozenset(("basis", "model_runner", "outside", "load_format", "skip_tokeni
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 #: Seconds that a start may take.
 _MOST_SECONDS = 900
+#: The variable that chooses one of its two runners.
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 #: Starts that are remembered.
 _REMEMBERED = 64
 _FIELDS = (
@@ -147,11 +150,25 @@ def _spelled(name: str) -> str:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _started(asked: Asked, runner: str, configuration: str) -> Mapping[str, Any]:
-    """The figures of a start. Where the model has no folder one is made of its ``configuration`` for as long; by that a
-    start is remembered too.
+    """The figures of a start, kept on the disk where captures are. Raises :class:`UsageError` for one that ends in
+    another way."""
+    disk = capture_cache.in_use
+    place = None if disk is None else disk.place_of("vLLM", asked, runner, configuration)
+    known = None if disk is None or place is None else disk.recalled_values(place)
+    if known is not None:
+        return known
+    found = _start(asked, runner, configuration)
+    dependencies = found.pop("dependencies", None)
+    if disk is not None and place is not None and dependencies is not None:
+        ours = set(_environment("")) | {_RUNNER}
+        variables = {name: value for name, value in dependencies["variables"].items() if name not in ours}
+        disk.keep_values(place, "vLLM", found, {**dependencies, "variables": variables})
+    return found
 
-    Raises :class:`UsageError` for one that ends in another way.
-    """
+
+def _start(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
+    """The figures of a start in a process of its own, and what they depend on. Where the model has no folder one is
+    made of its ``configuration`` for as long. Raises :class:`UsageError`."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "answer.json")
         if asked.options[:1] != ("--model",):
@@ -161,7 +178,7 @@ def _started(asked: Asked, runner: str, configuration: str) -> Mapping[str, Any]
             asked = replace(asked, options=("--model", str(folder), *asked.options))
         environment = {**os.environ, **_environment(scratch)}
         if runner:
-            environment["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "v2"))
+            environment[_RUNNER] = str(int(runner == "v2"))
         command = [sys.executable, "-m", "graphmem.serving.vllm.starting", str(out)]
         try:
             ended = subprocess.run(

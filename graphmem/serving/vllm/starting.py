@@ -12,12 +12,13 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.dependencies import CannotTell, Watch
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError
 
@@ -40,11 +41,13 @@ class Asked:
 
 
 class Watched:
-    """What is read while the engine starts: ``stages`` by name, the worker, and the engine's figures at its end."""
+    """What is read while the engine starts: ``stages`` by name, the worker, and the engine, which ends with the process
+    alone: its own end looks for garbage twice."""
 
     def __init__(self) -> None:
         self.stages: dict[str, dict[str, int]] = {}
         self.worker: Any = None
+        self.engine: Any = None
 
     @contextmanager
     def methods(self, worker_class: Any) -> Iterator[None]:
@@ -61,6 +64,7 @@ class Watched:
     def _marked(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def marking(worker: Any, *args: Any, **kwargs: Any) -> Any:
             self.worker = worker
+            gc.freeze()
             self._note(f"before {name}")
             result = method(worker, *args, **kwargs)
             self._note(f"after {name}")
@@ -76,8 +80,11 @@ class Watched:
 def main() -> None:
     """Start, and write the figures; an error of the engine's is among them."""
     asked: Asked = pickle.load(sys.stdin.buffer)
-    from graphmem import analyze
-
+    out = Path(sys.argv[1])
+    watch = Watch((str(out.parent),), programs=True)
+    # The engine looks for garbage at every stage, among a million objects of its modules and of its model, which stay.
+    # Put aside from the beginning on, they are not given back by the capture either.
+    gc.freeze()
     watched, found = Watched(), dict[str, Any]()
 
     def step() -> None:
@@ -87,12 +94,17 @@ def main() -> None:
             found["error"] = f"{type(error).__name__}: {error}"
         found.update(_of_worker(watched.worker), stages=watched.stages)
 
-    try:
-        analyze(step, device=asked.device, alloc_conf=asked.alloc_conf or None)
-    except GraphmemError:  # an engine that ended early, with nothing on the card, has said why
-        if "error" not in found:
-            raise
-    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    with watch.on():
+        from graphmem import analyze
+
+        try:
+            analyze(step, device=asked.device, alloc_conf=asked.alloc_conf or None)
+        except GraphmemError:  # an engine that ended early, with nothing on the card, has said why
+            if "error" not in found:
+                raise
+    with suppress(CannotTell):
+        found["dependencies"] = watch.written()
+    out.write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # the engine's own end asks for a card
 
@@ -105,13 +117,11 @@ def _start(asked: Asked, watched: Watched) -> dict[str, Any]:
     args = arguments.from_cli_args(parser.parse_args(list(asked.options)))
     engine_class = import_module("vllm.v1.engine.llm_engine").LLMEngine
     _leave_out_warm_up()
-    gc.collect()
-    gc.freeze()  # the engine looks for garbage at every stage, among a million objects of its modules
     with watched.methods(worker):
-        engine = engine_class.from_engine_args(
+        watched.engine = engine_class.from_engine_args(
             args, usage_context=context.OPENAI_API_SERVER if asked.is_server else context.LLM_CLASS
         )
-    return _of_engine(engine.engine_core.engine_core)
+    return _of_engine(watched.engine.engine_core.engine_core)
 
 
 def _leave_out_warm_up() -> None:

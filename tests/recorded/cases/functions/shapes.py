@@ -111,3 +111,10 @@ add(
 add("repeat_interleave_int32", lambda x, n: x.repeat_interleave(n, 0, output_size=128), X, index(64, dtype=I32))
 add("block_diag", lambda x, y: torch.block_diag(x, y), t(64, 64), t(128, 32))
 add("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z), X, X, X)
+for name, window in {
+    "hann": torch.hann_window, "hamming": torch.hamming_window, "blackman": torch.blackman_window,
+    "bartlett": torch.bartlett_window, "kaiser": torch.kaiser_window,
+}.items():  # fmt: skip
+    for kind, given in {"periodic": {}, "symmetric": {"periodic": False}, "half": {"dtype": torch.float16}}.items():
+        if kind != "half" or name in ("hann", "bartlett"):
+            add(f"window_{name}_{kind}", lambda f=window, k=given: f(4096, device="cuda", **k), grad=False)
