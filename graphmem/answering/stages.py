@@ -329,8 +329,9 @@ def _replayed(
     )
     if run.ending is not None and run.ending.failed and estimate.fit is not None and estimate.fit.fits:
         estimate = replace(estimate, fit=None)  # what came after is not known
-    runs_so_far = partial(runtime.run, options=options, setting=setting)
-    estimate = replace(estimate, find_segments=partial(_segments_at, runs_so_far, trace, estimate.moment.event))
+    again = partial(runtime.run, options=options, setting=setting)
+    segments_at = runs.segments_at or partial(_segments_at, again, trace)
+    estimate = replace(estimate, find_segments=partial(segments_at, estimate.moment.event))
     return _beside_formulas(estimate, run)
 
 
@@ -345,7 +346,6 @@ _ON_OTHERS = "all of the process on the card: reserved plus context"
 
 
 def _segments_at(runs: Callable[[Trace], Runs], trace: Trace, event: int) -> Sequence[SegmentView]:
-    """The allocator's segments after an event of a trace."""
     return runs(trace.until(event)).on_card.segments
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from graphmem.allocators.base import Allocator
+from graphmem.allocators.base import Allocator, SegmentView
 from graphmem.base.figures import Cause, Figure, unknown
 from graphmem.base.records import dataclass
 from graphmem.devices import Device
@@ -77,7 +77,8 @@ class Taken:
 class Runs:
     """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
     memory, which shows whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why
-    another run of the same may differ, and ``find_doubts`` finds more such causes when somebody asks."""
+    another run of the same may differ, and ``find_doubts`` finds more such causes when somebody asks. ``segments_at``:
+    the allocator's segments after an event of this run, where the same trace would not be run the same again."""
 
     main: Replay
     limited: Replay | None = None
@@ -85,6 +86,7 @@ class Runs:
     details: Mapping[str, Any] = field(default_factory=dict)
     doubts: tuple[Cause, ...] = ()
     find_doubts: Callable[[], Iterable[Cause]] = tuple
+    segments_at: Callable[[int], Sequence[SegmentView]] | None = None
 
     @property
     def on_card(self) -> Replay:

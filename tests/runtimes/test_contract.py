@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import graphmem
@@ -179,8 +179,18 @@ def check(estimate: Estimate, runtime: Runtime[Any]) -> None:
     assert json.loads(estimate.to_json()) == json.loads(json.dumps(estimate.to_dict()))
 
 
+def parameters_of(*sizes: int) -> Trace:
+    """Weights of so many bytes, a third of them in each of three phases."""
+    builder = TraceBuilder("weights")
+    operators = [builder.operator(f"op{n}", phase=builder.phase(n + 1, "forward")) for n in range(3)]
+    for position, size in enumerate(sizes):
+        builder.alloc(size, operators[position * 3 // len(sizes)], Category.PARAMETER)
+    return builder.build()
+
+
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trace=traces())
+@example(trace=parameters_of(0, 0, 0, 1, 0, 1))
 def test_the_levels_are_ordered_and_the_breakdown_sums_up(runtime: Runtime[Any], trace: Trace) -> None:
     estimate = graphmem.replay_trace(trace, runtime=runtime.name, device="T4")
     check(estimate, runtime)

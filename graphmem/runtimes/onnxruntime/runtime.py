@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
+from graphmem.allocators.base import SegmentView
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena
 from graphmem.base.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
@@ -173,11 +174,7 @@ class OnnxRuntime(Runtime[Options]):
 
     def run(self, trace: Trace, options: Options, setting: Setting) -> Runs:
         """Replayed in the arenas of as many sessions as the trace holds."""
-        reserved, sessions = reserved_allocations(trace, options), session_count(trace)
-
-        def make(capacity: int | None) -> OnnxRuntimeSessions:
-            return default_allocator(options, capacity, reserved=reserved, sessions=sessions)
-
+        make = _arenas(trace, options)
         if options.session.reserves_initializers:
             runs = within_card(trace, make, setting.device)
             others = self._orders.get(trace)
@@ -193,7 +190,11 @@ class OnnxRuntime(Runtime[Options]):
         chosen, drawn = known[1]
         runs = within_card(chosen, make, setting.device)
         doubts = (cause(runs.main, drawn), self._of_plans(trace, runs.main, make))
-        return replace(runs, doubts=tuple(filter(None, doubts)))
+        return replace(
+            runs,
+            doubts=tuple(filter(None, doubts)),
+            segments_at=partial(_segments_of_order, chosen, options, setting.device),
+        )
 
     def _of_plans(self, trace: Trace, main: Replay, make: Callable[[int | None], OnnxRuntimeSessions]) -> Cause | None:
         """How far predicted plans of cuDNN may move the peaks of ``trace``; None where none is predicted."""
@@ -226,6 +227,17 @@ class OnnxRuntime(Runtime[Options]):
         for options in [*([option] for option in free), *([free] if len(free) > 1 else [])]:
             words = ", ".join(known[option] for option in options)
             yield Change(words, ",".join(filter(None, (given, *options))))
+
+
+def _arenas(trace: Trace, options: Options) -> Callable[[int | None], OnnxRuntimeSessions]:
+    """What makes the arenas of the sessions of a trace on a card of so many bytes."""
+    reserved, sessions = reserved_allocations(trace, options), session_count(trace)
+    return lambda capacity: default_allocator(options, capacity, reserved=reserved, sessions=sessions)
+
+
+def _segments_of_order(trace: Trace, options: Options, device: Device, event: int) -> tuple[SegmentView, ...]:
+    """The arenas' regions after an event of a trace in its own order."""
+    return within_card(trace.until(event), _arenas(trace, options), device).on_card.segments
 
 
 RUNTIME = OnnxRuntime()
