@@ -107,11 +107,16 @@ def advise(
     tried = dict(_all_tried(request, base, changes, captures, crew, report))
     found = [tried[number] for number in range(len(changes))]
     chosen = _chosen([one for one in found if one.saved_bytes > 0])
+    tries = partial(_tried, request, base.device, captures=captures, report=report)
     path = [_up_to(chosen, count) for count in range(2, len(chosen) + 1)]
-    if path:
-        found.append(_tried(request, base.device, replace(path[-1], change=_TOGETHER), captures, report))
-    between = [_tried(request, base.device, one, captures, report) for one in path[:-1]] if steps else []
-    followed = (chosen[0], *between, replace(found[-1], change=path[-1].change)) if steps and path else ()
+    last = tries(replace(path[-1], change=_TOGETHER)) if path else None
+    if last is not None and (better := _without_allocator(chosen, last, tries)) is not None:
+        chosen, last = better
+        path = [_up_to(chosen, count) for count in range(2, len(chosen) + 1)]
+    if last is not None:
+        found.append(last)
+    between = [tries(one) for one in path[:-1]] if steps else []
+    followed = (chosen[0], *between, replace(last, change=path[-1].change)) if steps and last else ()
     return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))), followed)
 
 
@@ -162,6 +167,17 @@ def _chosen(saving: list[Advice]) -> list[Advice]:
         if not any(one.settings.keys() & other.settings.keys() for other in chosen):
             chosen.append(one)
     return chosen
+
+
+def _without_allocator(
+    chosen: list[Advice], together: Advice, tries: Callable[[Advice], Advice]
+) -> tuple[list[Advice], Advice] | None:
+    """The other changes and what they come to, where the allocator's, which saves alone, costs beside them."""
+    rest = [one for one in chosen if one.settings.keys() != {"alloc_conf"}]
+    if not 1 < len(rest) < len(chosen):
+        return None
+    found = tries(replace(_up_to(rest, len(rest)), change=_TOGETHER))
+    return (rest, found) if found.saved_bytes > together.saved_bytes else None
 
 
 def _up_to(chosen: list[Advice], count: int) -> Advice:

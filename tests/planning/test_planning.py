@@ -18,7 +18,7 @@ from graphmem.answering.question import Question
 from graphmem.answering.sized import SizedRuns
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Estimate, Fit
-from graphmem.planning.advise import Advice, Advised
+from graphmem.planning.advise import Advice, Advised, _up_to, _without_allocator
 from graphmem.planning.fit import fit
 from graphmem.planning.sweep import Row, Rows
 from graphmem.reports.document import Choices, Curves, HeatMap, Table
@@ -231,6 +231,18 @@ def test_advice_goes_step_by_step_to_all_of_it_together(model: Any, example: Any
         assert before.settings.items() <= after.settings.items()
     best = max((*advised.advice, *advised.steps), key=lambda one: one.saved_bytes)
     assert f"down to {format_bytes(advised.base.device - best.saved_bytes)}" in " ".join(str(advised).split())
+
+
+@pytest.mark.parametrize(("with_it", "kept"), [(5, False), (7, True)])
+def test_an_allocator_that_costs_beside_other_changes_is_left_out(with_it: int, kept: bool) -> None:
+    """Bytes saved: 6 by the two others, and with the allocator's change, too, 5 or 7."""
+    changes = [Advice(name, f"--{name}", {name: 1}, None) for name in ("batch", "alloc_conf", "loop")]
+
+    def tries(change: Advice) -> Advice:
+        return replace(change, saved_bytes=with_it if "alloc_conf" in change.settings else 6)
+
+    found = _without_allocator(changes, tries(_up_to(changes, 3)), tries)
+    assert found is None if kept else found is not None and found[1].options == "--batch --loop"
 
 
 def test_advice_that_cannot_be_followed_says_why(model: Any, example: Any) -> None:
