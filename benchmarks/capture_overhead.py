@@ -3,15 +3,14 @@
     python benchmarks/capture_overhead.py [name part]
 
 The bare step is forward, backward and optimizer under PyTorch's own ``FakeTensorMode`` on ``cpu``. Both run in this
-process; building the model and the first iteration, which fills caches and makes the optimizer state, are not counted.
-Medians of five iterations, in seconds of processor time. ``analysis`` is the whole run as a user has it: build, move,
-three iterations, replay.
+process, by turns, so that both meet the same load; building the model and the first iteration, which fills caches and
+makes the optimizer state, are not counted. The least of three turns of five iterations, in seconds of processor time.
+``analysis`` is the whole run as a user has it: build, move, three iterations, replay.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
 
 ROUNDS = 5
+TURNS = 3
 DEVICE = described_device("H100", (9, 0), 80 * GIB, 132, 2048)
 
 
@@ -92,14 +92,14 @@ def _build(case: Case) -> nn.Module:
 def bare(case: Case) -> float:
     """Seconds of an iteration on plain fake tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return statistics.median(iterations(case, "cpu", ROUNDS))
+        return min(iterations(case, "cpu", ROUNDS))
 
 
 def recorded(case: Case) -> tuple[float, float]:
     """(seconds of a captured iteration, its share of the replay's seconds)."""
     seconds: list[float] = []
     trace = _capture(lambda: seconds.extend(iterations(case, "cuda", ROUNDS)))
-    return statistics.median(seconds), _replay(trace) / (ROUNDS + 1)
+    return min(seconds), _replay(trace) / (ROUNDS + 1)
 
 
 def analysis(case: Case) -> float:
@@ -119,6 +119,13 @@ def _replay(trace: Trace) -> float:
     return time.process_time() - start
 
 
+def _afterwards(measure: Callable[[Case], Any], case: Case) -> Any:
+    """What is measured; its garbage is collected before the next."""
+    found = measure(case)
+    gc.collect()
+    return found
+
+
 def main() -> None:
     part = sys.argv[1] if len(sys.argv) > 1 else ""
     print(f"torch {torch.__version__}")
@@ -127,12 +134,9 @@ def main() -> None:
         if part not in name:
             continue
         case = make()
-        plain = bare(case)
-        gc.collect()
-        captured, replayed = recorded(case)
-        gc.collect()
-        whole = analysis(case)
-        gc.collect()
+        turns = [(_afterwards(bare, case), *_afterwards(recorded, case)) for _ in range(TURNS)]
+        plain, captured, replayed = (min(column) for column in zip(*turns, strict=True))
+        whole = _afterwards(analysis, case)
         ratio = (captured + replayed) / plain
         print(f"{name:40s} {plain:7.3f} {captured:8.3f} {replayed:7.3f} {ratio:6.2f} {whole:9.2f}", flush=True)
 
