@@ -49,7 +49,10 @@ def hint_for_file(path: Path) -> str:
 
 
 def hint_for_name(text: str) -> str:
-    """The meanings that a bare word may have: ``gpt2``, ``resnet50``, ``org/model``."""
+    """The meanings that a bare word may have: ``gpt2``, ``resnet50``, ``org/model``; and a program with arguments."""
+    program = text.partition(" ")[0]
+    if program != text and program.endswith(".py"):
+        return f"run a program with arguments as a whole: graphmem run {text}"
     if "/" in text or "\\" in text:
         return f"for a model of the Hugging Face Hub write hf:{text}" if text.count("/") == 1 else ""
     known = hub.known_model(text)  # before its end is taken for that of a file: Llama-3.1-8B

@@ -113,6 +113,7 @@ def test_a_name_may_leave_out_who_made_it_and_what_it_was_tuned_for(name: str, m
 def test_a_bare_name_of_the_table_is_no_file_for_the_dot_in_it() -> None:
     assert hint_for_name("Llama-3.1-8B").startswith("write hf:Llama-3.1-8B, which is meta-llama/Llama-3.1-8B in")
     assert hint_for_name("model.onxx") == ""
+    assert hint_for_name("src/train.py --batch 8").endswith("graphmem run src/train.py --batch 8")
 
 
 def test_every_name_of_the_table_means_itself() -> None:
