@@ -192,14 +192,19 @@ class Fit:
     @property
     def verdict(self) -> str:
         """``yes`` or ``no`` where at least the share that was asked for (without one: everything that is known to be
-        possible) fits, or does not; else ``likely`` or ``likely not``, by ``fits``."""
+        possible) fits, or does not; else ``likely`` or ``likely not``."""
         share = 1.0 if self.margin is None else self.margin
         if self.probability is not None:
             if self.fits and self.probability >= share:
                 return "yes"
             if not self.fits and 1 - self.probability >= share:
                 return "no"
-        return "likely" if self.fits else "likely not"
+        return "likely" if self.is_expected else "likely not"
+
+    @property
+    def is_expected(self) -> bool:
+        """True if it fits rather than not: by the probability where it is known, else by the figures."""
+        return self.fits if self.probability is None else self.probability >= 0.5
 
     @property
     def is_sure(self) -> bool:
@@ -209,14 +214,14 @@ class Fit:
     @property
     def passes(self) -> bool:
         """True if it fits for who asked: with a margin only a ``yes`` does."""
-        return self.fits if self.margin is None else self.verdict == "yes"
+        return self.is_expected if self.margin is None else self.verdict == "yes"
 
     @property
     def chance(self) -> str:
         """The likelihood of the verdict, as ``97 %``; nothing where it is sure or not known."""
         if self.probability is None or self.is_sure:
             return ""
-        return f"{min(99, max(1, int(100 * (self.probability if self.fits else 1 - self.probability))))} %"
+        return f"{min(99, max(1, int(100 * max(self.probability, 1 - self.probability))))} %"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the verdict."""

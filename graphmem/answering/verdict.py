@@ -23,6 +23,8 @@ _ASKS_CUDNN = re.compile(
 )
 #: Times that the share of runs that fit is halved in: it is known to 1 / 256.
 _HALVINGS = 8
+#: Parts of the runs that are tried where more room does not always help.
+_PARTS = 16
 #: The smallest part of a peak that is a change.
 _SMALLEST = 1e-9
 
@@ -70,14 +72,22 @@ def probability(
     def fits(share: float) -> bool:
         return _fits(trace, runs, max(0, setting.device.context_bytes + doubts.at("device", share)), run, setting)
 
-    return _with_unbounded(_bounded_share(fits), doubts, _peaks_of_room(runs, doubts, setting))
+    return _with_unbounded(
+        _bounded_share(fits, is_expected=fits_card(runs, setting.device)), doubts, _peaks_of_room(runs, doubts, setting)
+    )
 
 
-def _bounded_share(fits: Callable[[float], bool]) -> float:
-    """The share of runs that fit by the causes with bounds; ``fits`` with so much of each."""
+def _bounded_share(fits: Callable[[float], bool], *, is_expected: bool) -> float:
+    """The share of runs that fit by the causes with bounds; ``fits`` with so much of each, ``is_expected`` with none.
+
+    Near the limit a card with more room may be too small where one with less is not: segments are given back at other
+    moments, and leave other holes. The share is counted then.
+    """
     low, high = 0.0, 1.0
-    if fits(high) or not fits(low):
-        return 1.0 if fits(high) else 0.0
+    if fits(high):
+        return 1.0
+    if not fits(low):
+        return sum(fits((2 * part + 1) / (2 * _PARTS)) for part in range(_PARTS)) / _PARTS if is_expected else 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -49,7 +49,7 @@ TOPICS = {
     "remat": "recomputing within a budget: --checkpoint-activations of a step, in Python plan_memory.remat for graphs "
     "of torch.fx and ONNX (docs/REMATERIALISATION.md)",
     "vllm": "an inference engine: graphmem serve MODEL --gpu H100 (how many requests at once)",
-    "oom": "a run that died: graphmem replay snapshot.pickle, in Python graphmem.explain_oom(error)",
+    "oom": "a run that died: graphmem replay snapshot.pickle (or a log), in Python graphmem.explain_oom(error)",
     "notebook": "a notebook: graphmem run train.ipynb, or inside of one %load_ext graphmem and %%graphmem --gpu T4",
 }
 

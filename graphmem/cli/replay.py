@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
 from graphmem.base.options import Whole, option
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Output, Target
-from graphmem.cli.output import check_output, show, working
+from graphmem.cli.output import check_output, publish, show, working
+from graphmem.planning.explaining import logged_message
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,12 @@ def replay_command(
 
     SNAPSHOT is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or a trace of 'graphmem export'. Of a
     run that ran out of memory the report says what was missing, who held the rest, and which settings would have saved
-    it, each of them tried.
+    it, each of them tried. Of a log with PyTorch's OutOfMemoryError it is what the error's words tell.
     """
     check_output(output.output, output.html)
+    if (logged := logged_message(Path(snapshot))) is not None:
+        publish(logged, output.form, output.output)
+        return
     with working() as progress:
         from graphmem.planning.recordings import replay
 

@@ -255,7 +255,7 @@ def _of_program(program: Program, analyzed: dict[str, Any]) -> tuple[list[Report
     """The program's own process: of one that runs itself for many settings, each of them."""
     from graphmem.analyze import analyze
 
-    words = " ".join([program.name, *program.arguments])
+    words = program.words
     try:
         found = [Reported(words, analyze(program, **analyzed))]
     except NothingOnDevice as error:

@@ -54,6 +54,6 @@ def _over(item: pytest.Function, limit: str | None = None, *, gpu: str | None = 
     item.user_properties.append((f"gpu_memory_{level}_bytes", needed))
     if most is not None and needed > most:
         return f"{item.name} needs {format_bytes(needed)} ({level}), limited to {limit}\n\n{estimate}"
-    if most is None and estimate.fit is not None and not estimate.fit.fits:
+    if most is None and estimate.fit is not None and not estimate.fit.passes:
         return f"{item.name} does not fit {estimate.gpu}\n\n{estimate}"
     return ""

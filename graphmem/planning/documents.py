@@ -42,7 +42,7 @@ def verdict_words(fit: Fit, no: str = "does not fit") -> str:
     run without a limit may be above the card's capacity."""
     likely, chance = "" if fit.is_sure else "likely ", f" ({fit.chance})" if fit.chance else ""
     flushed = " (cached segments given back)" if fit.needs_cache_flush else ""
-    return f"{likely}{'fits' if fit.fits else no}{chance}{flushed}"
+    return f"{likely}{'fits' if fit.is_expected else no}{chance}{flushed}"
 
 
 def _on_card(fit: Fit | None) -> str:
@@ -85,7 +85,7 @@ def _said(estimate: Estimate) -> Text:
     head = needs if fit is None else f"{_on_card(fit)}: {needs}"
     head = f"Fails on any card: {estimate.failure}. {needs}" if estimate.failure else head
     levels = ", ".join(f"{level} {format_bytes(getattr(estimate, level))}" for level in LEVELS[:-1])
-    tone = "no" if estimate.failure else "" if fit is None else "yes" if fit.fits else "no"
+    tone = "no" if estimate.failure else "" if fit is None else "yes" if fit.is_expected else "no"
     return Text([head[0].upper() + head[1:], f"{levels}."], tone)
 
 
@@ -194,7 +194,7 @@ def _margin(found: Largest, name: str) -> str:
 def _spare(fit: Fit, is_above: bool) -> tuple[str, str]:
     """(what is spare or missing, whether it fits) of one row: the two never contradict each other."""
     spare = f"{format_bytes(abs(fit.margin_bytes))} {'spare' if fit.margin_bytes >= 0 else 'missing'}"
-    return spare, "leaves less than --spare" if is_above and fit.fits else verdict_words(fit)
+    return spare, "leaves less than --spare" if is_above and fit.is_expected else verdict_words(fit)
 
 
 # --- every combination ------------------------------------------------------------------------------------------------
@@ -230,7 +230,8 @@ def of_sweep(rows: Rows) -> Document:
     table = Table([*settled, *of_levels[1:], Column(wraps=False, name="fits")], shown)
     columns = [*settled, *of_levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
     found = {tuple(row.words.values()): row.estimate for row in rows if row.estimate is not None}
-    fitting = sum(row.estimate.fit.fits for row in rows if row.estimate is not None and row.estimate.fit is not None)
+    fits = [row.estimate.fit for row in rows if row.estimate is not None and row.estimate.fit is not None]
+    fitting = sum(fit.is_expected for fit in fits)
     of = f"{fitting:,} of {len(rows):,} combinations fit."
     head = [section("", Text([of], "yes" if fitting else "no"))] if any(row.figures["capacity"] for row in rows) else []
     sections = [*head, section("", table), *_sentences(*errors, *notes)]
@@ -367,7 +368,7 @@ def _at_best(base: Estimate, best: Advice) -> Text:
     assert best.estimate is not None
     fit = best.estimate.fit
     words = "" if fit is None else f", {_on_card(fit)}"
-    tone = "" if fit is None or base.failure else "yes" if fit.fits else "no"
+    tone = "" if fit is None or base.failure else "yes" if fit.is_expected else "no"
     needs = f"From {format_bytes(base.device)} of device memory down to {format_bytes(best.estimate.device)}{words}"
     return Text([f"{needs}.", f"With {best.options}"], tone)
 

@@ -30,6 +30,8 @@ _WORDS = {
     "private_bytes": rf"with {_SIZE} allocated in private pools",
     "cached_bytes": rf"{_SIZE} is reserved by PyTorch but unallocated",
 }
+#: So much of a log's end is read.
+_LOG_BYTES = 1 << 20
 _RECORD = (
     "torch.cuda.memory._record_memory_history() before the run, and graphmem.explain_oom(error) behind it, says who "
     "held the memory and which settings would have saved it."
@@ -106,7 +108,8 @@ def explain_oom(
     alloc_conf: str | None = None,
     batch: int | None = None,
 ) -> Answer:
-    """Why a run was out of memory. ``what``: the error that it caught, its message, or the file of a snapshot.
+    """Why a run was out of memory. ``what``: the error that it caught, its message, or the file of a snapshot or of a
+    log with that message.
 
     Of a snapshot, and of an error in a process that records its memory
     (``torch.cuda.memory._record_memory_history()``), the answer is that of :func:`graphmem.replay`: who held it,
@@ -117,6 +120,8 @@ def explain_oom(
     given: dict[str, Any] = {"alloc_conf": alloc_conf, "batch": batch}
     card = device_named(device) if isinstance(device, str) else device
     is_message = isinstance(what, BaseException) or "out of memory" in os.fspath(what)
+    if not is_message and (logged := logged_message(Path(str(what)))) is not None:
+        return logged
     if not is_message:
         from graphmem.planning.recordings import replay
 
@@ -128,6 +133,18 @@ def explain_oom(
 
         return replay_dead(recorded, device=card, **given)
     return message
+
+
+def logged_message(path: Path) -> OomMessage | None:
+    """The last out-of-memory error in the end of a log; None for a file that has none, or is no text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(_LOG_BYTES, path.stat().st_size), os.SEEK_END)
+            text = file.read().decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    begin = text.rfind("Tried to allocate")
+    return parsed(text[begin:]) if begin >= 0 else None
 
 
 def parsed(message: str) -> OomMessage:

@@ -44,7 +44,7 @@ def _all_the_same(estimate: Estimate) -> str:
         return ""
     plans = any("cuDNN" in cause.name for cause in estimate.doubts.causes)
     how = "cuDNN takes plans with smaller workspaces, or cached" if plans else "cached"
-    return f" without a limit (within {format_bytes(room)} it fits even then: {how} segments are given back)"
+    return f" if the card had as much (within {format_bytes(room)} it fits even then: {how} segments are given back)"
 
 
 def _largest(estimate: Estimate) -> str:

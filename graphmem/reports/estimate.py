@@ -146,7 +146,7 @@ def _head(estimate: Estimate) -> Iterator[Section]:
 
 def runs(estimate: Estimate) -> bool:
     """Whether the step runs, as far as is known: on its card, where one is known."""
-    return not estimate.failure and (estimate.fit is None or estimate.fit.fits)
+    return not estimate.failure and (estimate.fit is None or estimate.fit.is_expected)
 
 
 def head_lines(estimate: Estimate) -> Sequence[str]:
@@ -174,7 +174,10 @@ def verdict(estimate: Estimate) -> Sequence[str]:
             return (f"{needs}, what it took so far; whether it fits is not known.",)
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     likely, gpu = "" if fit.is_sure else "LIKELY ", fit.gpu
-    fits = f"{likely}FITS" if not estimate.failure else f"Its memory alone {'would' if fit.is_sure else 'may'} fit"
+    fits = f"{likely}{'FITS' if fit.is_expected else 'DOES NOT FIT'}"
+    if estimate.failure and fit.is_expected:
+        fits = f"Its memory alone {'would' if fit.is_sure else 'may'} fit"
+    unlike = ", less than the figures may be off" if fit.fits != fit.is_expected else ""
     gpu += f" ({fit.chance})" if fit.chance else ""
     gpu += " with less than it asks for" if fit.fits and fit.refusals is not None else ""
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
@@ -186,17 +189,17 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
         lines.append(
-            f"{fits} {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
+            f"{fits} {gpu}: holds {need} of device memory there, {card}, {spare} spare{unlike}. Only because the "
             f"allocator gives cached segments back to the driver and tries again: without a limit it would hold {free}."
         )
     elif fit.fits:
-        why = _without_bound(estimate)
+        why = unlike or _without_bound(estimate)
         lines.append(f"{fits} {gpu}: needs {need} of device memory, {card}, {spare} spare{why}.")
     elif fit.margin_bytes < 0:
-        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
+        lines.append(f"{fits} {gpu}: needs {need} of device memory, {card}, {spare} missing{unlike}.")
     else:
         why = "but the allocator's own limit or fragmentation stops it."
-        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
+        lines.append(f"{fits} {gpu}: needs {need} of device memory, {card}, {why}")
     if fit.failed_at:
         lines.append(f"Runs out of memory in {where(fit.failed_at)}{_held_then(estimate)}.")
     least = estimate.details.get("least")

@@ -58,7 +58,7 @@ def load(
         return OnnxModel(", ".join(one.name for one in models), tuple(sessions))
     if isinstance(model, Program):
         require_torch(model.name)
-        return TorchModel(model.name, lambda _: None, program=model)
+        return TorchModel(model.words, lambda _: None, program=model)
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
         if not text.strip():

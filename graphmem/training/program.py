@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +97,11 @@ class Program:
     def name(self) -> str:
         """The program in words: ``train.py``, ``-m package.train``, ``-c ...``."""
         return f"-m {self.target}" if self.is_module else "-c ..." if self.is_code else self.target
+
+    @property
+    def words(self) -> str:
+        """The program with its arguments, as a shell takes them: ``train.py --batch-size 16``."""
+        return " ".join([self.name, *map(shlex.quote, self.arguments)])
 
 
 @public_value(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def test_a_program_may_start_itself_again(folder: Path) -> None:
     )
     code, document, words = run(folder, "start.py")
     assert code == 0, words
-    assert document["model"] == "train.py"
+    assert document["model"] == "train.py 16"
     assert "followed" not in document["details"]
 
 

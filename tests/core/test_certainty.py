@@ -12,7 +12,7 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.analyze import replay_trace
 from graphmem.answering import causes
 from graphmem.answering.question import Question
-from graphmem.answering.verdict import holding, probability
+from graphmem.answering.verdict import _bounded_share, holding, probability
 from graphmem.base import versions
 from graphmem.base.figures import (
     EXACT,
@@ -200,6 +200,22 @@ def test_what_nothing_bounds_is_never_sure_where_it_may_decide(
     assert not fit.passes
 
 
+@pytest.mark.parametrize(("fits", "chance", "verdict", "words"), [
+    (True, 0.01, "likely not", "99 %"), (True, 0.5, "likely", "50 %"), (False, 0.6, "likely", "60 %"),
+    (False, 0.48, "likely not", "52 %"), (True, None, "likely", ""), (False, None, "likely not", ""),
+])  # fmt: skip
+def test_what_is_likely_goes_by_the_probability(fits: bool, chance: float | None, verdict: str, words: str) -> None:
+    fit = Fit("a card", GIB, GIB, 0, fits, probability=chance)
+    assert (fit.verdict, fit.chance) == (verdict, words)
+    assert fit.passes == (verdict == "likely")
+
+
+def test_a_share_is_counted_where_more_room_does_not_always_help() -> None:
+    assert _bounded_share(lambda share: 0.25 < share < 0.75, is_expected=True) == 0.5
+    assert _bounded_share(lambda share: 0.25 < share < 0.75, is_expected=False) == 0.0
+    assert _bounded_share(lambda share: share < 0.75, is_expected=True) == pytest.approx(0.75, abs=1 / 256)
+
+
 @pytest.mark.parametrize(("capacity", "verdict"), [(52 * GIB, "yes"), (50 * GIB, "likely")])
 def test_what_would_have_to_multiply_the_peak_does_not_decide_where_there_is_room(capacity: int, verdict: str) -> None:
     trace, _ = _run(GIB)
@@ -218,7 +234,7 @@ def test_what_fits_though_its_range_exceeds_the_card_says_how() -> None:
         Doubts((_cause(name, bounded(0, most)),)) for name, most in (("a", GIB), ("cuDNN's plans", GIB), ("a", MIB))
     ]
     said = [certainty.sentence(replace(estimate, fit=fit, doubts=one)) for one in doubts]
-    assert "without a limit (within 1.5" in said[0]
+    assert "if the card had as much (within 1.5" in said[0]
     assert "it fits even then: cached segments are given back)" in said[0]
     assert "it fits even then: cuDNN takes plans with smaller workspaces, or cached segments are given back)" in said[1]
     assert "limit" not in said[2]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import graphmem
+from graphmem.cli.main import cli
 from graphmem.errors import UsageError
 from graphmem.planning.explaining import OomMessage
 from graphmem.units import GIB, MIB
@@ -54,3 +57,13 @@ def test_an_error_of_something_else_is_refused() -> None:
         graphmem.explain_oom(ZeroDivisionError("division by zero"))
     with pytest.raises(graphmem.GraphmemError, match=r"cannot read nowhere\.pickle"):
         graphmem.explain_oom("nowhere.pickle")
+
+
+def test_a_log_is_explained_by_its_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    first, last = _message("1.00 GiB", "0 bytes", "0 bytes"), _message("2.00 GiB", "512.50 MiB", "100.00 MiB")
+    log.write_text(f"step 1\n{first}\nagain\n{last}\n", encoding="utf-8")
+    assert graphmem.explain_oom(log) == graphmem.explain_oom(RuntimeError(last))
+    said = CliRunner().invoke(cli, ["replay", str(log)])
+    assert said.exit_code == 0
+    assert said.output.startswith("OUT OF MEMORY: 2.00 GiB were asked for")
