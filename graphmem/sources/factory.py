@@ -8,6 +8,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -69,7 +70,7 @@ def _import_file(path: Path) -> ModuleType:
         with _beside_a_card():
             loader.exec_module(module)
     except Exception as error:
-        raise SourceError(f"importing {path} raised {_raised(error)}") from error
+        raise SourceError(f"importing {path}{_line_of(error, path)} raised {_raised(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
@@ -113,6 +114,12 @@ _CUDA_PACKAGES = frozenset(
 _CUDA_ONLY = (
     "a package of CUDA kernels; import it only where it is there, or choose the PyTorch implementation for the analysis"
 )
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """``:12``, the line of the file that raised; "" where none of its lines ran."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f":{lines[-1]}" if lines else ""
 
 
 def _raised(error: BaseException) -> str:

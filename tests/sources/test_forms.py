@@ -257,3 +257,10 @@ def test_a_file_that_was_edited_within_a_second_is_read_as_it_is(tmp_path: Path)
         os.utime(file, (1_700_000_000, 1_700_000_000))
         assert find_factory(f"{file}:build")[0]() == number
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_module_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    module = tmp_path / "broken.py"
+    module.write_text("import math\n\nsize = math.floor(width)\n", encoding="utf-8")
+    with pytest.raises(SourceError, match=r"broken\.py:3 raised NameError: name 'width' is not defined"):
+        graphmem.analyze(f"{module}:build")
