@@ -60,7 +60,6 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     parts = [(part.name, part.bytes, part.note) for part in served.parts]
     parts.append(("KV cache", cache.available_bytes, "what is left of it"))
     yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes), as_bars=True))
-    yield section("", Text(tuple(_besides(report))))
     if report.by_length:
         yield section("Requests at once, by their length", _users(report))
     yield from _loads(report)
@@ -72,6 +71,7 @@ def _sections(report: ServingReport) -> Iterator[Section]:
             "What would bring more tokens",
             table({"change": "", "tokens": "count", "more": "figure"}, rows, titled=True),
         )
+    yield section("", Text(tuple(_besides(report))))
     if served.notes or report.assumptions:
         yield section("Assumed", Items((*report.assumptions, *served.notes)))
 
@@ -102,7 +102,7 @@ def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:
         most = settings["max_num_seqs"]
         if most is not None and report.concurrency_at_lengths > most:
             yield "", f"(the engine runs at most {most:,} of them)"
-    yield "longest", f"{cache.longest:,} tokens"
+    yield "alone", f"one request of up to {cache.longest:,} tokens"
 
 
 def _besides(report: ServingReport) -> Iterator[str]:
