@@ -353,7 +353,7 @@ def test_things_that_are_no_model() -> None:
         analyze(nn.Linear(2, 2))
     with pytest.raises(SourceError, match="int"):
         analyze(3)
-    with pytest.raises(SourceError, match="accepted"):
+    with pytest.raises(SourceError, match="did you mean hf:resnet50"):
         analyze("resnet50")
 
 
