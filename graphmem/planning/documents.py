@@ -134,11 +134,12 @@ def of_fit(found: Largest) -> Document:
         Column(name, "count"), Column("device memory", "bytes", bars=True), Column("of the card", "figure"),
         Column(name="fits"),
     ]  # fmt: skip
+    tried = dict.fromkeys(f"{value:,}" for value, _ in found.tried)  # a size may be captured after its template
     sections = [
         section("", Facts(about)),
         section("", Text(tuple(_answer(found, name)), "yes" if found.value else "no")),
         section("", Table(columns, rows)),
-        section("", *_peaks(found, fit), Text([f"analysed: {'; '.join(f'{value:,}' for value, _ in found.tried)}"])),
+        section("", *_peaks(found, fit), Text([f"analysed: {'; '.join(tried)}"])),
     ]
     sizes: dict[tuple[str, ...], Estimate] = {(f"{value:,}",): one for value, one in sorted(found.sizes.items())}
     if cases := _cases([name], sizes):
@@ -179,14 +180,15 @@ def _margin(found: Largest, name: str) -> str:
     if not doubts.about("device"):
         return f"{spare}."
     words = "safe" if fit.margin is None else f"safe at p{100 * fit.margin:g}"
-    less, more = doubts.most("device"), doubts.least("device")
-    if less is None:
+    least, most = found.estimate.interval("device")
+    if most is None:
         causes = ", ".join(cause.name for cause in doubts.causes if cause.spread("device").above)
         return f"{spare}; which {name} is {words} cannot be told, as nothing bounds: {causes}."
-    known = f"{spare}, which may be {format_bytes(less)} less"
-    known += " or any amount more" if more is None else f" or {format_bytes(-more)} more"
+    more = most - found.estimate.device
+    known = f"{spare}, which may be {format_bytes(more)} less"
+    known += " or any amount more" if least is None else f" or {format_bytes(found.estimate.device - least)} more"
     if found.safe_value == found.value:
-        flushes = "; where it takes more, cached segments are given back" if less > fit.margin_bytes else ""
+        flushes = "; where it takes more, cached segments are given back" if more > fit.margin_bytes else ""
         return f"{known}: it is {words}{flushes}."
     return f"{known}: {name} {found.safe_value:,} is {words}." if found.safe else f"{known}: no {name} is {words}."
 
