@@ -194,7 +194,7 @@ _GROUPS = ("fits", TIGHT, "likely fits", "does not fit", "a bound, not captured"
 def _group(one: Candidate) -> str:
     if one.estimate is None or one.estimate.fit is None:
         return "a bound, not captured"
-    if one.estimate.fit.fits:
+    if one.estimate.fit.is_expected:
         return TIGHT if one.status == TIGHT else "fits" if one.estimate.fit.is_sure else "likely fits"
     return "does not fit"
 

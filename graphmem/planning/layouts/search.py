@@ -174,7 +174,8 @@ class Search:
             self._settle(candidate, TIGHT if fit.needs_cache_flush else FITS)
             return
         needed = format_bytes(candidate.estimate.device)
-        candidate.reason = f"needs {needed} of {format_bytes(fit.capacity_bytes)}"
+        near = ", less spare than the figures may be off" if fit.fits else ""
+        candidate.reason = f"needs {needed} of {format_bytes(fit.capacity_bytes)}{near}"
         self._settle(candidate, TOO_LARGE, f"{candidate.layout.words()} needs {needed} already")
 
     def _settle(self, candidate: Candidate, status: str, reason: str = "") -> None:
