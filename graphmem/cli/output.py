@@ -51,7 +51,8 @@ def makes_page(options: Output) -> bool:
 
 def show(estimate: Estimate, options: Output, page: Document | None = None) -> None:
     """Render and emit; a ``page`` is what a browser is shown instead of the estimate's own. Then exit with 3 when
-    ``--fail-on-oom`` or ``--budget`` asks for it. Raises :class:`UsageError`."""
+    ``--fail-on-oom`` or ``--budget`` asks for it, and with 1 for a step that fails all the same. Raises
+    :class:`UsageError`."""
     budget = options.budget_bytes
     shown = page if page is not None and options.form.name == "html" else estimate
     publish(shown, options.form, options.output, details=options.details, tree=options.tree, budget_bytes=budget)
@@ -64,6 +65,9 @@ def show(estimate: Estimate, options: Output, page: Document | None = None) -> N
         click.get_current_context().exit(DOES_NOT_FIT)
     if options.fail_on_oom and (estimate.failure or (estimate.fit is not None and not estimate.fit.passes)):
         click.get_current_context().exit(DOES_NOT_FIT)
+    if estimate.failure:
+        click.echo(f"graphmem: the step fails on any card: {estimate.failure}", err=True)
+        click.get_current_context().exit(1)
 
 
 def _page(estimate: Estimate | Document, options: Output, **chosen: Any) -> None:

@@ -78,6 +78,13 @@ def test_a_watch_whose_step_fails_on_any_card_fails(gpt2: str, tmp_path: Path, m
     assert "long: 49 tokens are more than the table of 48 positions" in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize(("options", "code"), [((), 1), (("--fail-on-oom",), 3)])
+def test_a_step_that_fails_on_any_card_is_an_error(gpt2: str, options: tuple[str, ...], code: int) -> None:
+    result = run("analyze", gpt2, "-b", "1", "-s", "49", "--gpu", "T4", *options)
+    assert result.exit_code == code
+    assert "FAILS BEFORE MEMORY MATTERS: 49 tokens" in " ".join(result.stdout.split())
+
+
 def test_states_of_small_tensors_are_why_eight_bits_save_nothing(gpt2: str) -> None:
     words = " ".join(run("advise", gpt2, "-b", "1", "-s", "16", "--gpu", "T4").stdout.split())
     assert "8-bit optimizer states (those of tensors below 4,096 values stay in fp32)" in words
