@@ -141,7 +141,7 @@ def logged_message(path: Path) -> OomMessage | None:
         with path.open("rb") as file:
             file.seek(-min(_LOG_BYTES, path.stat().st_size), os.SEEK_END)
             text = file.read().decode()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # no such file, a name that is none, no text
         return None
     begin = text.rfind("Tried to allocate")
     return parsed(text[begin:]) if begin >= 0 else None
