@@ -335,7 +335,11 @@ def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout
     def capture(layout: Layout, say: Progress) -> tuple[Any, str]:
         needed = int(bytes_of(layout))
         fit = SimpleNamespace(
-            passes=needed <= capacity, needs_cache_flush=False, capacity_bytes=capacity, margin_bytes=capacity - needed
+            fits=needed <= capacity,
+            passes=needed <= capacity,
+            needs_cache_flush=False,
+            capacity_bytes=capacity,
+            margin_bytes=capacity - needed,
         )
         return SimpleNamespace(device=needed, fit=fit), ""
 
