@@ -73,12 +73,12 @@ def probability(
         return _fits(trace, runs, max(0, setting.device.context_bytes + doubts.at("device", share)), run, setting)
 
     return _with_unbounded(
-        _bounded_share(fits, is_expected=fits_card(runs, setting.device)), doubts, _peaks_of_room(runs, doubts, setting)
+        _bounded_share(fits, undisturbed=fits_card(runs, setting.device)), doubts, _peaks_of_room(runs, doubts, setting)
     )
 
 
-def _bounded_share(fits: Callable[[float], bool], *, is_expected: bool) -> float:
-    """The share of runs that fit by the causes with bounds; ``fits`` with so much of each, ``is_expected`` with none.
+def _bounded_share(fits: Callable[[float], bool], *, undisturbed: bool) -> float:
+    """The share of runs that fit by the causes with bounds; ``fits`` with so much of each, ``undisturbed``: with none.
 
     Near the limit a card with more room may be too small where one with less is not: segments are given back at other
     moments, and leave other holes. The share is counted then.
@@ -87,7 +87,7 @@ def _bounded_share(fits: Callable[[float], bool], *, is_expected: bool) -> float
     if fits(high):
         return 1.0
     if not fits(low):
-        return sum(fits((2 * part + 1) / (2 * _PARTS)) for part in range(_PARTS)) / _PARTS if is_expected else 0.0
+        return sum(fits((2 * part + 1) / (2 * _PARTS)) for part in range(_PARTS)) / _PARTS if undisturbed else 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -11,7 +11,6 @@ from graphmem.base.options import Whole, option
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Output, Target
 from graphmem.cli.output import check_output, publish, show, working
-from graphmem.planning.explaining import logged_message
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ def replay_command(
     it, each of them tried. Of a log with PyTorch's OutOfMemoryError it is what the error's words tell.
     """
     check_output(output.output, output.html)
+    from graphmem.planning.explaining import logged_message
+
     if (logged := logged_message(Path(snapshot))) is not None:
         publish(logged, output.form, output.output)
         return

@@ -108,13 +108,11 @@ def advise(
     found = [tried[number] for number in range(len(changes))]
     chosen = _chosen([one for one in found if one.saved_bytes > 0])
     tries = partial(_tried, request, base.device, captures=captures, report=report)
-    path = [_up_to(chosen, count) for count in range(2, len(chosen) + 1)]
-    last = tries(replace(path[-1], change=_TOGETHER)) if path else None
-    if last is not None and (better := _without_allocator(chosen, last, tries)) is not None:
-        chosen, last = better
-        path = [_up_to(chosen, count) for count in range(2, len(chosen) + 1)]
+    last = tries(_all_of(chosen)) if len(chosen) > 1 else None
     if last is not None:
+        chosen, last = _without_allocator(chosen, last, tries) or (chosen, last)
         found.append(last)
+    path = [_up_to(chosen, count) for count in range(2, len(chosen) + 1)]
     between = [tries(one) for one in path[:-1]] if steps else []
     followed = (chosen[0], *between, replace(last, change=path[-1].change)) if steps and last else ()
     return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))), followed)
@@ -176,8 +174,12 @@ def _without_allocator(
     rest = [one for one in chosen if one.settings.keys() != {"alloc_conf"}]
     if not 1 < len(rest) < len(chosen):
         return None
-    found = tries(replace(_up_to(rest, len(rest)), change=_TOGETHER))
+    found = tries(_all_of(rest))
     return (rest, found) if found.saved_bytes > together.saved_bytes else None
+
+
+def _all_of(chosen: list[Advice]) -> Advice:
+    return replace(_up_to(chosen, len(chosen)), change=_TOGETHER)
 
 
 def _up_to(chosen: list[Advice], count: int) -> Advice:

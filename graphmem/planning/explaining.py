@@ -120,12 +120,13 @@ def explain_oom(
     given: dict[str, Any] = {"alloc_conf": alloc_conf, "batch": batch}
     card = device_named(device) if isinstance(device, str) else device
     is_message = isinstance(what, BaseException) or "out of memory" in os.fspath(what)
-    if not is_message and (logged := logged_message(Path(str(what)))) is not None:
-        return logged
     if not is_message:
+        path = Path(str(what))
+        if (logged := logged_message(path)) is not None:
+            return logged
         from graphmem.planning.recordings import replay
 
-        return replay(Path(str(what)), device=card, **given)
+        return replay(path, device=card, **given)
     message = parsed(str(what))
     recorded = _recorded_here() if isinstance(what, BaseException) else None
     if recorded is not None and recorded.death is not None:
@@ -137,14 +138,16 @@ def explain_oom(
 
 def logged_message(path: Path) -> OomMessage | None:
     """The last out-of-memory error in the end of a log; None for a file that has none, or is no text."""
+    if not os.path.isfile(path):  # a pipe is read once, by who replays it
+        return None
     try:
         with path.open("rb") as file:
             file.seek(-min(_LOG_BYTES, path.stat().st_size), os.SEEK_END)
-            text = file.read().decode()
-    except (OSError, ValueError):  # no such file, a name that is none, no text
+            end = file.read()
+    except OSError:
         return None
-    begin = text.rfind("Tried to allocate")
-    return parsed(text[begin:]) if begin >= 0 else None
+    begin = -1 if b"\0" in end else end.rfind(b"Tried to allocate")
+    return parsed(end[begin:].decode(errors="replace")) if begin >= 0 else None
 
 
 def parsed(message: str) -> OomMessage:

@@ -130,6 +130,12 @@ def test_an_error_of_the_command_is_the_error(server: str, sent: str) -> None:
     assert "T5000" in found.json()["error"]
 
 
+def test_a_step_that_fails_on_any_card_has_its_report(server: str) -> None:
+    answer = ask(server, "analyze", model="hf:gpt2", batch=1, seq_len=5000, gpu="T4")
+    assert answer.status_code == 200
+    assert any(one["code"] == "step_fails" for one in answer.json()["diagnostics"])
+
+
 def test_files_of_other_kinds_and_large_ones_are_refused(server: str) -> None:
     assert httpx.post(f"{server}/v1/files", params={"name": "train.py"}, content=b"x").status_code == 422
     assert httpx.post(f"{server}/v1/files", params={"name": "sft.yaml"}, content=b"x").status_code == 422

@@ -211,9 +211,9 @@ def test_what_is_likely_goes_by_the_probability(fits: bool, chance: float | None
 
 
 def test_a_share_is_counted_where_more_room_does_not_always_help() -> None:
-    assert _bounded_share(lambda share: 0.25 < share < 0.75, is_expected=True) == 0.5
-    assert _bounded_share(lambda share: 0.25 < share < 0.75, is_expected=False) == 0.0
-    assert _bounded_share(lambda share: share < 0.75, is_expected=True) == pytest.approx(0.75, abs=1 / 256)
+    assert _bounded_share(lambda share: 0.25 < share < 0.75, undisturbed=True) == 0.5
+    assert _bounded_share(lambda share: 0.25 < share < 0.75, undisturbed=False) == 0.0
+    assert _bounded_share(lambda share: share < 0.75, undisturbed=True) == pytest.approx(0.75, abs=1 / 256)
 
 
 @pytest.mark.parametrize(("capacity", "verdict"), [(52 * GIB, "yes"), (50 * GIB, "likely")])

@@ -62,7 +62,7 @@ def test_an_error_of_something_else_is_refused() -> None:
 def test_a_log_is_explained_by_its_last_error(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     first, last = _message("1.00 GiB", "0 bytes", "0 bytes"), _message("2.00 GiB", "512.50 MiB", "100.00 MiB")
-    log.write_text(f"step 1\n{first}\nagain\n{last}\n", encoding="utf-8")
+    log.write_bytes(f"step 1 \u00b5\n{first}\nagain\n{last}\n".encode()[8:])  # its beginning is cut off in a letter
     assert graphmem.explain_oom(log) == graphmem.explain_oom(RuntimeError(last))
     said = CliRunner().invoke(cli, ["replay", str(log)])
     assert said.exit_code == 0

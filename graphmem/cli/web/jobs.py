@@ -33,8 +33,8 @@ from graphmem.errors import UsageError
 #: Ends of the names of files that are read; others are refused, also files of fine-tuning tools, which name folders.
 SUFFIXES = (".onnx", ".json", ".pickle", ".pkl", ".gguf")
 _DATA = re.compile(rb'<script type="application/json" id="graphmem-[a-z-]+">\n?(.*?)\n?</script>', re.DOTALL)
-#: Exit codes of a command that gave an answer: done, and does not fit.
-_ANSWERED = (0, 3)
+#: Exit codes of a command that may have given an answer: done, the step fails on any card, does not fit.
+_ANSWERED = (0, 1, 3)
 #: How often an analysis is started again that somebody killed, as a system that is short of memory does.
 _AGAIN = 4
 #: Seconds between two looks at a job, for those who wait.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphmem.errors import GraphError
+from graphmem.errors import GraphError, first_line
 from graphmem.torch_names import private
 
 _aot_autograd: Any = private("torch._dynamo.backends.common.aot_autograd", "there are no joint graphs of steps")
@@ -33,7 +33,7 @@ def joint_graph(step: Callable[..., Any], *inputs: Any, **named: Any) -> fx.Grap
         torch.compile(step, backend=backend, fullgraph=True, dynamic=False)(*inputs, **named)
     except Exception as error:
         if not found:
-            raise GraphError(f"there is no joint graph of this step: {str(error).strip().splitlines()[0]}") from error
+            raise GraphError(f"there is no joint graph of this step: {first_line(error)}") from error
     if not found:
         raise GraphError("there is no joint graph of this step: nothing in it requires gradients")
     found[0].graph.eliminate_dead_code()
