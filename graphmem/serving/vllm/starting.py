@@ -189,7 +189,7 @@ def _of_engine(core: Any) -> dict[str, Any]:
     groups = [_group(group) for group in cache.kv_cache_groups]
     return {
         "blocks": cache.num_blocks,
-        "concurrency": float(utils.get_max_concurrency_for_kv_cache_config(config, cache)),
+        "concurrency": float(utils.get_max_concurrency_for_kv_cache_config(config, cache)) if groups else 0.0,
         "groups": groups,
     }
 
