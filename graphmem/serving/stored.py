@@ -61,6 +61,10 @@ class Matrix:
         """Values of one."""
         return self.outputs * self.inputs
 
+    def cut(self, cards: int) -> int:
+        """The parts that so many cards cut it into."""
+        return cards if self.parts is None else min(cards, self.parts)
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -87,9 +91,9 @@ def stored(model: ServedModel, quantization: str | None = None, width: int = _HA
         config = {"quant_method": quantization, **_USUAL.get(quantization, {})}
     packed = _method(model, config, width) if config else None
     total = plain = 0
-    for matrix in _matrices(model):
+    for matrix in matrices(model):
         biases = matrix.outputs * width if matrix.bias else 0
-        cut = cards if matrix.parts is None else min(cards, matrix.parts)
+        cut = matrix.cut(cards)
         if packed is not None and packed.takes(matrix):
             total += matrix.count * packed.bytes(matrix) // cut
             plain += matrix.count * biases // cut
@@ -102,7 +106,7 @@ def stored(model: ServedModel, quantization: str | None = None, width: int = _HA
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _matrices(model: ServedModel) -> Iterator[Matrix]:
+def matrices(model: ServedModel) -> Iterator[Matrix]:
     """Every product's weight; the head, where it is not the embedding's."""
     kind = kind_of(model)
     layers, hidden = count(model, "num_hidden_layers") + _drafting(model, kind), count(model, "hidden_size")
