@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphmem.base.documents import LARGEST_NUMBER, shown
 from graphmem.base.figures import parse_margin
 from graphmem.base.records import dataclass
-from graphmem.base.versions import NEWEST, version_named, workspace_variables
+from graphmem.base.versions import NEWEST, version_named
+from graphmem.base.workspaces import variables_set
 from graphmem.cudnn.library import AUTO, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.errors import UsageError
@@ -97,7 +98,7 @@ class Question:
         """The key of a step that is captured, or compiled, whatever the allocator's options."""
         setting, runtime = self.setting, self.asked_runtime.name if self.asked_runtime is not None else None
         cudnn = None if self.cudnn_library is None else (self.cudnn_library, setting.device)
-        variables = workspace_variables(os.environ)
+        variables = variables_set(os.environ)
         of_runtime = runtime if str(self.model).startswith(_OF_THEIR_RUNTIME) else None
         card = setting.device if self.is_compiled else card_facts(setting.device)
         capture = (self.build_on, setting.torch_version, card, cudnn, variables, of_runtime)
@@ -263,7 +264,8 @@ def capture_key(question: Question) -> CaptureKey:
 def card_facts(card: Device) -> tuple[object, ...]:
     """The facts of a card that kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
     like = as_cuda(card)
-    return like.compute_capability, like.sm_count, like.max_threads_per_sm, like.cublas_workspace_bytes
+    threads = like.max_threads_per_sm
+    return like.vendor, like.compute_capability, like.sm_count, threads, like.cublas_workspace_bytes
 
 
 def check_counts(least: int, **counts: int | None) -> None:

@@ -144,20 +144,6 @@ def other_compiler(asked: tuple[int, int], installed: tuple[int, int]) -> list[D
     return [Code.OTHER_COMPILER.about(installed=words(installed), asked=words(asked))]
 
 
-#: Variables of the environment that say how large libraries' workspaces are and how long they stay, and which library
-#: computes products with a bias and attention.
-WORKSPACE_VARIABLES = (
-    "DISABLE_ADDMM_CUDA_LT",
-    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUBLASLT_WORKSPACE_SIZE",
-    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
-    "TORCH_CUBLAS_WORKSPACE_CACHE",
-    "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCH_BLAS_PREFER_HIPBLASLT",
-)
-
-
 def allocator_settings(environment: Mapping[str, str], torch_version: Version) -> str:
     """The text of the caching allocator's options in this environment (CUDA's name wins, as in 2.13)."""
     newer = environment.get("PYTORCH_ALLOC_CONF") if REGISTER["NAME_OF_OPTIONS"].holds(torch_version) else None
@@ -167,11 +153,6 @@ def allocator_settings(environment: Mapping[str, str], torch_version: Version) -
 def flag(environment: Mapping[str, str], name: str) -> bool | None:
     """``c10::utils::check_env``: 0 and 1 are understood, anything else is as if it were not set."""
     return {"0": False, "1": True}.get(environment.get(name, ""))
-
-
-def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Those that are set, with their text: a trace depends on them."""
-    return tuple((name, environment[name]) for name in WORKSPACE_VARIABLES if environment.get(name))
 
 
 # --- the register -----------------------------------------------------------------------------------------------------
