@@ -60,6 +60,7 @@ def start(
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
     runner.unsorted = versions.SAMPLES_UNSORTED.holds(version) or settings.more.flashinfer_samples
+    runner.buffered = versions.SAMPLES_UNSORTED.holds(version) and not settings.more.flashinfer_samples
     runner.pools = settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
