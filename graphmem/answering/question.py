@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphmem.base.documents import LARGEST_NUMBER, shown
 from graphmem.base.figures import parse_margin
 from graphmem.base.records import dataclass
-from graphmem.base.versions import NEWEST, version_named
-from graphmem.base.workspaces import variables_set
+from graphmem.base.versions import NEWEST, version_named, workspace_variables
 from graphmem.cudnn.library import AUTO, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.errors import UsageError
@@ -98,7 +97,7 @@ class Question:
         """The key of a step that is captured, or compiled, whatever the allocator's options."""
         setting, runtime = self.setting, self.asked_runtime.name if self.asked_runtime is not None else None
         cudnn = None if self.cudnn_library is None else (self.cudnn_library, setting.device)
-        variables = variables_set(os.environ)
+        variables = workspace_variables(os.environ)
         of_runtime = runtime if str(self.model).startswith(_OF_THEIR_RUNTIME) else None
         card = setting.device if self.is_compiled else card_facts(setting.device)
         capture = (self.build_on, setting.torch_version, card, cudnn, variables, of_runtime)

@@ -10,8 +10,7 @@ from typing import Any
 
 from graphmem.answering.question import Question
 from graphmem.base.figures import Figure
-from graphmem.base.versions import beyond_known, other_compiler, version_notes
-from graphmem.base.workspaces import variables_set
+from graphmem.base.versions import beyond_known, other_compiler, version_notes, workspace_variables
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.estimate import no_card_named
@@ -36,7 +35,7 @@ def assumptions(question: Question, run: Run, taken: Taken) -> Iterator[str]:
     if run.planned is None:
         yield from run.notes
         yield from version_notes(question.setting.torch_version, run.installed_version)
-        yield from (f"{name}={text} of the environment" for name, text in variables_set(os.environ))
+        yield from (f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
         yield from run.cudnn.notes() if run.cudnn is not None else ()
     yield from taken.assumptions
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphmem.base import versions, workspaces
+from graphmem.base import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.capture.operators.facts import CALLS_CUBLAS
 from graphmem.capture.torch_internals import OpOverload
@@ -75,8 +75,8 @@ class WorkspaceSettings:
             asked = versions.flag(environment, "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
             shared = shared if asked is None else asked
         return WorkspaceSettings(
-            workspaces.workspace_bytes(environment, is_rocm),
-            workspaces.lt_workspace_bytes(environment, is_rocm),
+            versions.workspace_bytes(environment, is_rocm),
+            versions.lt_workspace_bytes(environment, is_rocm),
             kept,
             shared and kept,
             environment.get("DISABLE_ADDMM_CUDA_LT") != "1",

@@ -17,7 +17,6 @@ from graphmem.allocators.alloc_conf import AllocConf
 from graphmem.allocators.mps_heaps import MPSHeaps, Watermarks
 from graphmem.base import versions
 from graphmem.base.figures import BOUNDS, UNKNOWN, Cause, Spread, bounded, unknown
-from graphmem.base.workspaces import lt_workspace_bytes
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
@@ -118,7 +117,7 @@ def _of_rocm(trace: Trace) -> Iterator[Cause]:
     workspaces = [int(sizes[found[0]]) for label, found in trace.labelled.items() if label.startswith(_WORKSPACES)]
     if workspaces:
         # Whether hipBLASLt or rocBLAS multiplies depends on the card and on shapes: either alone, or both.
-        asked = lt_workspace_bytes(os.environ, is_rocm=True)
+        asked = versions.lt_workspace_bytes(os.environ, is_rocm=True)
         most = HIPBLASLT_BYTES if asked is None else asked
         spread = bounded(-sum(workspaces), len(workspaces) * most)
         source = f"{format_bytes(most)} of hipBLASLt's for each counted one, which is missing where it multiplies alone"
