@@ -44,3 +44,9 @@ def test_a_card_that_shares_the_hosts_memory_has_small_batches() -> None:
     """As public logs of such cards print: NVML does not say how much memory they have."""
     gb10 = engine_named("vllm").serve(Question(model_named("Qwen/Qwen3-0.6B"), device_named("GB10")))
     assert (gb10.settings["max_num_batched_tokens"], gb10.settings["max_num_seqs"]) == (2048, 256)
+
+
+def test_a_video_of_qwen3_vl_was_counted_with_its_times() -> None:
+    """Under 0.11, as its log says: a budget of 153,600 tokens, profiled with one video."""
+    (note,) = (one for one in served(logs()["qwen3-vl-30b-a3b-3090-tp4-0.11"]).notes if "encoder cache" in one)
+    assert note.endswith("1 video item of 153,600 tokens; encoder cache: 153,600 tokens")
