@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from graphmem.base.documents import read_yamls, shown
@@ -26,7 +27,7 @@ _PROGRAM = re.compile(r"(.*/)?(vllm|sglang)")
 #: The words that start a server.
 _ACCEPTED = (
     "vllm serve MODEL, python -m vllm.entrypoints.openai.api_server, python -m sglang.launch_server, trtllm-serve, "
-    "text-generation-launcher, llama-server, or docker run with the image of one"
+    "text-generation-launcher, llama-server, docker run with the image of one, or docker compose -f FILE up"
 )
 
 
@@ -83,6 +84,8 @@ _VALUES = {
 def asked_by(words: Sequence[str], variables: Mapping[str, str] | None = None) -> list[str]:
     """The words of ``graphmem serve`` for a server's command line, and the ``variables`` of its environment. Raises
     :class:`UsageError`."""
+    if composed := _composed(words):
+        return asked_in(composed)
     found = _server_in(words)
     if found is None:
         raise UsageError(f"{shown(' '.join(words))} starts no server that is known; accepted: {_ACCEPTED}")
@@ -97,6 +100,15 @@ def asked_by(words: Sequence[str], variables: Mapping[str, str] | None = None) -
     if model is None:
         raise UsageError(f"{shown(' '.join(words))} names no model ({' or '.join(server.model)})")
     return [model, "--engine", server.engine, *map(_spelled, options)]
+
+
+def _composed(words: Sequence[str]) -> Path | None:
+    """The file of ``docker compose -f FILE up``, which is the folder's own where none is named."""
+    if words[:1] != ["docker-compose"] and words[:2] != ["docker", "compose"]:
+        return None
+    named = [after for word, after in pairwise(words) if word in ("-f", "--file")]
+    usual = [Path(stem + end) for stem in ("compose", "docker-compose") for end in (".yaml", ".yml")]
+    return Path(named[0]) if named else next((one for one in usual if one.is_file()), usual[0])
 
 
 #: llama.cpp's options that name a file elsewhere.

@@ -286,12 +286,10 @@ def _predicted(reader: Reader, served: Served, name: str) -> float | None:
         "tokens": cache.tokens, "concurrency": cache.concurrency, "CUDA graphs": served.graphs_bytes,
         "weights": served.weights_bytes,
     }  # fmt: skip
-    if name in known:
-        return known[name]
     parts = {part.name: part.bytes for part in served.parts}
     if name in reader.sums:
         return sum(parts.get(one, 0) for one in reader.sums[name])
-    return parts.get(name)
+    return known.get(name, parts.get(name))
 
 
 def _given(engine: Any, question: Question, reader: Reader, log: Log) -> Term | None:

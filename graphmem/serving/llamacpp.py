@@ -36,12 +36,18 @@ _WINDOWS: Mapping[str, int] = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
 _FOLLOWED = frozenset(
     (
         "llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gptneox", "gemma", "starcoder2", "stablelm", "internlm2",
-        "command-r", "olmo", "granite", "glm4", "smollm3", "deepseek2", *_WINDOWS,
+        "command-r", "olmo", "granite", "glm4", "smollm3", "deepseek2", "phi3", *_WINDOWS,
     )
 )  # fmt: skip
 #: Hidden states that are alive while attention scores are: the layer's input and residual, queries, and what they
-#: become; two more where attention and feed-forward layer begin from one sum (observed: GPT-NeoX).
-_ALIVE, _ALIVE_PARALLEL = 4, 6
+#: become; two more where queries, keys and values are one product (observed: GPT-NeoX, Phi 3).
+_ALIVE, _ALIVE_FUSED = 4, 6
+#: Of the feed-forward layer: gate, up and what they become, which is no operator in place (``ggml_op_can_inplace``,
+#: ggml/src/ggml-alloc.c); and hidden states beside them (observed: Qwen 3).
+_WIDE, _BESIDE_WIDE = 3, 4
+#: Hidden states that are kept where embeddings are pooled: all of them, and the same in the other order
+#: (``build_pooling``, src/llama-graph.cpp).
+_POOLED = 2
 _MOST_LAYERS = 1 << 12
 _LONGEST_EXPRESSION = 500
 
@@ -63,6 +69,7 @@ class _Model:
     trained: int
     window: int
     latent: bool
+    fused: bool
 
     def sees_all(self, layer: int) -> bool:
         """True if a layer keeps every token (``llama_hparams::is_swa``)."""
@@ -83,6 +90,7 @@ class _Settings:
     flash: bool
     full_windows: bool
     on_card: bool
+    pooled: bool
     #: Expressions of tensors' names that stay on the host.
     on_host: tuple[str, ...] = ()
 
@@ -100,17 +108,22 @@ class _Settings:
 
 #: Options, and how their values are read.
 READERS = {
-    "n_gpu_layers": whole(0, _MOST_LAYERS), "ctx_size": whole(0), "parallel": whole(1, 256), "batch_size": whole(),
+    "n_gpu_layers": lambda name, text: _layers(name, text), "ctx_size": whole(0), "parallel": whole(1, 256),
+    "batch_size": whole(),
     "ubatch_size": whole(), "cache_type_k": one_of(*_CACHE_TYPES), "cache_type_v": one_of(*_CACHE_TYPES),
     "flash_attn": one_of("on", "off", "auto", "true", "false"), "kv_unified": flag, "no_kv_offload": flag,
     "swa_full": flag, "n_outputs_max": whole(), "cpu_moe": flag, "n_cpu_moe": whole(0, _MOST_LAYERS),
-    "override_tensor": lambda name, text: _overrides(name, text),
+    "embeddings": flag, "override_tensor": lambda name, text: _overrides(name, text),
 }  # fmt: skip
 #: Other spellings.
 SHORT = {
     "ngl": "n_gpu_layers", "gpu_layers": "n_gpu_layers", "c": "ctx_size", "np": "parallel", "b": "batch_size",
     "ub": "ubatch_size", "nkvo": "no_kv_offload", "cmoe": "cpu_moe", "ncmoe": "n_cpu_moe", "ot": "override_tensor",
-    "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified",
+    "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified", "embedding": "embeddings",
+    # Of those that change nothing on the card; "fit" is for what would not fit as it is asked.
+    "lv": "verbosity", "cram": "cache_ram", "ctxcp": "ctx_checkpoints", "cb": "cont_batching", "fitt": "fit_target",
+    "fitc": "fit_ctx", "nocb": "no_cont_batching", "s": "seed", "to": "timeout", "rea": "reasoning", "lm": "load_mode",
+    "nr": "no_repack", "sps": "slot_prompt_similarity", "dt": "defrag_thold",
 }  # fmt: skip
 
 #: Names of the context's parameters as logs have them -> of the options.
@@ -208,7 +221,13 @@ def _sizes(served: ServedModel, file: GGUF) -> _Model:
         trained=max(1, value("context_length", 4096, most=1 << 30)),
         window=value("attention.sliding_window", 4096 if architecture == "gemma2" else 0, most=1 << 30),
         latent=latent,
+        fused=any(tensor.name == "blk.0.attn_qkv.weight" for tensor in file.layout),
     )
+
+
+def _layers(name: str, text: str) -> int:
+    """A number of layers, or all of them, which ``auto`` begins with."""
+    return _MOST_LAYERS if text in ("all", "auto") else whole(0, _MOST_LAYERS)(name, text)
 
 
 def _by_layer(served: ServedModel, file: GGUF, name: str, otherwise: int, layers: int) -> tuple[int, ...]:
@@ -250,6 +269,7 @@ def _settings(question: Question, model: _Model) -> _Settings:
         flash=flash,
         full_windows=found.get("swa_full", False),
         on_card=not found.get("no_kv_offload", False),
+        pooled=found.get("embeddings", False),
         on_host=(*found.get("override_tensor", ()), *_experts_on_host(model, found)),
     )
 
@@ -358,13 +378,14 @@ def compute_bytes(model: _Model, settings: _Settings) -> int:
     hidden = 4 * tokens * model.hidden
     cells = settings.context if settings.unified else settings.context // settings.slots
     mask = cells * tokens * (2 if settings.flash else 4)
-    alive = _ALIVE_PARALLEL if model.architecture == "gptneox" else _ALIVE
+    alive = _ALIVE_FUSED if model.fused else _ALIVE
     scores = 0 if settings.flash else 4 * cells * tokens * model.heads
     rows = max(1, model.experts_used)
-    wide = 2 * 4 * tokens * model.feed_forward * rows + (hidden * model.experts_used)
-    stages = [mask + scores + alive * hidden, mask + wide + 3 * hidden]
+    wide = _WIDE * 4 * tokens * model.feed_forward * rows + (hidden * model.experts_used)
+    stages = [mask + scores + alive * hidden, mask + wide + _BESIDE_WIDE * hidden]
     if settings.gpu_layers > 0:
-        stages.append(4 * settings.outputs * model.vocabulary + hidden)
+        kept = 1 + (_POOLED if settings.pooled else 0)
+        stages.append(4 * settings.outputs * model.vocabulary + kept * hidden)
     return max(stages)
 
 
@@ -457,11 +478,12 @@ def _fewer_layers(question: Question, file: GGUF, model: _Model, settings: _Sett
 def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
     notes = [
         f"weights and the KV cache ({cache / GIB:.2f} GiB on the card) are sums of what the header says, equal to "
-        "public logs; the compute buffer is a formula over the stages of Llama's graph, equal to five public logs; "
-        "where its feed-forward layer is the largest stage nothing holds it",
+        "public logs; the compute buffer is a formula over the stages of Llama's graph, equal to nine public logs",
         "the version is that of llama-cpp-python, 0.3.36",
         "not counted: ggml's pools of temporary buffers, which no log prints",
     ]
+    if model.experts_used:
+        notes.append("with experts nothing holds the compute buffer")
     if settings.on_host:
         notes.append(
             "tensors that stay on the host: their products are computed there, or with copies that no log prints"

@@ -45,11 +45,9 @@ class OnnxRuntimeGenAI:
         shared = found.get("past_present_share_buffer", True)
         before = outside(question.device, 1)
         token = own.token_bytes(CACHE_BYTES["auto"]) * beams * (1 if shared else 2)
-        parts = [
-            *first_parts(before, own),
-        ]
         answer = filled(
-            self, question, own, 1, parts=parts, page=1, length=length, requests=batch, token_bytes=token,
+            self, question, own, 1, parts=first_parts(before, own), page=1, length=length, requests=batch,
+            token_bytes=token,
             settings={
                 "max_length": length, "batch_size": batch, "num_beams": beams, "past_present_share_buffer": shared,
             },

@@ -40,6 +40,14 @@ HARMLESS = frozenset((
     "shard_uds_path", "master_addr", "master_port", "prometheus_port", "usage_stats", "no_mmproj", "threads_batch",
     "tb", "numa", "prio", "poll", "n_predict", "n", "repeat_penalty", "samplers", "chat_template_file", "props",
     "reasoning_format", "reasoning_budget", "no_slots", "embeddings_only", "cache_reuse", "no_warmup", "log_file",
+    "prio_batch", "poll_batch", "cpu_mask", "cpu_range", "cpu_strict", "perf", "no_perf", "keep", "mmap", "load_mode",
+    "check_tensors", "repack", "no_repack", "verbosity", "log_verbosity", "log_colors", "log_prefix", "log_timestamps",
+    "cache_ram", "ctx_checkpoints", "swa_checkpoints", "cache_prompt", "no_cache_prompt", "no_cont_batching",
+    "context_shift", "no_context_shift", "warmup", "webui", "ui", "no_ui", "path", "api_prefix", "api_key_file",
+    "chat_template_kwargs", "slot_save_path", "slot_prompt_similarity", "reasoning", "special", "ignore_eos", "offline",
+    "temperature", "presence_penalty", "frequency_penalty", "repeat_last_n", "rope_scaling", "rope_scale",
+    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "defrag_thold", "fit",
+    "fit_target", "fit_ctx", "no_jinja",
 ))  # fmt: skip
 _AT_ONCE = "--load N (requests at once) or --arrivals 5/s, with --lengths p50=800,p99=6000"
 #: Words that people know from elsewhere -> what to write where the engine has no such option.

@@ -163,16 +163,8 @@ def loaded(
         )
         for number, one in sorted(answers.items())
     )  # fmt: skip
-    return LoadReport(
-        described,
-        make().rules,
-        speed,
-        answers[1],
-        max_wait,
-        fewest,
-        None if fewest is None else fewest * served.cards,
-        tried,
-    )
+    cards = None if fewest is None else fewest * served.cards
+    return LoadReport(described, make().rules, speed, answers[1], max_wait, fewest, cards, tried)
 
 
 def _enough(answer: LoadAnswer, max_wait: float) -> bool:

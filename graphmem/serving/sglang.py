@@ -2,7 +2,7 @@
 
 Followed from sglang 0.5.23, ``srt/arg_groups/memory_hook.py`` (defaults), ``srt/mem_cache/kv_cache_configurator.py``:
 tokens = (free after loading - free before it * (1 - mem_fraction_static)) / bytes of a token. Its arithmetic and the
-weights are held by public logs; memory loaded beside the weights is not counted.
+weights are held by public logs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
-from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.base import Part, Question, Served, ServedModel
 from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, flag, one_of, options_of, share, whole
 from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, decoder, filled, first_parts, length_of, outside
+from graphmem.serving.stored import matrices
+from graphmem.serving.values import count
 from graphmem.units import MIB
 
 #: Options, and how their values are read.
@@ -38,6 +41,9 @@ _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512),
 )  # fmt: skip
 _LARGEST = (16384, 512, 512)
+#: Products that lie in one tensor (``QKVParallelLinear``, ``MergedColumnParallelLinear``, srt/layers/linear.py).
+_FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
+          "w1": "gate_up", "w3": "gate_up"}  # fmt: skip
 
 
 def _logged(lines: Sequence[str]) -> dict[str, str]:
@@ -99,8 +105,11 @@ class SGLang:
         free = question.device.capacity_bytes - context
         page = found.get("page_size", 1)
         token = own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")])
+        plain = question.model.checkpoint is None and not found.get("quantization")
+        beside = beside_weights(question.model, cards) if plain else 0
         parts = [
             *first_parts(before, own),
+            Part("beside the weights", beside, "blocks of the allocator, and the rotary table in fp32"),
             Part("kept free", round(free * (1 - fraction)), f"mem_fraction_static {fraction:g}: activations, graphs"),
         ]
         left = free - sum(part.bytes for part in parts[1:])
@@ -121,7 +130,7 @@ class SGLang:
             advice="raise --mem-fraction-static, or give more cards (--tp)",
             basis="logs",
             notes=(
-                "two public logs: tokens within 0.3 %, given what was free before loading; activations and graphs "
+                "eight public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
                 "are what --mem-fraction-static keeps free, and are not predicted",
                 f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
                 "the default fraction is that of 0.5.23 without graphs of prefills; older versions had 0.88 on an H100",
@@ -135,6 +144,30 @@ def _defaults(device: Device, cards: int) -> tuple[int, int]:
         if size < most:
             return chunk, few if cards < 4 else many
     return _LARGEST[0], _LARGEST[1]
+
+
+def beside_weights(model: ServedModel, cards: int) -> int:
+    """Bytes of one card that loading takes beside 16-bit weights: what is left of the allocator's segments when every
+    layer's products were made in their order, and the rotary table (srt/layers/rotary_embedding). 0 where layers differ
+    or are quantised, which is not followed."""
+    layers = count(model, "num_hidden_layers")
+    products: dict[str, int] = {}
+    for matrix in matrices(model):
+        times = 1 if matrix.name == "lm_head" else matrix.count
+        if (times not in (1, layers) and times % layers) or model.config.get("quantization_config"):
+            return 0
+        name = _FUSED.get(matrix.name.rpartition(".")[2], matrix.name)
+        products[name] = products.get(name, 0) + 2 * matrix.numel // matrix.cut(cards) * max(1, times // layers)
+    head = products.pop("lm_head", 0)
+    table = 2 * count(model, "vocab_size") * count(model, "hidden_size") // cards
+    heads, hidden = count(model, "num_attention_heads"), count(model, "hidden_size")
+    positions = count(model, "max_position_embeddings", 2048)
+    rotary = 4 * positions * count(model, "head_dim", hidden // heads)
+    sizes = [table, *(size for _ in range(layers) for size in products.values()), head, rotary]
+    allocator = PyTorchCachingAllocator(None)
+    for size in filter(None, sizes):
+        allocator.malloc(size)
+    return allocator.reserved_bytes - sum(sizes) + rotary
 
 
 def _board(device: Device) -> float:

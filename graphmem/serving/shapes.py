@@ -81,9 +81,7 @@ def _bytes(question: Question, cards: int) -> int:
     """Bytes of one card: by the headers of the checkpoint, else by its configuration."""
     model, checkpoint = question.model, question.model.checkpoint
     width = 4 if question.dtype in ("float", "float32") else 2
-    whole = (
-        stored(model, question.quantization, width, cards).bytes if checkpoint is None else checkpoint.bytes // cards
-    )
+    whole = stored(model, question.quantization, width, cards) if checkpoint is None else checkpoint.bytes // cards
     return whole - _unloaded(model, question.quantization, width, cards)
 
 
@@ -92,7 +90,7 @@ def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: i
     if not count(model, "num_nextn_predict_layers", 0, least=0):
         return 0
     without = replace(model, config={**model.config, "num_nextn_predict_layers": 0})
-    return stored(model, quantization, width, cards).bytes - stored(without, quantization, width, cards).bytes
+    return stored(model, quantization, width, cards) - stored(without, quantization, width, cards)
 
 
 #: Bytes of an element of the cache by the names that engines use.

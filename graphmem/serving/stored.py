@@ -22,21 +22,10 @@ from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping, matches
 
 #: Decoders whose tensors are listed here.
-FAMILIES = frozenset(
-    (
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "gpt_oss",
-    )
-)
+FAMILIES = frozenset((
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "deepseek_v2", "deepseek_v3",
+    "gpt_oss",
+))  # fmt: skip
 #: Values of a block that bitsandbytes scales together, and of its scales where they are quantised too.
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 #: Bytes of a number of 16 bits, which scales have where nothing else is said.
@@ -61,23 +50,14 @@ class Matrix:
         """Values of one."""
         return self.outputs * self.inputs
 
-
-@dataclass(frozen=True)
-class Stored:
-    """Bytes of a checkpoint: of the products that are quantised, with scales and zeros, and of everything else."""
-
-    quantised_bytes: int
-    plain_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """Of all tensors."""
-        return self.quantised_bytes + self.plain_bytes
+    def cut(self, cards: int) -> int:
+        """The parts that so many cards cut it into."""
+        return cards if self.parts is None else min(cards, self.parts)
 
 
-def stored(model: ServedModel, quantization: str | None = None, width: int = _HALF, cards: int = 1) -> Stored:
-    """The tensors in a checkpoint of this configuration, whose plain tensors have ``width`` bytes a value; of ``cards``
-    under tensor parallelism the share of one.
+def stored(model: ServedModel, quantization: str | None = None, width: int = _HALF, cards: int = 1) -> int:
+    """Bytes of the tensors in a checkpoint of this configuration, whose plain tensors have ``width`` bytes a value; of
+    ``cards`` under tensor parallelism the share of one.
 
     ``quantization``: a method that the configuration does not name itself, with its usual settings. Raises
     :class:`UsageError` for a model or a quantisation that is not listed here.
@@ -86,23 +66,21 @@ def stored(model: ServedModel, quantization: str | None = None, width: int = _HA
     if quantization is not None and not config:
         config = {"quant_method": quantization, **_USUAL.get(quantization, {})}
     packed = _method(model, config, width) if config else None
-    total = plain = 0
-    for matrix in _matrices(model):
+    total = (_tables(model) * width) // cards + _norms(model) * width + _corrections(model) * 4
+    for matrix in matrices(model):
         biases = matrix.outputs * width if matrix.bias else 0
-        cut = cards if matrix.parts is None else min(cards, matrix.parts)
+        cut = matrix.cut(cards)
         if packed is not None and packed.takes(matrix):
-            total += matrix.count * packed.bytes(matrix) // cut
-            plain += matrix.count * biases // cut
+            total += matrix.count * packed.bytes(matrix) // cut + matrix.count * biases // cut
         else:
-            plain += matrix.count * (matrix.numel * width + biases) // cut
-    tables, norms = _tables(model), _norms(model)
-    return Stored(total, plain + tables * width // cards + norms * width + _corrections(model) * 4)
+            total += matrix.count * (matrix.numel * width + biases) // cut
+    return total
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _matrices(model: ServedModel) -> Iterator[Matrix]:
+def matrices(model: ServedModel) -> Iterator[Matrix]:
     """Every product's weight; the head, where it is not the embedding's."""
     kind = kind_of(model)
     layers, hidden = count(model, "num_hidden_layers") + _drafting(model, kind), count(model, "hidden_size")
@@ -110,11 +88,9 @@ def _matrices(model: ServedModel) -> Iterator[Matrix]:
     yield from _feed_forward(model, kind, layers, hidden)
     if not _tied(model, kind):
         yield Matrix("lm_head", count(model, "vocab_size"), hidden)
-    if _drafting(
-        model, kind
-    ):  # a further layer reads the last one's output beside the next token, and has its own head
-        yield Matrix("lm_head", hidden, 2 * hidden, _drafting(model, kind))
-        yield Matrix("lm_head", count(model, "vocab_size"), hidden, _drafting(model, kind))
+    if further := _drafting(model, kind):  # reads the last layer's output beside the next token, has its own head
+        yield Matrix("lm_head", hidden, 2 * hidden, further)
+        yield Matrix("lm_head", count(model, "vocab_size"), hidden, further)
 
 
 def _drafting(model: ServedModel, kind: str) -> int:

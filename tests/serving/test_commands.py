@@ -45,6 +45,16 @@ def test_a_command_line_as_it_stands(line: str, words: str) -> None:
     assert asked_by(line.split()) == [word.replace("+", " ") for word in words.split()]
 
 
+def test_a_composed_server_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "services:\n  llm:\n    image: vllm/vllm-openai:v0.11.0\n    command: --model M --max-model-len 9\n"
+    for name in ("own.yml", "compose.yaml"):
+        Path(name).write_text(text)
+    words = ["M", "--engine", "vllm", "--max-model-len", "9"]
+    assert asked_by(["docker", "compose", "-f", "own.yml", "up", "-d"]) == words
+    assert asked_by(["docker-compose", "up"]) == words
+
+
 def test_entries_of_objects_are_put_together() -> None:
     line = """vllm serve M --speculative-config {"method":"mtp"} --speculative_config.num_speculative_tokens 2
         -O.cudagraph_mode=FULL --limit-mm-per-prompt.image 4 --hf-overrides.a.b_c x"""

@@ -472,7 +472,8 @@ def test_the_first_engine_takes_a_whole_prompt_and_does_not_compile() -> None:
 def test_what_variables_of_the_environment_chose() -> None:
     sorts = _part(_at((0, 11)), "activation peak")
     flashinfer = _part(_at((0, 11), arguments=(("use_flashinfer_sampler", "true"),)), "activation peak")
-    assert flashinfer == pytest.approx(_part(_at((0, 17)), "activation peak"), rel=0.01) != sorts
+    buffer = device_named("H100").sm_count * 128256 * 4  # Triton's, which FlashInfer has not
+    assert flashinfer == pytest.approx(_part(_at((0, 17)), "activation peak") - buffer, rel=0.01) != sorts
     first = _at((0, 9), max_model_len=20000, arguments=(("use_v1", "false"),))
     assert first.settings["max_num_batched_tokens"] == 20000
 

@@ -73,7 +73,7 @@ GPTQ = {
 @pytest.mark.parametrize("name", PUBLIC)
 def test_bytes_of_public_checkpoints(name: str) -> None:
     config, published = PUBLIC[name]
-    assert stored(ServedModel(name, config)).bytes == published
+    assert stored(ServedModel(name, config)) == published
 
 
 @pytest.mark.parametrize(("bits", "group"), GPTQ)
@@ -82,21 +82,21 @@ def test_files_of_gptq(bits: int, group: int) -> None:
         **_known("mistralai/Mixtral-8x7B-v0.1", {**_GPTQ, "bits": bits, "group_size": group}),
         "vocab_size": 32002,
     }
-    found = stored(ServedModel("mixtral", config)).bytes + 500_000  # and its header: 4,300 names
+    found = stored(ServedModel("mixtral", config)) + 500_000  # and its header: 4,300 names
     assert found / 1e9 == pytest.approx(GPTQ[bits, group], abs=0.006)
 
 
 def test_every_share_of_several_cards() -> None:
     for config, _ in PUBLIC.values():
         model = ServedModel("m", config)
-        whole = stored(model).bytes
-        assert whole / 4 <= stored(model, cards=4).bytes < whole / 4 * 1.05
+        whole = stored(model)
+        assert whole / 4 <= stored(model, cards=4) < whole / 4 * 1.05
 
 
 def test_a_method_that_the_configuration_does_not_name() -> None:
     model = ServedModel("m", _known("meta-llama/Llama-3.1-8B"))
-    assert stored(model, "awq").bytes == 5_727_854_592
-    assert stored(model, "nf4").bytes < stored(model, "int8").bytes < stored(model).bytes
+    assert stored(model, "awq") == 5_727_854_592
+    assert stored(model, "nf4") < stored(model, "int8") < stored(model)
     with pytest.raises(UsageError, match="accepted: awq"):
         stored(model, "none")
 
@@ -130,7 +130,7 @@ _METHODS = ("awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors", "modelop
 def test_any_quantisation_is_an_answer_or_one_line(quantization: dict[str, Any], method: str, kind: str) -> None:
     config = {**_known("meta-llama/Llama-3.1-8B"), "model_type": kind}
     config["quantization_config"] = {"quant_method": method, **quantization}
-    assert _answered(lambda: stored(ServedModel("m", config)).bytes) > 0
+    assert _answered(lambda: stored(ServedModel("m", config))) > 0
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------

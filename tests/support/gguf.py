@@ -43,49 +43,39 @@ def _value(value: Any) -> bytes:
 
 
 def llama(
-    layers: int, hidden: int, heads: int, kv_heads: int, feed_forward: int, vocabulary: int, *, context: int = 8192,
-    kind: str = "q4_0", head_kind: str = "q6_K", mixed: bool = False, freqs: bool = False,
+    layers: int, hidden: int, heads: int, kv_heads: int, feed_forward: int, vocabulary: int, *, head: int = 0,
+    context: int = 8192, architecture: str = "llama", kind: str = "q4_0", head_kind: str = "q6_K",
+    table_kind: str | None = None, qkv_kind: str | None = None, mixed: bool = False, tied: bool = False,
+    freqs: bool = False, small: Sequence[tuple[str, int]] = (),
 ) -> bytes:  # fmt: skip
     """A model like Llama. ``mixed``: values and down projections of some layers are q6_K, as Q4_K_M has them
-    (``use_more_bits``, src/llama-quant.cpp)."""
-    kv = hidden // heads * kv_heads
-    tensors: list[tuple[str, str, Sequence[int]]] = [("token_embd.weight", kind, (hidden, vocabulary))]
+    (``use_more_bits``, src/llama-quant.cpp); ``qkv_kind``: queries, keys and values lie in one tensor of that type, and
+    gate and up in another; ``small``: further vectors of every layer, in fp32; ``tied``: no tensor of the output."""
+    size = head or hidden // heads
+    wide, kv = heads * size, kv_heads * size
+    tensors: list[tuple[str, str, Sequence[int]]] = [("token_embd.weight", table_kind or kind, (hidden, vocabulary))]
     for layer in range(layers):
         more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
         better = "q6_K" if mixed and more else kind
-        tensors += [
-            (f"blk.{layer}.attn_norm.weight", "f32", (hidden,)), (f"blk.{layer}.ffn_norm.weight", "f32", (hidden,)),
-            (f"blk.{layer}.attn_q.weight", kind, (hidden, hidden)), (f"blk.{layer}.attn_k.weight", kind, (hidden, kv)),
-            (f"blk.{layer}.attn_v.weight", better, (hidden, kv)),
-            (f"blk.{layer}.attn_output.weight", kind, (hidden, hidden)),
-            (f"blk.{layer}.ffn_gate.weight", kind, (hidden, feed_forward)),
-            (f"blk.{layer}.ffn_up.weight", kind, (hidden, feed_forward)),
-            (f"blk.{layer}.ffn_down.weight", better, (feed_forward, hidden)),
-        ]  # fmt: skip
-    tensors += [("output_norm.weight", "f32", (hidden,)), ("output.weight", head_kind, (hidden, vocabulary))]
+        if qkv_kind:
+            inputs = [("attn_qkv", qkv_kind, (hidden, wide + 2 * kv)), ("ffn_up", kind, (hidden, 2 * feed_forward))]
+        else:
+            inputs = [
+                ("attn_q", kind, (hidden, wide)), ("attn_k", kind, (hidden, kv)), ("attn_v", better, (hidden, kv)),
+                ("ffn_gate", kind, (hidden, feed_forward)), ("ffn_up", kind, (hidden, feed_forward)),
+            ]  # fmt: skip
+        outputs = [("attn_output", kind, (wide, hidden)), ("ffn_down", better, (feed_forward, hidden))]
+        norms = [("attn_norm", "f32", (hidden,)), ("ffn_norm", "f32", (hidden,))]
+        tensors += [(f"blk.{layer}.{name}.weight", of, shape) for name, of, shape in (*inputs, *outputs, *norms)]
+        tensors += [(f"blk.{layer}.{name}", "f32", (count,)) for name, count in small]
+    tensors.append(("output_norm.weight", "f32", (hidden,)))
+    if not tied:
+        tensors.append(("output.weight", head_kind, (hidden, vocabulary)))
     if freqs:
-        tensors.append(("rope_freqs.weight", "f32", (hidden // heads // 2,)))
-    return header(_metadata("llama", layers, hidden, heads, kv_heads, feed_forward, context), tensors)
-
-
-def qwen3(
-    layers: int, hidden: int, heads: int, kv_heads: int, head: int, feed_forward: int, vocabulary: int, *, context: int,
-    kind: str = "q8_0",
-) -> bytes:  # fmt: skip
-    """A Qwen 3: norms of queries and keys."""
-    tensors: list[tuple[str, str, Sequence[int]]] = [("token_embd.weight", kind, (hidden, vocabulary))]
-    for layer in range(layers):
-        for name, of, shape in (
-            ("attn_norm", "f32", (hidden,)), ("ffn_norm", "f32", (hidden,)), ("attn_q_norm", "f32", (head,)),
-            ("attn_k_norm", "f32", (head,)), ("attn_q", kind, (hidden, heads * head)),
-            ("attn_k", kind, (hidden, kv_heads * head)), ("attn_v", kind, (hidden, kv_heads * head)),
-            ("attn_output", kind, (heads * head, hidden)), ("ffn_gate", kind, (hidden, feed_forward)),
-            ("ffn_up", kind, (hidden, feed_forward)), ("ffn_down", kind, (feed_forward, hidden)),
-        ):  # fmt: skip
-            tensors.append((f"blk.{layer}.{name}.weight", of, shape))
-    tensors += [("output_norm.weight", "f32", (hidden,)), ("output.weight", kind, (hidden, vocabulary))]
-    metadata = _metadata("qwen3", layers, hidden, heads, kv_heads, feed_forward, context)
-    return header(metadata | {"qwen3.attention.key_length": head, "qwen3.attention.value_length": head}, tensors)
+        tensors.append(("rope_freqs.weight", "f32", (size // 2,)))
+    metadata = _metadata(architecture, layers, hidden, heads, kv_heads, feed_forward, context)
+    lengths = {f"{architecture}.attention.{name}_length": head for name in ("key", "value")} if head else {}
+    return header(metadata | lengths, tensors)
 
 
 def pythia(layers: int, hidden: int, heads: int, vocabulary: int, *, context: int = 2048) -> bytes:

@@ -168,7 +168,8 @@ class VLLM:
         method, name, assumed = method_for(question, settings.itemsize)
         if backend.is_captured(question):
             return backend.shape(question, settings, method), name, assumed
-        shape, more = families.shape_of(question.model, settings.itemsize, method), settings.more
+        model, more = question.model, settings.more
+        shape = families.with_mrope(families.shape_of(model, settings.itemsize, method), model, settings.version)
         if shape.state is not None:
             state = replace(
                 shape.state,
@@ -356,6 +357,13 @@ def _played(builder: TraceBuilder, allocator: PyTorchCachingAllocator) -> tuple[
     return allocated, reserved
 
 
+def _tokens(settings: Settings, layout: Layout, blocks: int) -> int:
+    """The tokens in so many blocks, as the version prints them."""
+    if versions.TOKENS_OF_REQUESTS.holds(settings.version):
+        return int(layout.concurrency(blocks, settings.batch.length) * settings.batch.length)
+    return blocks // len(layout.groups) * layout.block_size
+
+
 def _answer(
     question: Question, settings: Settings, shape: Shape, layout: Layout, start: Start, method: str | None
 ) -> Served:
@@ -371,7 +379,7 @@ def _answer(
         block_bytes=layout.block_bytes,
         block_size=layout.block_size,
         blocks=blocks,
-        tokens=int(concurrency * length),
+        tokens=_tokens(settings, layout, blocks),
         concurrency=concurrency,
         longest=layout.longest(available, settings.longest),
         groups=tuple((_words(shape, group.spec), group.layers) for group in layout.groups),

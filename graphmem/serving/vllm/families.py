@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from graphmem.base.documents import shown
+from graphmem.base.versions import Version
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number, rope_of
+from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models import deltanet, mamba1
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, ExpertShape, Family, LatentShape, Shape
@@ -281,8 +283,6 @@ def _latent(model: ServedModel) -> LatentShape:
 def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: int) -> int:
     """Rows of the rotary tables: stretched ones have more (layers/rotary_embedding)."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if "mrope_section" in rope and model.config.get("model_type") in _LONGER_ROPES:
-        positions *= MROPE_ROWS
     factor = number(model, "factor of rope_scaling", rope.get("factor"), 1.0)
     if kind in ("linear", "dynamic"):
         return _limited(model, positions * factor)
@@ -290,6 +290,14 @@ def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: in
         name = "original_max_position_embeddings"
         return _limited(model, counted(model, name, rope.get(name), positions) * factor)
     return positions
+
+
+def with_mrope(shape: Shape, model: ServedModel, version: Version) -> Shape:
+    """The same with the rotary tables of several positions a token, where it has them."""
+    longer = model.config.get("model_type") in _LONGER_ROPES or not versions.MROPE_BY_MODEL.holds(version)
+    if "mrope_section" not in rope_of(model) or not longer:
+        return shape
+    return replace(shape, rope_positions=shape.rope_positions * MROPE_ROWS)
 
 
 def _limited(model: ServedModel, positions: float) -> int:

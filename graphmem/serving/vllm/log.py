@@ -83,6 +83,7 @@ READER = Reader(
     ),
     sums={
         **{one: (one,) for one in ("activation peak", "outside torch", "CUDA graphs, estimated")},
+        "weights": ("weights", "adapters", "draft model"),
         "activation peak and graphs": ("activation peak", "CUDA graphs, estimated"),
         "peak of torch": ("weights", "activation peak"),
         "consumed": (

@@ -28,11 +28,6 @@ class Adapters:
     slots: int
     rank: int
 
-    @property
-    def graph_cases(self) -> tuple[int, ...]:
-        """Numbers of adapters for which every graph is captured (``get_lora_capture_cases``)."""
-        return (0, self.slots + 1)
-
 
 class Fillable(Protocol):
     """Matrices that an adapter is put into."""

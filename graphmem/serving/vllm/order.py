@@ -14,6 +14,7 @@ from graphmem.devices import Device
 from graphmem.serving.vllm import families, graphs, versions
 from graphmem.serving.vllm.attention import backend_for, quantises_queries
 from graphmem.serving.vllm.compiling import compile_cold
+from graphmem.serving.vllm.encoders.budget import Items
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
 from graphmem.serving.vllm.lora import Fillable
@@ -56,10 +57,12 @@ def start(
     second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     compiles = second and not settings.eager and settings.more.compiled
     run.native = compiles
+    run.keeps_scratch = versions.SCRATCH_KEPT.holds(settings.version)
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
     runner.unsorted = versions.SAMPLES_UNSORTED.holds(version) or settings.more.flashinfer_samples
+    runner.buffered = versions.SAMPLES_UNSORTED.holds(version) and not settings.more.flashinfer_samples
     runner.pools = settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
@@ -95,7 +98,11 @@ def start(
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
-        encoded = _encoded(run, tower, settings) if tower is not None and not settings.more.skip_mm_profiling else []
+        encoded = (
+            _encoded(run, tower, settings, shape.encoder.items)
+            if tower is not None and shape.encoder is not None and not settings.more.skip_mm_profiling
+            else []
+        )
         _fill(slots, settings)
         run.profiling = True
         runner.profile(model, forward)
@@ -130,11 +137,14 @@ def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:
     return ExpertRanks(ranks, 1, more.redundant_experts, more.balanced, more.data, sliced)
 
 
-def _encoded(run: Run, tower: Tower, settings: Settings) -> list[Tensor]:
+def _encoded(run: Run, tower: Tower, settings: Settings, items: Items) -> list[Tensor]:
     """The tensors of the encoder's profile run that stay until the language model's is done: the embeddings, and with
     the first runner their inputs (``batched_dummy_mm_inputs``, v1/worker/gpu_model_runner.py)."""
     inputs = tower.inputs()
     embeddings = tower.encode()
+    if items.spread > items.embedded:  # the last of them stays besides, by its name in the loop
+        size = sum(one.bytes for one in embeddings) // items.count * items.spread // items.embedded
+        embeddings += [run.new(size, "embeddings among other tokens") for _ in range(items.count)]
     if settings.runner == "V1":
         return [*embeddings, inputs]
     run.free(inputs)

@@ -26,6 +26,10 @@ from graphmem.serving.vllm.run import Run, Tensor
 _MARLIN_ROWS, _MARLIN_COLUMNS, _MARLIN_LOCKS = 64, 256, 4
 #: Values of a block that bitsandbytes scales together (``blocksize`` of its 4-bit types).
 _NF4_BLOCK = 64
+#: Scales that it quantises together (``quantize_4bit`` with ``compress_statistics``).
+_NF4_NESTED = 256
+#: Rows from which AWQ's own kernels unpack the weight (``FP16_MATMUL_HEURISTIC_CONDITION``, awq.py of 0.22).
+_LONG_PRODUCT = 256
 #: What a method takes where nobody says: bits, values of a group.
 _USUAL = (4, 128)
 
@@ -35,6 +39,7 @@ class Packed:
     """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin.
 
     ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
+    ``unpacks``: AWQ's own kernels instead, which leave weights as they are and unpack them for a long product.
     ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
     """
 
@@ -47,6 +52,7 @@ class Packed:
     zeros: bool = False
     drops_zeros: bool = False
     shape_tensor: bool = False
+    unpacks: bool = False
 
     def _groups(self, inputs: int) -> int:
         return 1 if self.group < 0 else cdiv(inputs, self.group)
@@ -67,6 +73,8 @@ class Packed:
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go."""
+        if self.unpacks:
+            return
         run.enter(f"{name}.repack")
         columns = sum(outputs)
         if self.reorders:
@@ -97,7 +105,15 @@ class Packed:
         run.named[name] = after
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
-        return _marlin(run, tokens, outputs * self.itemsize * tokens)
+        size = outputs * self.itemsize * tokens
+        if not self.unpacks:
+            return _marlin(run, tokens, size)
+        if tokens < _LONG_PRODUCT:
+            return run.new(size)
+        unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
+        result = run.matmul(size)
+        run.free(unpacked)
+        return result
 
     def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
         for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
@@ -181,7 +197,8 @@ class Float8:
 class Float4:
     """Four-bit floating point: bitsandbytes' nf4 and fp4 (blocks of 64 with fp32), nvfp4 (16, 8 bits), mxfp4 (32, 8).
 
-    ``unpacks``: a product unpacks the whole weight first (bitsandbytes).
+    ``unpacks``: a product unpacks the whole weight first (bitsandbytes). ``nested``: so many scales are quantised
+    together to a byte each with one in fp32 (bitsandbytes' ``compress_statistics``), and unpacked for a product too.
     """
 
     cache_scales: ClassVar[CacheScales] = CacheScales.NONE
@@ -191,11 +208,15 @@ class Float4:
     scale_bytes: int
     unpacks: bool = False
     native: bool = False
+    nested: int = 0
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         columns = sum(outputs)
+        scales = cdiv(inputs * columns, self.block)
         run.named[f"{name}.weight"] = run.new(inputs * columns // 2, f"{name}.weight")
-        run.named[f"{name}.scale"] = run.new(cdiv(inputs * columns, self.block) * self.scale_bytes, f"{name}.scale")
+        run.named[f"{name}.scale"] = run.new(scales * (1 if self.nested else self.scale_bytes), f"{name}.scale")
+        if self.nested:
+            run.new(cdiv(scales, self.nested) * self.scale_bytes, f"{name}.scale_of_scales")
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:
@@ -213,8 +234,9 @@ class Float4:
             run.free(*quantised)
             return result
         result = run.new(size)
+        scales = [run.new(cdiv(inputs * outputs, self.block) * self.scale_bytes)] if self.nested else []
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
-        run.free(run.matmul(size), unpacked)
+        run.free(run.matmul(size), unpacked, *scales)
         return result
 
     def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
@@ -393,13 +415,15 @@ def _method(
     bits = _bits(model, own.get("bits", own.get("w_bit", _USUAL[0])))
     group = counted(model, "group_size", own.get("group_size", own.get("q_group_size")), _USUAL[1], least=-1) or -1
     if name == "awq":
-        return Packed(bits, group, itemsize, reorders=True, zeros=bool(own.get("zero_point", True))), excluded
+        zeros = bool(own.get("zero_point", True))
+        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question)), excluded
     if name == "gptq":
         return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True)), excluded
     if name == "bitsandbytes":
         if own.get("load_in_8bit"):
             raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
-        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True), excluded
+        nested = 0 if versions.SCALES_UNPACKED.holds(versions.checked(question.version)) else _NF4_NESTED
+        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested), excluded
     if name == "mxfp4":
         return Float4(itemsize, 32, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
     if name == "modelopt_fp4":
@@ -417,6 +441,16 @@ def _method(
         static_inputs=own.get("activation_scheme") == "static",
     )
     return method, excluded
+
+
+def _unpacks_awq(question: Question) -> bool:
+    """True if AWQ's own kernels run: asked for by that name, or on a card before Marlin's
+    (``override_quantization_method``, awq_marlin.py)."""
+    version = versions.checked(question.version)
+    if versions.ONE_AWQ.holds(version):
+        return False
+    least = (7, 5) if versions.MARLIN_ON_TURING.holds(version) else (8, 0)
+    return question.quantization == "awq" or not reaches(question.device.capability, least)
 
 
 def _bits(model: ServedModel, value: object) -> int:

@@ -38,6 +38,8 @@ class ModelRunner(ABC):
     name: str
     #: Whether the sampler leaves logits where they are: older ones sort them.
     unsorted: bool = True
+    #: Whether it is Triton's kernel that leaves them, which has a buffer of its own, and not FlashInfer's.
+    buffered: bool = True
     #: Whether the model returns states instead of tokens, and nothing is sampled.
     pools: bool = False
 
@@ -266,7 +268,7 @@ class V1(ModelRunner):
             return
         run.temporary(rows, 4, rows * 4)
         kept = [] if self.unsorted else [self._sorted(rows)]
-        if first and self.unsorted:
+        if first and self.buffered:
             run.new(self.run.device.sm_count * self.shape.vocab * 4, "top-k and top-p buffer", Category.WORKSPACE)
             run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
             run.new(800, "top-k and top-p buffer", Category.WORKSPACE)

@@ -251,13 +251,14 @@ def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
 
 
 def _batch_defaults(question: Question, version: Version, more: Arguments) -> tuple[int, int]:
-    """(tokens, requests): ``get_batch_defaults``; the first engine's are the same on every card."""
+    """(tokens, requests): ``get_batch_defaults``; the first engine's are the same on every card, and a card that shares
+    the host's memory is taken for one of none, since NVML does not say how much it has."""
     if question.entry not in ENTRIES:
         raise UsageError(f"entry is {question.entry!r}; accepted: {', '.join(ENTRIES)}")
     if not _has_second_engine(question, version, more):
         return 2048, 256
     server = question.entry == "server"
-    memory = question.device.capacity_bytes
+    memory = 0 if question.device.unified_memory else question.device.capacity_bytes
     if versions.LARGEST_CARDS.holds(version) and memory >= 160 * GIB:
         return 16384, 1024
     if memory >= 70 * GIB and "a100" not in question.device.name.lower():

@@ -1,7 +1,7 @@
 """The register of differences between versions of vLLM.
 
-Read: the released wheels of 0.6.6, 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.11.0 and 0.11.2, 0.13 to 0.28 but for 0.15 and 0.23,
-and 0.30 to 0.33. Where a change lies between two of them it is taken to come with the later one. 0.32 is held by
+Read: the released wheels of 0.6.6, 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.11.0 and 0.11.2, 0.13 to 0.28 but for 0.23, and 0.30
+to 0.33. Where a change lies between two of them it is taken to come with the later one. 0.32 is held by
 recordings; the others by their source, and by figures of public logs.
 """
 
@@ -35,22 +35,41 @@ SECOND_ENGINE = Change((0, 8), "the second engine, V1")
 GROWTH_ALONE = Change((0, 9), "of what is outside PyTorch only what came since the engine began is charged")
 #: v1/worker/gpu_worker.py, ``init_device``: the groups of processes are made before free memory is first looked at.
 GROUPS_BEFORE = Change((0, 11), "NCCL's communicators are there before the engine looks, and not charged")
+#: model_loader/bitsandbytes_loader.py, ``_dequantize_dq``.
+SCALES_UNPACKED = Change((0, 10), "bitsandbytes' scales, themselves quantised, are unpacked when they are loaded")
+#: v1/worker/gpu_model_runner.py, ``profile_run``; models/qwen3_vl.py, ``get_max_video_tokens``.
+EMBEDDINGS_SPREAD = Change((0, 11), "embeddings lie among their item's other tokens; Qwen3-VL's videos have 11.5 each")
+EMBEDDINGS_ALONE = Change((0, 13), "embeddings are kept without their item's other tokens")
 #: config/vllm.py: whether two batches are in flight (config/scheduler.py, ``async_scheduling``).
 ASYNC_SCHEDULING = Change((0, 14), "scheduling is asynchronous: two batches are in flight")
+#: fused_moe/unquantized_fused_moe_method.py: a modular kernel, whose scratch is the engine's (v1/worker/workspace.py).
+SCRATCH_KEPT = Change((0, 15), "the scratch of experts stays")
+#: layers/quantization/awq_marlin.py, ``get_min_capability``: 8.0 before.
+MARLIN_ON_TURING = Change((0, 15), "AWQ is multiplied by Marlin from compute capability 7.5 on")
 #: v1/sample/ops/topk_topp_sampler.py, ``apply_top_k_top_p``: all logits were sorted.
 SAMPLES_UNSORTED = Change((0, 17), "top-k and top-p by a Triton kernel instead of a sort of all logits")
 #: config/cache.py: the default of ``gpu_memory_utilization`` was 0.9.
 UTILIZATION_92 = Change((0, 20), "gpu_memory_utilization is 0.92 by default")
 #: envs.py, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS.
 GRAPHS_CHARGED = Change((0, 20), "an estimate of CUDA graphs is taken from the KV cache")
+#: v1/core/kv_cache_utils.py, ``_report_kv_cache_config``: before, the blocks of one group of layers.
+TOKENS_OF_REQUESTS = Change((0, 21), "the tokens that are printed are those of the longest requests at once")
 #: v1/worker/gpu_worker.py, ``_scoped_allocator_max_split`` around ``load_model``.
 SPLIT_WHILE_LOADING = Change((0, 21), "weights are loaded under max_split_size_mb:20")
+#: layers/quantization/auto_awq.py: ``--quantization awq`` was AWQ's own kernels before.
+ONE_AWQ = Change((0, 24), "AWQ is multiplied by Marlin whatever it is called")
 #: utils/mem_utils.py (vllm#49208): free memory before and after instead of weights, peak and growth outside torch.
 DEVICE_LEVEL = Change((0, 27), "what is consumed is measured on the card")
+#: models/qwen2_vl.py, ``supports_mm_device_do_normalize``; Qwen3-VL's have it with 0.32.
+PIXELS_ON_CARD, NEW_PIXELS_ON_CARD = (
+    Change(since, "pixels are normalised on the card") for since in ((0, 28), (0, 32))
+)
 #: engine/arg_utils.py, ``get_batch_defaults``: cards from 160 GiB on.
 LARGEST_CARDS = Change((0, 28), "cards of 160 GiB serve batches of 16384 tokens")
 #: The same as :data:`SPLIT_WHILE_LOADING` around the profile run.
 SPLIT_WHILE_PROFILING = Change((0, 31), "the profile run is under max_split_size_mb:20")
+#: layers/rotary_embedding/mrope.py, ``mrope_positions_factor``: four times the positions for every model before.
+MROPE_BY_MODEL = Change((0, 32), "only Qwen2-VL's rotary tables are longer than the model's positions")
 #: config/vllm.py, ``use_v2_model_runner``: for whatever it can do; before, by :func:`has_second_runner`.
 SECOND_RUNNER = Change((0, 32), "the second model runner is the default")
 FIRST_WITH_SECOND_RUNNER: Version = (0, 22)
@@ -61,6 +80,11 @@ _SECOND_RUNNER_OF_EXPERTS = {"deepseek_v2", "deepseek_v3"}
 
 #: Cards of less went to the first engine as long as there was one (engine/arg_utils.py, ``_is_v1_supported_oracle``).
 _SECOND_ENGINE_CAPABILITY, _ONE_ENGINE = (8, 0), (0, 10)
+
+
+def spreads_embeddings(version: Version) -> bool:
+    """True if the profile run writes embeddings into tensors of all tokens of the largest item, or more."""
+    return EMBEDDINGS_SPREAD.holds(version) and not EMBEDDINGS_ALONE.holds(version)
 
 
 def has_second_engine(version: Version, capability: tuple[int, int]) -> bool:

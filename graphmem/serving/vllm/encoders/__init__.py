@@ -16,7 +16,7 @@ from graphmem.base.documents import shown as quoted
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import counted, mapping, rope_of
-from graphmem.serving.vllm import arguments
+from graphmem.serving.vllm import arguments, versions
 from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.encoders import internvl, llava, qwen
 from graphmem.serving.vllm.encoders.budget import limits_of, profiled
@@ -153,15 +153,32 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     vision = _vision(around, family)
     processor = _processor(around, family, more)
     tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
+    embedded, video = dict(tokens), None
+    spreads = versions.spreads_embeddings(settings.version)
+    new = str(around.config["model_type"]) in qwen.NEW
+    if spreads and new:
+        video, embedded["video"], tokens["video"] = qwen.stamped(
+            _outer(around, model), vision, processor, settings.batch.length
+        )
     for name, tokens_of_item in tokens.items():
         counted(around, f"tokens of the largest {name}", tokens_of_item)
     items = profiled(tokens, limits, settings.batch)
     assert items is not None
+    if spreads:  # 0.11: into rows of the whole budget, 0.12: of one item's tokens
+        rows = items.cache if settings.version < (0, 12) else items.tokens
+        items = replace(items, spread=rows, embedded=embedded[items.modality])
     made = family.module.encoder(
         _outer(around, model), vision, processor, items, settings.itemsize, settings.batch.length
     )
-    if isinstance(made, qwen.Qwen) and more.encoder_data_parallel and settings.tensor_parallel > 1:
-        made = replace(made, by_items=True)  # others have no such mode, and fall back (``supports_encoder_tp_data``)
+    if isinstance(made, qwen.Qwen):
+        on_card = versions.NEW_PIXELS_ON_CARD if new else versions.PIXELS_ON_CARD
+        made = replace(
+            made,
+            # others have no such mode, and fall back (``supports_encoder_tp_data``)
+            by_items=more.encoder_data_parallel and settings.tensor_parallel > 1,
+            grid=video if video is not None and items.modality == "video" else made.grid,
+            normalises=on_card.holds(settings.version),
+        )
     return replace(shape, encoder=made)
 
 

@@ -21,13 +21,16 @@ LIMIT = 999
 @dataclass(frozen=True)
 class Items:
     """The items encoded in the profile run: their number and modality, and the tokens of each; ``cache``: tokens that
-    the encoder cache may hold; ``limits``: items of every modality that a prompt may have."""
+    the encoder cache may hold; ``limits``: items of every modality that a prompt may have; ``spread``: rows that each
+    item's embeddings are written into, of which they are ``embedded`` (0: they are kept as they are)."""
 
     modality: str
     count: int
     tokens: int
     cache: int
     limits: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    spread: int = 0
+    embedded: int = 0
 
     def __str__(self) -> str:
         return f"{self.count} {self.modality} item{'s' if self.count > 1 else ''} of {self.tokens:,} tokens"

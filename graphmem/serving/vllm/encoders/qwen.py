@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import floor, isqrt, sqrt
 from typing import Any
 
 from graphmem.errors import UsageError
@@ -23,11 +23,13 @@ from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
 
 #: ``model_type`` with Qwen3-VL's encoder.
-_NEW = ("qwen3_vl", "qwen3_vl_moe")
+NEW = ("qwen3_vl", "qwen3_vl_moe")
 #: Rows of the encoder's rotary table (``max_position`` of each of the three).
 _ROTARY_ROWS = 8192
-#: ``_MAX_FRAMES_PER_VIDEO`` (qwen2_vl.py).
-_FRAMES = 14
+#: ``_MAX_FRAMES_PER_VIDEO`` (qwen2_vl.py; qwen3_vl.py up to 0.12).
+_FRAMES, _MOST_FRAMES = 14, 24_576
+#: Tokens of a text beside a video's (qwen3_vl.py up to 0.12, ``get_max_video_tokens``).
+_STAMPED = 12.5
 #: The widest image that the processor takes, as wide as so many times its height.
 _RATIO = 200
 #: Pixels of an image at most by the preprocessor_config.json of the published checkpoints (of a video in Qwen3-VL, all
@@ -60,7 +62,7 @@ class Qwen(Encoder):
     """The encoder of one of the three. ``patch_values``: numbers of a patch; ``full``: layers that attend to all of an
     item (none: all); ``window``: merged patches of a window's side; ``deep``: layers whose states are added to the
     language model's first layers; ``grid``: of one item; ``positions``: learned ones;
-    ``by_items``: every rank has all weights, and encodes its share of the items."""
+    ``by_items``: every rank has all weights, and encodes its share of the items; ``normalises``: the card does."""
 
     kind: str
     widths: parts.Widths
@@ -76,6 +78,12 @@ class Qwen(Encoder):
     deep: tuple[int, ...] = ()
     positions: int = 0
     by_items: bool = False
+    normalises: bool = True
+
+    @property
+    def pixels_bytes(self) -> int:
+        """Of one item, as it comes."""
+        return self.grid.patches * self.patch_values * (1 if self.normalises else self.widths.itemsize)
 
     def tower(self, run: Run, batch: Batch) -> Tower:
         return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
@@ -114,8 +122,8 @@ def encoder(
         text_hidden,
         window=_window(vision, merge * patch) if kind == "qwen2_5_vl" else 0,
         full=_layers(vision, "fullatt_block_indexes"),
-        deep=_layers(vision, "deepstack_visual_indexes") if kind in _NEW else (),
-        positions=count(vision, "num_position_embeddings") if kind in _NEW else 0,
+        deep=_layers(vision, "deepstack_visual_indexes") if kind in NEW else (),
+        positions=count(vision, "num_position_embeddings") if kind in NEW else 0,
     )
 
 
@@ -137,13 +145,38 @@ def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, obje
     unit = count(vision, "patch_size", 14) * merge
     down, across = _largest(_pixels(model, processor, "images_kwargs", PIXELS[kind]) // unit**2)
     image = Grid(1, down * merge, across * merge)
-    if kind in _NEW:  # two frames, which are one patch deep, share the pixels of a video
+    if kind in NEW:  # two frames, which are one patch deep, share the pixels of a video
         pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
         down, across = _largest(pixels // unit**2)
         return image, Grid(1, down * merge, across * merge)
     pairs = max(1, length // (down * across))  # of frames
     frames = min(2 * pairs if length >= down * across else 1, _FRAMES)
     return image, Grid(cdiv(frames, 2), image.height, image.width)
+
+
+def stamped(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int
+) -> tuple[Grid, int, int]:
+    """Of Qwen3-VL's largest video up to 0.12: (its grid, its embeddings, its tokens). It has as many frames as a text
+    has room for (``get_num_frames_with_most_features``), which share its pixels; text beside every embedding says its
+    time."""
+    merge, deep = count(vision, "spatial_merge_size", 2), count(vision, "temporal_patch_size", 2)
+    unit = count(vision, "patch_size", 14) * merge
+    image, _ = _grids(model, vision, processor, length)
+    pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS)
+    sides = [side // merge * unit for side in (image.height, image.width)]
+
+    def grid(frames: int) -> Grid:
+        shrunk = max(1.0, sqrt(frames * sides[0] * sides[1] / pixels))
+        down, across = (max(1, floor(side / shrunk / unit)) for side in sides)
+        return Grid(cdiv(frames, deep), down * merge, across * merge)
+
+    frames = 2
+    while frames < _MOST_FRAMES and grid(frames + 1).patches <= length * merge**2:
+        frames += 1
+    found = grid(frames)
+    embedded = found.patches // merge**2
+    return found, embedded, int(embedded * _STAMPED)
 
 
 def _largest(patches: int) -> tuple[int, int]:
@@ -257,7 +290,7 @@ class _Tower(Tower):
         self.run, self.shape = run, shape
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.rows = shape.items.count * shape.grid.patches
-        for side in ("weight", "bias"):
+        for side in ("weight", "bias") if shape.normalises else ():
             run.new(3 * 4, f"visual.input_norm.{side}", Category.BUFFER)
         run.new(hidden * shape.patch_values * size, "visual.patch_embed.proj.weight")
 
@@ -267,17 +300,18 @@ class _Tower(Tower):
         rotary(self.run, "visual.rotary_pos_emb", _ROTARY_ROWS, widths.head_dim // 2, widths.itemsize)
 
     def inputs(self) -> Tensor:
-        """Bytes of all patches."""
+        """All patches."""
         self.run.enter("visual.input_norm")
-        return self.run.new(self.rows * self.shape.patch_values, "pixels")
+        return self.run.new(self.shape.items.count * self.shape.pixels_bytes, "pixels")
 
     def _embedded(self) -> Tensor:
         """Patches as hidden states: normalised, and one product."""
         run, shape = self.run, self.shape
-        normalised = run.new(self.rows * shape.patch_values * shape.widths.itemsize, "normalised pixels")
+        size = self.rows * shape.patch_values * shape.widths.itemsize if shape.normalises else 0
+        normalised = [run.new(size, "normalised pixels")] if size else []
         run.enter("visual.patch_embed")
         embedded = run.matmul(self._hidden_bytes, "patches")
-        run.free(normalised)
+        run.free(*normalised)
         return embedded
 
     @property
@@ -449,7 +483,7 @@ class _ByItems(Tower):
         own = replace(shape, items=replace(shape.items, count=self.share))
         with run.alone():
             self.tower = _TOWERS[shape.kind](run, own, batch)
-        self.patch_bytes = shape.grid.patches * shape.patch_values
+        self.patch_bytes = shape.pixels_bytes
 
     def inputs(self) -> Tensor:
         self.run.enter("visual")

@@ -108,8 +108,11 @@ class Experts:
         if replicas > 1:
             gathered.append(run.new(total * self.shape.hidden * size, "tokens of all replicas"))
             gathered += [run.new(total * chosen * 4, "experts of tokens of all replicas") for _ in range(2)]
-        widest = max(self.width, self.shape.hidden) + max(2 * self.width, self.shape.hidden)
-        run.scratch(total * chosen * widest * size)
+        wide, row = max(2 * self.width, self.shape.hidden), total * chosen * size
+        if run.keeps_scratch:
+            run.scratch(row * (max(self.width, self.shape.hidden) + wide))
+        else:  # ``fused_experts`` (fused_moe/fused_moe.py)
+            gathered += [run.new(row * values, "experts' products") for values in (wide, self.width)]
         count = self.experts.count + run.experts.redundant
         padded = total * chosen + count * (_TILE - 1)
         run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (count + 1) * 4)
