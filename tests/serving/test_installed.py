@@ -50,7 +50,7 @@ class EngineArgs:
     "v1/core/__init__.py": "",
     "v1/core/kv_cache_utils.py": """
 def get_max_concurrency_for_kv_cache_config(config, cache):
-    return cache.num_blocks / 4
+    return cache.num_blocks / 4 / bool(cache.kv_cache_groups)
 """,
     "v1/executor/__init__.py": "",
     "v1/executor/abstract.py": """
@@ -112,7 +112,7 @@ class LLMEngine:
         worker.load_model()
         worker.determine_available_memory()
         Executor().compile_or_warm_up_model()
-        groups = [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
+        groups = [] if args.max_model_len == "2" else [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
         cache = Some(num_blocks=worker.available_kv_cache_memory_bytes // MIB, kv_cache_groups=groups)
         core = Some(scheduler=Some(kv_cache_config=cache), vllm_config=worker.vllm_config)
         return Some(engine_core=Some(engine_core=core))
@@ -158,6 +158,16 @@ def test_of_several_processes_the_first_is_followed() -> None:
     one = installed.serve(_question())
     assert (served.cards, served.weights_bytes, one.weights_bytes) == (2, 32 << 20, 64 << 20)
     assert served.kv_cache.available_bytes == one.kv_cache.available_bytes + (32 << 20)
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_encoder_has_no_cache() -> None:
+    served = installed.serve(_question(max_model_len=2))
+    assert (served.kv_cache.blocks, served.kv_cache.available_bytes >> 20, served.refusal) == (
+        0,
+        512 - 64 - 2 - 32,
+        None,
+    )
 
 
 @pytest.mark.usefixtures("engine")

@@ -145,7 +145,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         with looking_after(MANY) if library_folder(self.path) else contextlib.nullcontext():
             super().exec_module(module)
 
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
+    def source_to_code(  # type: ignore[override]  # as Python's own, which its stubs take for one without ``self``
+        self, data: Any, path: Any, *, _optimize: int = -1
+    ) -> CodeType:
         if self._is_rewritten:
             data = with_shown_types(ast.parse(data, path))
         code: CodeType = compile(data, path, "exec", dont_inherit=True, optimize=_optimize)

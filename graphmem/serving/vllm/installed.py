@@ -307,8 +307,8 @@ def _slack(stages: Mapping[str, Mapping[str, int]]) -> int:
 
 
 def _layout(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Layout | None:
-    """The cache's groups; None where the engine did not come so far."""
-    if "groups" not in found:
+    """The cache's groups; None where the model has none, or the engine did not come so far."""
+    if not found.get("groups"):
         return None
     return Layout(tuple(map(_group, found["groups"])), settings["block_size"], _in_flight(settings))
 

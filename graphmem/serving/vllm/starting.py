@@ -186,14 +186,14 @@ def _settings(config: Any, worker: Any) -> dict[str, Any]:
 
 
 def _of_engine(core: Any) -> dict[str, Any]:
-    """Of the KV cache, as it was cut."""
+    """Of the KV cache, as it was cut; encoders have no groups of layers with one."""
     cache = core.scheduler.kv_cache_config
     config = core.vllm_config
     utils = import_module("vllm.v1.core.kv_cache_utils")
     groups = [_group(group) for group in cache.kv_cache_groups]
     return {
         "blocks": cache.num_blocks,
-        "concurrency": float(utils.get_max_concurrency_for_kv_cache_config(config, cache)),
+        "concurrency": float(utils.get_max_concurrency_for_kv_cache_config(config, cache)) if groups else 0.0,
         "groups": groups,
     }
 
