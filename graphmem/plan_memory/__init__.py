@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphmem.sources.fx_graph.reading import from_fx
     from graphmem.sources.fx_graph.writing import apply_offload, apply_order, apply_remat
     from graphmem.sources.onnx_graph import apply_onnx_order, from_onnx
+    from graphmem.sources.stablehlo_graph import from_stablehlo
 
 __all__ = [
     "AddressPlan",
@@ -51,6 +52,7 @@ __all__ = [
     "compile_pass",
     "from_fx",
     "from_onnx",
+    "from_stablehlo",
     "join_partitions",
     "joint_graph",
     "offload",
@@ -72,6 +74,7 @@ _PLACES = {
     "joint_graph": "sources.fx_graph.joint",
     **dict.fromkeys(("apply_offload", "apply_order", "apply_remat"), "sources.fx_graph.writing"),
     **dict.fromkeys(("apply_onnx_order", "from_onnx"), "sources.onnx_graph"),
+    "from_stablehlo": "sources.stablehlo_graph",
 }
 
 

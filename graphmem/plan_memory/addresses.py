@@ -275,7 +275,8 @@ def _parts(asked: _Asked) -> list[_Part] | None:
         packing.write_neighbours(first, end, births, starts[:-1].copy(), others)
         rows = asked.obstacles(members)
         lives = Lives(first, end, asked.sizes[members], starts, others, rows[0], rows[1])
-        parts.append(_Part(members, lives, _lower_bound(asked, members)))
+        times = asked.deaths[members] - asked.births[members]
+        parts.append(_Part(members, lives, times, _lower_bound(asked, members)))
     return parts
 
 
@@ -316,11 +317,11 @@ def _as_born(asked: _Asked) -> _Found:
 
 
 class _Part:
-    """Buffers that are alive together with no others. ``members``: their indices, by birth; the best ``addresses`` so
-    far, their ``height``, and the ``bound`` of any, in units."""
+    """Buffers that are alive together with no others. ``members``: their indices, by birth; ``times``: how long each
+    lives; the best ``addresses`` so far, their ``height``, and the ``bound`` of any, in units."""
 
-    def __init__(self, members: Numbers, lives: Lives, bound: int) -> None:
-        self.members, self.lives, self.bound = members, lives, bound
+    def __init__(self, members: Numbers, lives: Lives, times: Numbers, bound: int) -> None:
+        self.members, self.lives, self.times, self.bound = members, lives, times, bound
         self.addresses, self.height, self.by = np.empty(0, dtype=np.int64), 1 << 62, ""
         waiting = np.zeros(int(lives.end.max()) + 1, dtype=np.int64)
         np.add.at(waiting, lives.first, lives.sizes)
@@ -351,13 +352,16 @@ class _Part:
         if len(self.members) > _MOST_SEARCHED:
             return False
         while self.height > capacity >= self.bound and time.monotonic() < until:
-            order, steps, chance = next(self._attempts)
+            order, is_by_waiting, steps = next(self._attempts)
             lives, count = _renamed(self.lives, order), len(order)
             lowest = np.array([packing.lifted(lives, one, 0) for one in range(count)], dtype=np.int64)
             state = State(
                 np.full(count, -1, dtype=np.int64), lowest, lowest.copy(), self._waiting.copy(), self._waiting.copy()
             )
-            answer = packing.search(np.arange(count), 0, -1, lives, state, capacity, np.array([steps]), chance)
+            ranked = np.arange(count)
+            if is_by_waiting:
+                ranked = packing.by_waiting(ranked, lives, state.waiting)
+            answer = packing.search(ranked, 0, 0, lives, state, capacity, is_by_waiting, np.array([steps]))
             if answer == FOUND:
                 addresses = np.empty(count, dtype=np.int64)
                 addresses[order] = state.placed
@@ -370,38 +374,25 @@ class _Part:
         if height < self.height:
             self.addresses, self.height, self.by = addresses, height, by
 
-    def _attempt_forever(self, draw: np.random.Generator) -> Iterator[tuple[Numbers, int, Numbers]]:
-        """Ranks of the buffers, each with the steps after which it is given up and the chance of a detour. Those in the
-        fullest sections come first, then the large and the long: by turns as they are, drawn anew, and in many short
-        attempts with detours, as a plan is often near but for an early choice."""
+    def _attempt_forever(self, draw: np.random.Generator) -> Iterator[tuple[Numbers, bool, int]]:
+        """Orders of the buffers, each with whether those in the fullest sections come first, and the steps after which
+        it is given up. By turns fixed ones, with ever more steps, and ever more that are drawn, with few: a plan is
+        often near in one order and far in the next."""
         sizes, lengths = self.lives.sizes, self.lives.end - self.lives.first
-        lives = zip(self.lives.first, self.lives.end, strict=True)
-        most, area = np.array([self._waiting[first:end].max() for first, end in lives]), sizes * lengths
-        fixed = [np.lexsort([-key for key in keys]) for keys in ((area, lengths, most), (lengths, area, most), (area,))]
-        scores = np.stack([_standard(values) for values in (np.log(lengths), area, np.sqrt(sizes))])
-        for number in itertools.count():
-            times = _luby(number + 1)
-            steps = _FIRST_STEPS * times
-            yield fixed[number % 3], 4 * steps, np.zeros(2, dtype=np.int64)
-            score = draw.dirichlet((1, 1, 1)) @ scores + draw.choice((0, 0.1)) * draw.normal(size=len(sizes))
-            fullness = most if number % 2 else most * 20 // most.max()
-            yield np.lexsort([-score, -fullness]), steps, np.zeros(2, dtype=np.int64)
-            for order, often in ((0, 0.05), (0, 0.05), (0, 0.15), (1, 0.15)) * (5 * times):
-                chance = np.array([draw.integers(1 << 30), int(often * (1 << 16))])
-                yield fixed[order], 3 * _FIRST_STEPS // 8, chance
+        keys = [lengths, self.times, sizes * lengths, sizes, np.diff(self.lives.starts) + 1]
+        fixed = [((2, 0), True), ((1, 0), True), ((0, 2), True), ((1, 0), False)]
+        scores = np.stack([_standard(np.log(values)) for values in keys])
+        for doubled in itertools.count():
+            for chosen, is_by_waiting in fixed:
+                yield np.lexsort([-keys[key] for key in chosen]), is_by_waiting, _FIRST_STEPS << doubled
+            for _ in range(8 << doubled):
+                score = draw.dirichlet(np.ones(len(keys))) @ scores
+                yield np.lexsort([-score]), True, _FIRST_STEPS
 
 
 def _standard(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     made: npt.NDArray[np.float64] = (values - values.mean()) / (values.std() or 1.0)
     return made
-
-
-def _luby(number: int) -> int:
-    """1, 1, 2, 1, 1, 2, 4, ...: lengths of attempts that are never far from the best (Luby, Sinclair and Zuckerman,
-    "Optimal Speedup of Las Vegas Algorithms", 1993)."""
-    while number & (number + 1):
-        number -= (1 << (number.bit_length() - 1)) - 1
-    return (number + 1) // 2
 
 
 def _renamed(lives: Lives, order: Numbers) -> Lives:

@@ -7,8 +7,8 @@ addresses that a buffer must not touch. The loops are compiled where numba is in
 The search places buffers from the lowest address up, each on what lies below it, after Moffitt, "MiniMalloc: A
 Lightweight Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023): every plan can be pushed down
 into one that such an order makes. Besides what is told there (nothing that would have fitted lower is placed higher;
-parts that no buffer joins any more are searched apart), a buffer that has to wait is known to lie on one that is still
-to come, which bounds its section from below; and the order among equals is drawn anew after some steps.
+parts that no buffer joins any more are searched apart, in an order of their own by what is left to place), a buffer
+that has to wait is known to lie on one that is still to come, which bounds its section from below.
 """
 
 from __future__ import annotations
@@ -189,8 +189,9 @@ def lifted(lives: Lives, one: int, address: int) -> int:
 
 
 @compiled
-def _is_hopeless(members: Numbers, last: int, last_rank: int, lives: Lives, state: State, capacity: int) -> bool:
-    """Whether these buffers cannot all be placed from the address ``last`` on, on what is placed already."""
+def _is_hopeless(members: Numbers, last: int, passed: int, lives: Lives, state: State, capacity: int) -> bool:
+    """Whether these buffers cannot all be placed from the address ``last`` on (the first ``passed`` ones above it), on
+    what is placed already."""
     lowest, early, floor, sizes = state.lowest, state.early, state.floor, lives.sizes
     first, end = lives.first[members[0]], lives.end[members[0]]
     for one in members:
@@ -201,8 +202,8 @@ def _is_hopeless(members: Numbers, last: int, last_rank: int, lives: Lives, stat
         first, end = min(first, lives.first[one]), max(end, lives.end[one])
     for section in range(first, end):
         floor[section] = capacity + 1
-    for one in members:
-        if lowest[one] < last or (lowest[one] == last and one < last_rank):
+    for rank, one in enumerate(members):
+        if lowest[one] < last or (lowest[one] == last and rank < passed):
             # It has to wait for a neighbour that is placed under it.
             least = capacity + 1
             for place in range(lives.starts[one], lives.starts[one + 1]):
@@ -218,6 +219,14 @@ def _is_hopeless(members: Numbers, last: int, last_rank: int, lives: Lives, stat
         if state.waiting[section] > 0 and floor[section] + state.waiting[section] > capacity:
             return True
     return False
+
+
+@compiled
+def by_waiting(members: Numbers, lives: Lives, waiting: Numbers) -> Numbers:
+    """The members, those first in whose fullest section most is still to be placed; of equal ones the lower named."""
+    named = np.sort(members)
+    most = np.array([waiting[lives.first[one] : lives.end[one]].max() for one in named])
+    return named[np.argsort(-most, kind="mergesort")]
 
 
 @compiled
@@ -253,18 +262,18 @@ def _parts(members: Numbers, first: int, end: int, lives: Lives, placed: Numbers
 def search(
     members: Numbers,
     last: int,
-    last_rank: int,
+    passed: int,
     lives: Lives,
     state: State,
     capacity: int,
+    is_by_waiting: bool,
     left: Numbers,
-    chance: Numbers,
 ) -> int:
-    """Place all ``members``, in ascending order, from the address ``last`` on and under ``capacity``: whether that was
-    :data:`FOUND`, is :data:`IMPOSSIBLE`, or was :data:`STOPPED` after the steps that were ``left``.
+    """Place all ``members`` from the address ``last`` on (the first ``passed`` ones above it) and under ``capacity``:
+    whether that was :data:`FOUND`, is :data:`IMPOSSIBLE`, or was :data:`STOPPED` after the steps that were ``left``.
 
-    Buffers are named by their rank: of two at one address the lower comes first. ``chance``: the state of a generator
-    of random numbers, and how often of 65,536 times the second candidate is tried before the first.
+    Of two that may lie at one address the first member is tried first. ``is_by_waiting``: parts of their own are
+    ordered anew, see :func:`by_waiting`.
     """
     left[0] -= 1
     if left[0] < 0:
@@ -281,21 +290,18 @@ def search(
         least_top = min(least_top, lowest[one] + sizes[one])
         first, end = min(first, lives.first[one]), max(end, lives.end[one])
     candidates, count = np.empty(len(members), dtype=np.int64), 0
-    for one in members:
-        if lowest[one] < least_top and (lowest[one] > last or (lowest[one] == last and one > last_rank)):
+    for rank, one in enumerate(members):
+        if lowest[one] < least_top and (lowest[one] > last or (lowest[one] == last and rank >= passed)):
             place = count
-            while place > 0 and lowest[candidates[place - 1]] > lowest[one]:
+            while place > 0 and lowest[members[candidates[place - 1]]] > lowest[one]:
                 candidates[place] = candidates[place - 1]
                 place -= 1
-            candidates[place] = one
+            candidates[place] = rank
             count += 1
-    if count > 1:
-        chance[0] = (1664525 * chance[0] + 1013904223) % 2**32  # Numerical Recipes, 2nd edition, 7.1
-        if chance[0] >> 16 < chance[1]:
-            candidates[0], candidates[1] = candidates[1], candidates[0]
     before, waiting = lowest[members], state.waiting[first:end].copy()
     rest = np.empty(len(members) - 1, dtype=np.int64)
-    for one in candidates[:count]:
+    for rank in candidates[:count]:
+        one = members[rank]
         address = lowest[one]
         placed[one] = address
         for section in range(lives.first[one], lives.end[one]):
@@ -305,18 +311,20 @@ def search(
             if placed[other] < 0 and lowest[other] < address + sizes[one]:
                 lowest[other] = lifted(lives, other, address + sizes[one])
         starts, answer = _parts(members, first, end, lives, placed, rest), FOUND
+        above = rank if len(starts) == 2 else 0
         for part in range(len(starts) - 1):
             some = rest[starts[part] : starts[part + 1]]
-            if len(some) and _is_hopeless(some, address, one, lives, state, capacity):
+            if len(starts) > 2 and is_by_waiting and len(some):
+                some[:] = by_waiting(some, lives, state.waiting)
+            if len(some) and _is_hopeless(some, address, above, lives, state, capacity):
                 left[0] -= 1
                 answer = IMPOSSIBLE
                 break
         if answer == FOUND:
             for part in np.argsort(np.diff(starts)):  # the smallest first
-                if starts[part] < starts[part + 1]:
-                    answer = search(
-                        rest[starts[part] : starts[part + 1]], address, one, lives, state, capacity, left, chance
-                    )
+                some = rest[starts[part] : starts[part + 1]]
+                if len(some):
+                    answer = search(some, address, above, lives, state, capacity, is_by_waiting, left)
                     if answer != FOUND:
                         break
         if answer == FOUND:

@@ -24,7 +24,7 @@ __all__ = ["Backend", "Happening", "Layer", "followed", "values_of_class"]
 _READ = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size",
     "max_position_embeddings", "intermediate_size", "tie_word_embeddings", "sliding_window", "layer_types",
-    "final_logit_softcapping", "use_sliding_window",
+    "final_logit_softcapping", "use_sliding_window", "attention_chunk_size",
 )  # fmt: skip
 
 

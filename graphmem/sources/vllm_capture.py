@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,22 @@ from torch import Tensor, nn
 
 from graphmem.capture.patches import Patches
 from graphmem.errors import UsageError
-from graphmem.sources.vllm_fusing import Fusable, Gate, Together, fusable
+from graphmem.sources.vllm_experts import blocks, shape_of, stand_in
+from graphmem.sources.vllm_fusing import Fusable, Gate, Inline, Together, fusable
 from graphmem.sources.vllm_layers import Backend, Happening, Layer
-from graphmem.sources.vllm_modules import Absent, Gated, LookedUp, Normed, Part, Product, Shared, look_up
+from graphmem.sources.vllm_modules import (
+    Absent,
+    Block,
+    Calls,
+    Gated,
+    LookedUp,
+    Normed,
+    Part,
+    Product,
+    Shared,
+    Sums,
+    look_up,
+)
 from graphmem.trace import Category, EventKind, Place, Trace
 
 if TYPE_CHECKING:
@@ -28,6 +42,15 @@ _FEW, _TWICE = 1024, 2048
 _WATCHED = 8
 #: The operator that modules in place of the engine's use, and nothing else in their names' place.
 _EMPTY = "aten.empty.memory_format"
+#: ``model_type`` whose feed-forward layers keep a name for the product of gate and up until they return, as the
+#: engine's own code has them (``gate_up`` in vllm 0.32.0, model_executor/models). StableLM's do too; there the code of
+#: transformers keeps as much elsewhere, an output of attention that nobody reads any more.
+_HOLDING = frozenset((
+    "cohere", "cohere2", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
+    "glm4_moe", "granite", "olmo_hybrid", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+))  # fmt: skip
+#: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
+_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "phimoe"))
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -39,15 +62,19 @@ class Making:
         self.config, self.name, self.dtype, self.tp, self.own_code = config, name, dtype, tp, own_code
         self.layers: list[Layer] = []
         #: Names of layers in the order of their calls, "" for operators of modules that stand for others.
-        self.called: list[str] = []
+        self.called = Calls()
         #: Layers of attention by number: (module, heads, heads of keys, width of a head).
         self.attended: dict[int, tuple[str, int, int, int]] = {}
+        #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
+        self._keys: list[Tensor] | None = []
+        self._sharing: set[int] = set()
         self.architecture = ""
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self, _: object) -> None:
-        """Everything, on the pretended card. Calls of ``empty_cache`` mark its parts: one when the model is made, one
+        """Everything, on the pretended card: with the engine's attention, which has no mask, once it is in place.
+        Calls of ``empty_cache`` mark its parts: one when the model is made, one
         before and one after each run."""
         from transformers import AutoModel
 
@@ -61,29 +88,68 @@ class Making:
                 self.architecture = type(model).__name__
                 torch.cuda.empty_cache()
                 self._check(model)
+                self._experts = blocks(model)
+                for block in self._experts.values():
+                    stand_in(block)
                 _materialised(model, dtype)
-                self._replace_all(model, fusable(model, lambda: _run(model, _WATCHED), own_code=self.own_code))
+                seen = fusable(
+                    model, lambda: _run(model, _WATCHED), own_code=self.own_code, attended=self.attended,
+                    heads=self.config.num_attention_heads,
+                )  # fmt: skip
+                self._keys, self._sums_in_place = None, seen.sums_in_place
+                self._replace_all(model, seen)
                 self.called.clear()
+                self.config._attn_implementation = self._attention
                 if self.own_code:
                     _turned_in_place(patches, model)
                 for tokens in (_FEW, _TWICE):
-                    output = _run(model, tokens)
+                    with self._handing_on(model):
+                        output = _run(model, tokens)
                     torch.cuda.empty_cache()
                     del output
         finally:
             patches.undo()
 
+    @contextlib.contextmanager
+    def _handing_on(self, model: nn.Module) -> Iterator[None]:
+        """Layers hand on hidden states as the engine's own do: residuals are summed where they are, and those that are
+        returned though nobody reads them live as long as the next layer runs."""
+        layers = next((one for one in model.modules() if isinstance(one, nn.ModuleList)), ())
+        held: list[object] = []
+
+        def hold(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], __: object) -> None:
+            held[:] = args[:1] or [kwargs["hidden_states"]]
+
+        hooks = []
+        if self.own_code and self.config.model_type in _RETURNING:
+            hooks = [layer.register_forward_hook(hold, with_kwargs=True) for layer in layers]
+        if self._sums_in_place:
+            with Sums(self.called) as sums:
+                self.called.sums = sums
+                hooks += [layer.register_forward_hook(sums.leave_layer) for layer in layers]
+                yield
+            self.called.sums = None
+        else:
+            yield
+        held.clear()
+        for hook in hooks:
+            hook.remove()
+
     def _made(self, kind: type[AutoModel], dtype: torch.dtype) -> PreTrainedModel:
-        """The model. Raises :class:`UsageError` for one that has a class of its own for each way to attend."""
+        """The model. Raises :class:`UsageError` for one that vLLM's backend does not handle because it has a class of
+        its own for each way to attend."""
         try:
             made: PreTrainedModel = kind.from_config(self.config, dtype=dtype)
         except KeyError as error:
             if error.args != (self.config._attn_implementation,):
                 raise
-            raise UsageError(
-                f"{self.name}: {self.config.model_type} does not go through transformers' attention interface, which "
-                "is all that vLLM's backend handles, and what is captured here"
-            ) from None
+            if not self.own_code:
+                raise UsageError(
+                    f"{self.name}: {self.config.model_type} does not go through transformers' attention interface, "
+                    "which is all that vLLM's backend handles"
+                ) from None
+            self.config._attn_implementation = "eager"
+            made = kind.from_config(self.config, dtype=dtype)
         return made
 
     @contextlib.contextmanager
@@ -93,7 +159,7 @@ class Making:
 
         name = f"graphmem_engine_{id(self)}"
         ALL_ATTENTION_FUNCTIONS.register(name, self._attend)
-        self.config._attn_implementation = name
+        self.config._attn_implementation = self._attention = name
         try:
             yield
         finally:
@@ -106,6 +172,10 @@ class Making:
         layer = getattr(module, "layer_idx", len(self.attended))
         width = query.shape[-1]
         self.attended[layer] = (getattr(module, "_graphmem_name", ""), query.shape[1], key.shape[1], width)
+        if self._keys is not None:
+            if any(one is key for one in self._keys):
+                self._sharing.add(layer)
+            self._keys.append(key)
         tokens, narrow = query.shape[-2], value.shape[-1] < width
         query, key, value = (one.transpose(1, 2) for one in (query, key, value))
         query, key, value = (one.reshape(tokens, -1) for one in (query, key, value))
@@ -123,11 +193,6 @@ class Making:
         generates = type(self.config) in AutoModelForCausalLM._model_mapping
         if not generates or getattr(self.config, "is_encoder_decoder", False):
             raise UsageError(f"{self.name}: {self.architecture} is no decoder of text, which is what is served here")
-        if _stacked(model) or any(name.rsplit(".", 1)[-1] == "experts" for name, _ in model.named_modules()):
-            raise UsageError(
-                f"{self.name}: {self.architecture} has experts; of architectures that are captured only dense decoders "
-                "are followed"
-            )
         if any(getattr(module, "is_causal", True) is False for module in model.modules()):
             raise UsageError(
                 f"{self.name}: {self.architecture} attends in both directions; what has no KV cache is not served here"
@@ -142,8 +207,12 @@ class Making:
             one for key, one in vars(self.config).items() if "vocab_size" in key and isinstance(one, int)
         }
         self._table, self._own = model.get_input_embeddings(), set[str]()
+        self._wide = seen.wide
         for name, module in model.named_modules():
             module._graphmem_name = f"model.{name}"
+        if not self.own_code:  # before all others (``MoEMixin.recursive_replace``)
+            for path in self._experts:
+                self._of_experts(path)
         self._replace(model, "model", seen)
         for name, parameter in model.named_parameters():
             if f"model.{name}" not in self._own:
@@ -154,7 +223,11 @@ class Making:
         :attr:`layers`: linear ones as the plan shares them out, embeddings, norms, fused activations."""
         for name, child in list(module.named_children()):
             path = f"{prefix}.{name}"
-            if isinstance(child, nn.Linear):
+            if path in self._experts:
+                if self.own_code:
+                    self._of_experts(path)
+                setattr(module, name, Block(self.called, path, seen.several.get(path, 0)))
+            elif isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
             elif self._has_engine_layer(child):
@@ -166,6 +239,13 @@ class Making:
             else:
                 self._fused(child, path, seen)
                 self._replace(child, path, seen)
+
+    def _of_experts(self, path: str) -> None:
+        """A layer of experts, router and all."""
+        block = self._experts[path]
+        shape = shape_of(block, self.config, self._wide, own_code=self.own_code)
+        self.layers.append(Layer("experts", path, int(self.config.hidden_size), experts=shape))
+        self._own |= {f"{path}.{name}" for name, _ in block.module.named_parameters()}
 
     def _has_engine_layer(self, module: nn.Module) -> bool:
         """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""
@@ -197,7 +277,8 @@ class Making:
                 splits=several and style == "rowwise_split_input",
             )
         )  # fmt: skip
-        return Product(self.called, path, outputs if style != "colwise" else outputs // self.tp)
+        width = outputs if style != "colwise" else outputs // self.tp
+        return Product(self.called, path, width, linear.weight)
 
     def _embedding(self, table: nn.Embedding, path: str) -> None:
         """``replace_embedding_class``."""
@@ -224,9 +305,31 @@ class Making:
         if packed is not None:
             first, last, gated = *packed, Gated(self.called)
             module.forward = lambda given: module.get_submodule(last)(gated(module.get_submodule(first)(given)))
+        inline = seen.inline.get(path)
+        if inline is not None:
+            self._inline(module, path, inline, seen.several.get(path, 0))
         together = seen.together.get(path)
         if together is not None:
             self._side_by_side(module, path, together)
+
+    def _inline(self, module: nn.Module, path: str, inline: Inline, several: int) -> None:
+        """Attention of the module's own: one product, attention as elsewhere, and the product of its result."""
+        if len(inline.projections) > 1:
+            self._side_by_side(module, path, Together(inline.projections, inline.head_dim, inline.out))
+        layer, heads, wide = len(self.attended), inline.heads // self.tp, inline.heads * inline.head_dim // self.tp
+        self.attended[layer] = (path, heads, max(1, inline.kv_heads // self.tp), inline.head_dim)
+
+        def forward(hidden_states: Tensor, *_: object, **__: object) -> object:
+            own = [module.get_submodule(name)(hidden_states) for name in inline.projections]
+            self.called.append(_ATTENTION)
+            shape = (*hidden_states.shape[:-1], wide)
+            attended = torch.empty(shape, dtype=hidden_states.dtype, device=hidden_states.device)
+            result = module.get_submodule(inline.out)(attended)
+            del attended, own
+            result = result + result if inline.is_added else result
+            return (result, *[None] * (several - 1)) if several else result
+
+        module.forward = forward
 
     def _gate(self, module: nn.Module, path: str, gated: Gate) -> None:
         """``GLUFuser``: gate and up in one product, the activation multiplies, what follows is shared by rows."""
@@ -234,7 +337,12 @@ class Making:
         each = gate.out_features // self.tp
         merged = f"{path}.gate_up_proj"
         self.layers.append(Layer("linear", merged, gate.in_features, (each, each), gate.bias is not None))
-        setattr(module, gated.gate, Product(self.called, merged, 2 * each))
+        product = Product(self.called, merged, 2 * each)
+        if self.own_code and self.config.model_type in _HOLDING:
+            held: list[Tensor] = []
+            product.register_forward_hook(lambda _, __, output: held.append(output))
+            module.register_forward_hook(lambda *_: held.clear())
+        setattr(module, gated.gate, product)
         setattr(module, gated.up, Absent())
         setattr(module, gated.act, Gated(self.called))
         if gated.down is not None:
@@ -274,13 +382,12 @@ class Making:
                 f"{self.name}: layer {missing} of {self.architecture} does not go through transformers' attention "
                 "interface, which is all that vLLM's backend handles, and what is captured here"
             )
-        kinds = {self.attended[one][1:] for one in layers}
-        if len(kinds) > 1:
-            raise UsageError(f"{self.name}: layers of attention whose heads differ are not followed")
-        heads, kv_heads, head_dim = kinds.pop()
+        heads, kv_heads, head_dim = max((self.attended[one][1:] for one in layers), key=lambda one: one[0] * one[2])
+        cached = [(0, 0) if one in self._sharing else self.attended[one][2:] for one in layers]
         return Backend(
             self.architecture, version, tuple(making), tuple(self.layers), tuple(self._affine(few, twice)), output,
             tuple(self.attended[one][0] for one in layers), heads, kv_heads, head_dim,
+            cached=tuple(cached) if len(set(cached)) > 1 else (), sums_in_place=self._sums_in_place,
         )  # fmt: skip
 
     def _ran(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> tuple[list[Happening], int]:
@@ -335,15 +442,6 @@ class Making:
             yield Happening(one.kind, one.storage, one.name, one.bytes - each * _FEW, each)
 
 
-# --- parts of the model -----------------------------------------------------------------------------------------------
-
-
-def _stacked(model: nn.Module) -> bool:
-    """True if weights of several experts are one parameter; those of convolutions have as many dimensions."""
-    owners = (module for module in model.modules() if not isinstance(module, nn.Conv1d))
-    return any(one.ndim == 3 for module in owners for one in module.parameters(recurse=False))
-
-
 # --- parts of the run -------------------------------------------------------------------------------------------------
 
 
@@ -365,8 +463,22 @@ def _materialised(model: nn.Module, dtype: torch.dtype) -> None:
 def _turned_in_place(patches: Patches, model: nn.Module) -> None:
     """Queries and keys are turned where they are, as the engine's kernel does it."""
     module = sys.modules[type(model).__module__]
-    if hasattr(module, "apply_rotary_pos_emb"):
-        patches.set(module, "apply_rotary_pos_emb", lambda queries, keys, *_, **__: (queries, keys))
+    for name in ("apply_rotary_pos_emb", "apply_rotary_emb"):
+        if not hasattr(module, name):
+            continue
+        alone = list(inspect.signature(getattr(module, name)).parameters)[1:2] == ["cos"]  # queries, or keys
+        patches.set(module, name, _same if alone else _same_two)
+    for name in ("build_alibi_tensor", "build_mpt_alibi_tensor"):  # slopes are computed in the kernel
+        if hasattr(module, name):
+            patches.set(module, name, lambda *_, **__: None)
+
+
+def _same(one: Tensor, *_: object, **__: object) -> Tensor:
+    return one
+
+
+def _same_two(one: Tensor, other: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return one, other
 
 
 @contextlib.contextmanager

@@ -6,12 +6,15 @@ them is, which modules are root-mean-square norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from graphmem.sources.vllm_modules import ADDING
 
 #: Activations that have a kernel which also multiplies (``_ACTIVATION_AND_MUL_REGISTRY``, layers/activation.py), by
 #: the names of transformers' and torch's classes.
@@ -41,50 +44,101 @@ class Together:
     out: str | None
 
 
+@dataclass(frozen=True)
+class Inline:
+    """Attention of a module that does not go through an interface: the projections that read its input, by the names
+    of modules, the one that reads its result, heads, those of keys, and whether more is done to its output."""
+
+    projections: tuple[str, ...]
+    out: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    is_added: bool
+
+
 @dataclass
 class Fusable:
     """The modules that can be fused, by the names of the modules around it. ``packed``: the projection that a gate and
-    what it multiplies share, and the one that reads their product."""
+    what it multiplies share, and the one that reads their product; ``several``: how many things a module returns that
+    returns some; ``wide``: shapes of weights in fp32 that inputs are multiplied with; ``sums_in_place``: residuals are
+    summed by the kernel of the norm behind them."""
 
     gates: dict[str, Gate] = field(default_factory=dict)
     together: dict[str, Together] = field(default_factory=dict)
     norms: dict[str, str] = field(default_factory=dict)
     packed: dict[str, tuple[str, str]] = field(default_factory=dict)
     activations: set[str] = field(default_factory=set)
+    several: dict[str, int] = field(default_factory=dict)
+    inline: dict[str, Inline] = field(default_factory=dict)
+    wide: set[tuple[int, ...]] = field(default_factory=set)
+    sums_in_place: bool = False
 
 
-def fusable(model: nn.Module, run: Callable[[], object], *, own_code: bool) -> Fusable:
+def fusable(
+    model: nn.Module, run: Callable[[], object], *, own_code: bool, attended: Collection[int], heads: int
+) -> Fusable:
     """The modules that can be fused in the model, which ``run`` runs once.
 
     The engine's ``own_code`` also has one kernel for the norms and the activations of its models, whatever they are,
-    and for gates that are packed with what they are multiplied by.
+    for gates that are packed with what they are multiplied by, and for attention: with so many ``heads`` where a model
+    has it inline, so that the run ``attended`` in no layer.
     """
     calls = _watched(model, run)
-    found = Fusable()
+    found = Fusable(wide=calls.wide)
     for name, module in model.named_modules():
         path = f"model.{name}"
+        if id(module) in calls.several:
+            found.several[path] = calls.several[id(module)]
         linears = {
             one: child
             for one, child in module.named_children()
             if isinstance(child, torch.nn.Linear) and id(child) in calls.given
         }
-        if len(linears) >= 2:
+        inline = _inline(module, linears, calls, heads) if own_code and not attended else None
+        if inline is not None:
+            found.inline[path] = inline
+        elif len(linears) >= 2:
             _add_projections(found, path, module, linears, calls)
             if own_code and (packed := _packed(module, linears)):
                 found.packed[path] = packed
         elif next(module.children(), None) is None and (kind := _norm_kind(module, any_norm=own_code)):
             found.norms[path] = kind
-        elif own_code and type(module) in _activations():
+        elif own_code and (type(module) in _activations() or _activates(module, calls)):
             found.activations.add(path)
+    found.sums_in_place = own_code and _sums_are_normed(model, found, calls)
     return found
 
 
 @dataclass(frozen=True)
 class _Calls:
-    """Arguments and output of every module that was called, by its identity."""
+    """Arguments and output of every module that was called, by its identity, and how many outputs where it has some."""
 
     given: dict[int, tuple[object, ...]] = field(default_factory=dict)
     returned: dict[int, object] = field(default_factory=dict)
+    several: dict[int, int] = field(default_factory=dict)
+    wide: set[tuple[int, ...]] = field(default_factory=set)
+    sums: list[tuple[object, object, object]] = field(default_factory=list)
+    products: set[int] = field(default_factory=set)
+
+
+class _Watching(TorchFunctionMode):  # type: ignore[misc]
+    """Notes products with weights in fp32, and sums."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(
+        self, function: object, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        assert callable(function)
+        result = function(*args, **(kwargs or {}))
+        if function is nn.functional.linear and isinstance(weight := args[1], Tensor) and weight.dtype is torch.float32:
+            self.calls.wide.add(tuple(weight.shape))
+        elif function in ADDING and len(args) == 2:
+            self.calls.sums.append((*args, result))
+        return result
 
 
 def _watched(model: nn.Module, run: Callable[[], object]) -> _Calls:
@@ -93,14 +147,35 @@ def _watched(model: nn.Module, run: Callable[[], object]) -> _Calls:
     def look(module: nn.Module, arguments: tuple[object, ...], keywords: dict[str, object], output: object) -> None:
         calls.given[id(module)] = (*arguments, *keywords.values())
         calls.returned[id(module)] = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(module, nn.Linear):
+            calls.products.add(id(output))
+        if isinstance(output, tuple):
+            calls.several[id(module)] = len(output)
 
     hooks = [one.register_forward_hook(look, with_kwargs=True) for one in model.modules()]
     try:
-        run()
+        with _Watching(calls):
+            run()
     finally:
         for hook in hooks:
             hook.remove()
     return calls
+
+
+def _sums_are_normed(model: nn.Module, found: Fusable, calls: _Calls) -> bool:
+    """True if every sum of what a layer returned, and so one in each layer at least, goes into a norm that is one
+    kernel (``RMSNorm.forward`` with a residual, layers/layernorm.py)."""
+    normed = {
+        id(calls.given[id(module)][0])
+        for name, module in model.named_modules()
+        if found.norms.get(f"model.{name}") == "rms" and id(module) in calls.given
+    }
+    returned, sums = {id(one) for one in calls.returned.values()}, {id(result) for _, _, result in calls.sums}
+    of_layers = [
+        result for *added, result in calls.sums if any(id(one) in returned and id(one) not in sums for one in added)
+    ]
+    layers = getattr(model.config, "num_hidden_layers", 1)
+    return len(of_layers) >= layers and all(id(result) in normed for result in of_layers)
 
 
 def _activations() -> set[type]:
@@ -108,6 +183,15 @@ def _activations() -> set[type]:
     from transformers.activations import ACT2CLS
 
     return {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
+
+
+def _activates(module: nn.Module, calls: _Calls) -> bool:
+    """True if it makes what a projection returned something of the same shape, without weights."""
+    given, result = calls.given.get(id(module), ()), calls.returned.get(id(module))
+    if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(result, Tensor):
+        return False
+    plain = next(module.parameters(), None) is None and result is not given[0] and result.shape == given[0].shape
+    return plain and id(given[0]) in calls.products
 
 
 def _add_projections(found: Fusable, path: str, module: nn.Module, linears: Linears, calls: _Calls) -> None:
@@ -137,6 +221,21 @@ def _together(module: nn.Module, names: list[str], linears: Linears, calls: _Cal
             out = None
         return Together(order, head_dim, out)
     return Together(tuple(names), 0, None) if len({linears[one].bias is None for one in names}) == 1 else None
+
+
+def _inline(module: nn.Module, linears: Linears, calls: _Calls, heads: int) -> Inline | None:
+    """Attention of the module's own, where its projections are queries, keys and values of so many heads: one that
+    reads its input or three, and one that reads something else."""
+    entered = {id(one) for one in calls.given.get(id(module), ())}
+    reading = tuple(name for name, one in linears.items() if id(calls.given[id(one)][0]) in entered)
+    rest = [name for name in linears if name not in reading]
+    if not reading or len(rest) != 1 or "attention" not in type(module).__name__.lower():
+        return None
+    out = linears[rest[0]]
+    head_dim = out.in_features // heads
+    width = sum(linears[name].out_features for name in reading) - out.in_features
+    is_added = calls.returned.get(id(module)) is not calls.returned[id(out)]
+    return Inline(reading, rest[0], heads, width // 2 // head_dim, head_dim, is_added)
 
 
 def _gate_of(module: nn.Module, names: list[str], linears: Linears, calls: _Calls) -> Gate | None:

@@ -7,13 +7,39 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class ExpertShape:
+    """The experts of a layer: how many, how many a token is sent to, their width, and the width of those that every
+    token is sent to (0: none). ``grouped``: they are chosen by groups; ``shared_gate``: what every token is sent to is
+    multiplied by a gate of its own; ``bias``: the router and every expert have biases; ``router_bytes``,
+    ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int = 0
+    first: int = 0
+    every: int = 1
+    dense_layers: tuple[int, ...] = ()
+    correction_bias: bool = False
+    grouped: bool = False
+    shared_gate: bool = False
+    bias: bool = False
+    router_bytes: int = 0
+    score_bytes: int = 0
+
+    def in_layer(self, index: int) -> bool:
+        """True if the layer has experts."""
+        return index >= self.first and (index + 1) % self.every == 0 and index not in self.dense_layers
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer of the engine's in place of some of the model's, or a ``parameter`` of one that runs as it is.
     Those that are ``left`` are made last. Sizes are one rank's; ``reduces``: what it returns is summed over the ranks,
     ``gathers``: it is put side by side, ``splits``: what it is given is this rank's part of what the others have too.
     """
 
-    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left"]
+    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts"]
     name: str
     inputs: int = 0
     outputs: tuple[int, ...] = ()
@@ -22,6 +48,7 @@ class Layer:
     gathers: bool = False
     splits: bool = False
     bytes: int = 0
+    experts: ExpertShape | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +68,9 @@ class Happening:
 class Backend:
     """A model in the backend. ``making``: while it is made, before any layer is; storages that stay are
     buffers. ``output`` is the storage of the last hidden states. ``heads``, ``kv_heads`` and ``head_dim``: of one rank,
-    of every layer of ``attention``. ``own_code``: the engine runs code of its own, which this stands for."""
+    of every layer of ``attention``, the widest where they differ. ``cached``: heads of keys and their width of each
+    layer then, none of one that reads another's keys. ``own_code``: the engine runs code of its own, which this stands
+    for. ``sums_in_place``: residuals are summed where they are."""
 
     architecture: str
     version: str
@@ -54,3 +83,5 @@ class Backend:
     kv_heads: int
     head_dim: int
     own_code: bool = False
+    cached: tuple[tuple[int, int], ...] = ()
+    sums_in_place: bool = False

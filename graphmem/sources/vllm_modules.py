@@ -5,25 +5,92 @@ Each call that makes a tensor appends to ``calls`` the name of the layer that re
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from graphmem.errors import UsageError
 
+#: Functions that add two tensors.
+ADDING = (torch.Tensor.__add__, torch.Tensor.add, torch.add)
 
-def _made(calls: list[str], name: str, given: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+
+class Calls(list[str]):
+    """Names of the layers that made tensors; the ``latest`` tensor, and with ``sums`` those of residuals, which norms
+    take over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: weakref.ref[Tensor] | None = None
+        self.sums: Sums | None = None
+
+
+class Sums(TorchFunctionMode):  # type: ignore[misc]
+    """Sums of a residual and what a layer returned, which the kernel of the norm behind them makes in place
+    (``fused_add_rms_norm``, csrc/layernorm_kernels.cu): the sum is the residual's, the normed one the other's."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+        self._sum: weakref.ref[Tensor] | None = None
+        self._added: Tensor | None = None
+        self._held: Tensor | None = None
+        self._is_new_layer = False
+
+    def __torch_function__(
+        self, function: object, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if function in ADDING and len(args) == 2 and self._is_residual(*args):
+            one, other = args
+            added, kept = (one, other) if self._is_latest(one) else (other, one)
+            assert isinstance(added, Tensor)
+            assert isinstance(kept, Tensor)
+            self._sum, self._added = weakref.ref(kept), added
+            return kept
+        assert callable(function)
+        return function(*args, **(kwargs or {}))
+
+    def normed(self, given: Tensor) -> Tensor | None:
+        """What was added to the sum that is normed; None for another input."""
+        added, self._added = self._added, None
+        if self._sum is None or self._sum() is not given:
+            return None
+        if self._is_new_layer:
+            self._held, self._is_new_layer = added, False
+        return added
+
+    def leave_layer(self, *_: object) -> None:
+        """A layer returns. What it was given beside the residual its caller holds until then."""
+        self._held, self._is_new_layer = None, True
+
+    def _is_residual(self, one: object, other: object) -> bool:
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+            return False
+        return self._is_latest(one) != self._is_latest(other)
+
+    def _is_latest(self, one: object) -> bool:
+        latest = self.calls.latest() if self.calls.latest is not None else None
+        return latest is not None and isinstance(one, Tensor) and (one is latest or one._base is latest)
+
+
+def _made(calls: Calls, name: str, given: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     calls.append(name)
-    return torch.empty(shape, dtype=dtype or given.dtype, device=given.device)
+    made = torch.empty(shape, dtype=dtype or given.dtype, device=given.device)
+    calls.latest = weakref.ref(made)
+    return made
 
 
 class Product(nn.Module):  # type: ignore[misc]
-    """A product of ``width`` columns."""
+    """A product of ``width`` columns. ``weight`` is that of the module in whose place it is, for code that looks at
+    its type; it is no parameter of this one."""
 
-    def __init__(self, calls: list[str], name: str, width: int) -> None:
+    def __init__(self, calls: Calls, name: str, width: int, weight: Tensor | None = None) -> None:
         super().__init__()
         self.calls, self.name, self.width = calls, name, width
+        self.__dict__["weight"] = weight
 
     def forward(self, given: Tensor) -> Tensor:
         """The product."""
@@ -33,7 +100,7 @@ class Product(nn.Module):  # type: ignore[misc]
 class Shared:
     """A product that several modules have parts of. It is alive until the module around them returns."""
 
-    def __init__(self, calls: list[str], name: str, sizes: tuple[int, ...]) -> None:
+    def __init__(self, calls: Calls, name: str, sizes: tuple[int, ...]) -> None:
         self.calls, self.name, self.sizes = calls, name, sizes
         self.parts: Sequence[Tensor] | None = None
 
@@ -64,19 +131,33 @@ class Part(nn.Module):  # type: ignore[misc]
 class Normed(nn.Module):  # type: ignore[misc]
     """A norm, or an activation, with an output like its input."""
 
-    def __init__(self, calls: list[str], name: str) -> None:
+    def __init__(self, calls: Calls, name: str) -> None:
         super().__init__()
         self.calls, self.name = calls, name
 
     def forward(self, given: Tensor) -> Tensor:
+        """The output; that of a residual's sum takes the place of what was added."""
+        added = self.calls.sums.normed(given) if self.calls.sums is not None else None
+        return added if added is not None else _made(self.calls, self.name, given, *given.shape)
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A layer of experts, which returns ``several`` things where that is not 0, of which only the first is read."""
+
+    def __init__(self, calls: Calls, name: str, several: int) -> None:
+        super().__init__()
+        self.calls, self.name, self.several = calls, name, several
+
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor | None, ...]:
         """The output."""
-        return _made(self.calls, self.name, given, *given.shape)
+        made = _made(self.calls, self.name, hidden_states, *hidden_states.shape)
+        return (made, *[None] * (self.several - 1)) if self.several else made
 
 
 class Gated(nn.Module):  # type: ignore[misc]
     """The activation of the first half, times the second."""
 
-    def __init__(self, calls: list[str]) -> None:
+    def __init__(self, calls: Calls) -> None:
         super().__init__()
         self.calls = calls
 
@@ -114,7 +195,7 @@ class LookedUp(nn.Embedding):  # type: ignore[misc]
         return _made(self._graphmem_calls, self._graphmem_name, given, *shape, dtype=self.weight.dtype)
 
 
-def look_up(table: nn.Embedding, calls: list[str]) -> None:
+def look_up(table: nn.Embedding, calls: Calls) -> None:
     """Have the table look up as :class:`LookedUp`; a class that inherits from the plain one keeps what else it does."""
     kind = type(table)
     table._graphmem_calls = calls

@@ -136,10 +136,9 @@ def test_compiled_and_interpreted_search_take_the_same_steps() -> None:
     for function in (packing.search, getattr(packing.search, "py_func", packing.search)):
         zeros = np.zeros(len(first), dtype=np.int64)
         state = packing.State(zeros - 1, zeros.copy(), zeros.copy(), waiting.copy(), waiting.copy())
-        left, chance = np.array([300]), np.array([1, 1 << 13])
-        answers.append(
-            (function(members, 0, -1, lives, state, int(waiting.max()), left, chance), left[0], state.placed.tolist())
-        )
+        left = np.array([300])
+        answer = function(members, 0, 0, lives, state, int(waiting.max()), True, left)
+        answers.append((answer, left[0], state.placed.tolist()))
     assert answers[0] == answers[1]
 
 

@@ -6,15 +6,18 @@ anew, each in a process of its own, and keeps beside the figures what a predicti
 followed, with XLA's assignments (``jax/followed/NAME.json.gz``), so that ``table`` and the tests need no JAX. ``record
 --follow`` makes those alone. Kernels are not tried out (``--xla_gpu_autotune_level=0``), but
 for ``record --tuned``: what the same takes where they are (level 3: results are not checked, as the stub's have no
-values; its clock makes all kernels equally fast), in ``jax/tuned.jsonl``.
+values; its clock makes all kernels equally fast), in ``jax/tuned.jsonl``. Sharded steps run in a process a card, which
+see each other and a NCCL that moves nothing; the figures are those of the first.
 """
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +39,7 @@ from tests.recorded.case import Documents
 FILE = places.GOLDEN / "jax" / "steps.jsonl"
 TUNED = FILE.parent / "tuned.jsonl"
 FOLLOWED = FILE.parent / "followed"
-STEPS = Path(__file__).parent / "cases" / "jax_steps" / "steps.py"
+STEPS, SHARDED = (Path(__file__).parent / "cases" / "jax_steps" / name for name in ("steps.py", "sharded.py"))
 CALLS = 3
 #: The card that the stub stands for.
 CARD, TOTAL_MIB = "H200-141GB", 143156
@@ -54,9 +57,21 @@ def recorded(file: Path = FILE) -> Documents:
 
 
 def cases() -> list[str]:
-    """The names of all cases, in the order of their file, which imports JAX."""
-    listed = STEPS.read_text(encoding="utf-8").partition("for function in (")[2].partition(")")[0]
-    return re.findall(r"\w+", listed)
+    """The names of all cases, in the order of their files, which import JAX."""
+    listed = (file.read_text(encoding="utf-8").partition("for function in (")[2] for file in (STEPS, SHARDED))
+    return [name for text in listed for name in re.findall(r"\w+", text.partition(")")[0])]
+
+
+@cache
+def sharded() -> Mapping[str, int]:
+    """The sharded cases, and how many cards each wants."""
+    text = SHARDED.read_text(encoding="utf-8").partition("\nCARDS = ")[2]
+    found: dict[str, int] = ast.literal_eval(text[: text.index("}") + 1])
+    return found
+
+
+def _file(name: str) -> Path:
+    return SHARDED if name in sharded() else STEPS
 
 
 def followed(name: str) -> dict[str, Any]:
@@ -138,8 +153,8 @@ def _write(file: Path, found: Documents) -> None:
 def _follow(name: str) -> None:
     """Let graphmem follow the program of a case."""
     asked = {
-        "text": f"{STEPS}:{name}", "shapes": None, "batch": None, "seq_len": None, "iterations": CALLS, "cards": 1,
-        "target": target_config(device_named(CARD)),
+        "text": f"{_file(name)}:{name}", "shapes": None, "batch": None, "seq_len": None, "iterations": CALLS,
+        "cards": sharded().get(name, 1), "target": target_config(device_named(CARD)),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         request, result = Path(folder, "request.json"), Path(folder, "step.json")
@@ -168,12 +183,25 @@ def _run(name: str, *, level: int) -> dict[str, Any] | None:
         "LD_PRELOAD": os.pathsep.join(map(str, loaded)),
         "XLA_FLAGS": f"--xla_gpu_autotune_level={level}",
     }
-    command = [python, str(_PROGRAM), str(STEPS), name, str(CALLS)]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1500, check=False
-    )
-    rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
+    cards, port = sharded().get(name, 1), _free_port()
+    command = [python, str(_PROGRAM), str(_file(name)), name, str(CALLS)]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(cards), str(port)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for rank in range(cards)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=1500)[0].decode() for process in started]
+    rows = [line for line in said[0].splitlines() if line.startswith("{")]
     return json.loads(rows[-1]) if rows else None
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 KIND = _Kind()

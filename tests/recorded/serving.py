@@ -187,7 +187,9 @@ def _started(python: str, stub: str, run: Run) -> Run | None:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
         keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files")
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
-        environment = os.environ | run["environment"] | {"LD_PRELOAD": stub, "PYTHONPATH": str(_PROGRAM.parent)}
+        # Triton asks for the folder of the driver's library, which lies beside the stub.
+        library = {"LD_PRELOAD": stub, "TRITON_LIBCUDA_PATH": str(Path(stub).parent / "cudalib")}
+        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(_PROGRAM.parent)}
         subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
         return json.loads(out.read_text()) if out.exists() else None
 

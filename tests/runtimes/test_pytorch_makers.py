@@ -105,13 +105,15 @@ def _bounds(card: str, trace: Trace) -> dict[str, tuple[int | None, int | None]]
     return {name: (spread.least, spread.most) for name, spread in found.items()}
 
 
-def test_hipblaslt_is_an_interval_around_rocblas() -> None:
+def test_hipblaslt_is_an_interval_around_rocblas(monkeypatch: pytest.MonkeyPatch) -> None:
     with_products = _trace(128 * MIB, label="cuBLAS workspace")
     assert _bounds("MI300X", with_products) == {"workspaces of ROCm": (-128 * MIB, 80 * MIB)}
     with_bias = _trace(MIB, label="cublasLt workspace")
     assert _bounds("MI300X", with_bias) == {"workspaces of ROCm": (-MIB, 80 * MIB)}
     assert _bounds("MI300X", _trace(MIB)) == {}
     assert _bounds("A100", with_products) == {}
+    monkeypatch.setenv("HIPBLASLT_WORKSPACE_SIZE", "1024")
+    assert _bounds("MI300X", with_products) == {"workspaces of ROCm": (-128 * MIB, MIB)}
 
 
 def test_miopen_is_not_bounded_where_something_is_convolved() -> None:
@@ -167,6 +169,11 @@ def test_a_step_takes_workspaces_by_the_maker_of_the_card(version: str, monkeypa
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     assert 128 * MIB in workspaces("MI300X")
     assert 32 * MIB in workspaces("MI210")
+    monkeypatch.setenv("HIPBLAS_WORKSPACE_CONFIG", ":1024:3")
+    assert 3 * MIB in workspaces("MI210")
+    assert 3 * MIB not in workspaces("A100")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:5")  # wins
+    assert 5 * MIB in workspaces("MI210")
 
 
 def test_an_answer_for_a_mac_speaks_of_macs_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +13,21 @@ from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served, ServedModel
 from graphmem.serving.vllm import backend
 from graphmem.serving.vllm.engine import VLLM
+from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
+from graphmem.serving.vllm.layers import cdiv
 from tests.recorded.serving import captured, predicted, runs
 from tests.recorded.serving import question as question_of
 
 _HELD = ("weights", "buffers for batches", "buffers per sequence", "workspaces", "segment slack")
 #: Those that run in every suite: products that are summed over ranks and put side by side, and a plain decoder.
-_QUICK = ("glm-9b-tp2", "helium-2b")
+_QUICK = ("glm-9b-tp2", "helium-2b", "qwen1.5-moe-6l", "falcon-7b-8l")
 #: Bytes that are left for the KV cache as predicted less those recorded, where the engine runs code of its own that is
 #: taken to be like transformers'.
-LIKE = {"cohere-35b": 153_092_096, "nemotron-4b": 201_326_592, "gpt2-xl": 29_360_128}
+LIKE = {
+    "nemotron-4b": 201_326_592, "gpt2-xl": 33_554_432, "gpt-oss-20b-4l": -114_701_824,
+    "llama4-scout-text-4l": -33_816_576, "bloom-7b1-8l": -33_817_088, "ernie4.5-21b-a3b-5l": 16_777_216,
+    "minitron-8b-6l-fp8kv": 100_663_296,
+}  # fmt: skip
 
 SMALL: dict[str, Any] = {
     "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -97,12 +104,32 @@ def test_layers_of_states_alone_are_refused() -> None:
 
 def test_weights_of_a_convolution_are_no_experts() -> None:
     torch = pytest.importorskip("torch")
-    from graphmem.sources.vllm_capture import _stacked
+    from graphmem.sources.vllm_experts import blocks
 
     experts = torch.nn.Module()
-    experts.up = torch.nn.Parameter(torch.zeros(2, 3, 4))
-    assert _stacked(torch.nn.Sequential(experts))
-    assert not _stacked(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.Linear(4, 4)))
+    experts.up, experts.down = (torch.nn.Parameter(torch.zeros(2, 3, 4)) for _ in range(2))
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 2), experts)
+    assert list(blocks(torch.nn.Sequential(layer))) == ["model.0"]
+    assert not blocks(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.Linear(4, 4)))
+
+
+def test_layers_that_differ_have_their_own_pages() -> None:
+    """Gemma 4's windows have smaller heads than its other layers, and its last layers read others' keys."""
+    config = SMALL | {
+        "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 16, "global_head_dim": 32,
+        "num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 256, "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 512, "layer_types": ["sliding_attention", "full_attention"] * 3,
+    }  # fmt: skip
+    served = asked(config)
+    assert served.kv_cache.groups == (("sliding window of 256", 2), ("full attention", 2))
+    assert served.kv_cache.block_bytes == 2 * 16 * 2 * 2 * 32 * 2
+
+
+def test_windows_of_chunks_begin_anew() -> None:
+    chunks, window = Spec(4096, 64, in_chunks=True), Spec(4096, 64)
+    assert [one.unread(100) for one in (chunks, window, Spec(4096))] == [64, 37, 0]
+    layout = Layout((Group(chunks, 2), Group(replace(window, times=2), 2)), 16, 32)
+    assert layout.request_blocks(1000) == cdiv(64 + 32, 16) + cdiv(63 + 32, 32) + 1
 
 
 @pytest.mark.parametrize(
@@ -111,8 +138,11 @@ def test_weights_of_a_convolution_are_no_experts() -> None:
         ({"model_type": "nonesuch"}, (), "does not know"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, (), "no decoder of text"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, (), "in both directions"),
-        ({"model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"]}, (), "experts"),
-        ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, (), "transformers' attention interface"),
+        ({"model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"]}, (), "experts whose weights are not stacked"),
+        (
+            {"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, (("model_impl", "transformers"),),
+            "transformers' attention interface",
+        ),
         ({"model_type": "mpt", "architectures": ["MPTForCausalLM"]}, (), "mpt does not run with the engine's layers"),
         ({"model_type": "codegen", "architectures": ["CodeGenForCausalLM"]}, (), "codegen does not run with the"),
         ({}, (("pipeline_parallel_size", "2"),), "--pipeline-parallel-size is not followed"),

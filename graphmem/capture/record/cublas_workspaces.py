@@ -11,7 +11,6 @@ capability; the unified cublasLt workspace since 2.12; ``CUDABlasHandleWithWorks
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,6 @@ from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.capture.operators.facts import CALLS_CUBLAS
 from graphmem.capture.torch_internals import OpOverload
 from graphmem.devices.capabilities import Capability
-from graphmem.errors import UsageError
 from graphmem.torch_names import private
 from graphmem.units import KIB
 
@@ -47,21 +45,6 @@ def default_workspace_bytes(limits: Capability, torch_version: tuple[int, int]) 
     return LARGE_WORKSPACE if since is not None and torch_version >= since else SMALL_WORKSPACE
 
 
-def configured_workspace_bytes(text: str) -> int:
-    """Bytes of ``CUBLAS_WORKSPACE_CONFIG`` text such as ``:4096:8``. Raises :class:`UsageError` if unreadable."""
-    if not re.fullmatch(r"(:\d+:\d+)+", text):
-        raise UsageError(f"CUBLAS_WORKSPACE_CONFIG={text!r} is not of the form :SIZE:COUNT[:SIZE:COUNT...] (KiB)")
-    numbers = [int(part) for part in text.split(":")[1:]]
-    return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * KIB
-
-
-def configured_lt_bytes(text: str) -> int:
-    """Bytes of ``CUBLASLT_WORKSPACE_SIZE`` text, KiB. Raises :class:`UsageError` if it is no number."""
-    if not re.fullmatch(r"\d{1,9}", text):
-        raise UsageError(f"CUBLASLT_WORKSPACE_SIZE={text!r} is not a number of KiB, such as 1024")
-    return int(text) * KIB
-
-
 @dataclass(frozen=True, slots=True)
 class WorkspaceSettings:
     """The settings of workspaces in the environment, each variable in the versions that read it.
@@ -81,10 +64,10 @@ class WorkspaceSettings:
     prefers_lt: bool
 
     @staticmethod
-    def read(torch_version: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSettings:
+    def read(
+        torch_version: tuple[int, int], environment: Mapping[str, str], is_rocm: bool = False
+    ) -> WorkspaceSettings:
         """The settings of a process with this environment. Raises :class:`UsageError` for text that has no size."""
-        config = environment.get("CUBLAS_WORKSPACE_CONFIG")
-        lt_size = environment.get("CUBLASLT_WORKSPACE_SIZE")
         kept = not versions.CUBLAS_WORKSPACES_GIVEN_BACK.holds(torch_version)
         kept = kept or versions.flag(environment, "TORCH_CUBLAS_WORKSPACE_CACHE") is True
         shared = versions.CUBLASLT_SHARES_WORKSPACE.holds(torch_version)
@@ -92,8 +75,8 @@ class WorkspaceSettings:
             asked = versions.flag(environment, "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
             shared = shared if asked is None else asked
         return WorkspaceSettings(
-            configured_workspace_bytes(config) if config else None,
-            configured_lt_bytes(lt_size) if lt_size else None,
+            versions.workspace_bytes(environment, is_rocm),
+            versions.lt_workspace_bytes(environment, is_rocm),
             kept,
             shared and kept,
             environment.get("DISABLE_ADDMM_CUDA_LT") != "1",
@@ -127,18 +110,20 @@ class Workspaces:
         limits: Capability,
         torch_version: tuple[int, int],
         measured_bytes: int | None = None,
+        is_rocm: bool = False,
     ) -> None:
         by_rule = default_workspace_bytes(limits, torch_version)
         self._default = by_rule if measured_bytes is None else measured_bytes
         self._version = torch_version
         self._limits = limits
+        self._is_rocm = is_rocm
         self._held: set[tuple[str, bool, int]] = set()
         self._backend = torch.backends.cuda.preferred_blas_library()
 
     @cached_property
     def settings(self) -> WorkspaceSettings:
         """Those of the first product: a program that sets a variable before it is heard (seen on the stub driver)."""
-        return WorkspaceSettings.read(self._version, os.environ)
+        return WorkspaceSettings.read(self._version, os.environ, self._is_rocm)
 
     @cached_property
     def size(self) -> int:

@@ -155,7 +155,8 @@ def capture(
         from graphmem.capture.record.fx_graph import GraphRecorder
 
         graph = GraphRecorder()
-    workspaces = Workspaces(device.limits, torch_version, measured_bytes=device.cublas_workspace_bytes)
+    measured, is_rocm = device.cublas_workspace_bytes, device.vendor == "AMD"
+    workspaces = Workspaces(device.limits, torch_version, measured_bytes=measured, is_rocm=is_rocm)
     assumed_values = AssumedValues(assume)
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)

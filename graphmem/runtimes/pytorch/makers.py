@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -116,8 +117,10 @@ def _of_rocm(trace: Trace) -> Iterator[Cause]:
     workspaces = [int(sizes[found[0]]) for label, found in trace.labelled.items() if label.startswith(_WORKSPACES)]
     if workspaces:
         # Whether hipBLASLt or rocBLAS multiplies depends on the card and on shapes: either alone, or both.
-        spread = bounded(-sum(workspaces), len(workspaces) * HIPBLASLT_BYTES)
-        source = "80 MiB of hipBLASLt's for each that was counted, which is not taken where it multiplies alone"
+        asked = versions.lt_workspace_bytes(os.environ, is_rocm=True)
+        most = HIPBLASLT_BYTES if asked is None else asked
+        spread = bounded(-sum(workspaces), len(workspaces) * most)
+        source = f"{format_bytes(most)} of hipBLASLt's for each counted one, which is missing where it multiplies alone"
         yield Cause("workspaces of ROCm", BOUNDS, source, dict.fromkeys(("allocated", "reserved", "device"), spread))
     if any(_CONVOLUTIONS.match(name) for name in trace.operator_names):
         yield unknown("MIOpen's workspaces", "its solvers are chosen by measuring on the card")

@@ -432,7 +432,7 @@ def _words(shape: Shape, spec: Spec) -> str:
         return "states of requests"
     if shape.latent is not None:
         return "latent attention"
-    return "full attention" if window is None else f"sliding window of {window}"
+    return "full attention" if window is None else f"{'chunks' if spec.in_chunks else 'sliding window'} of {window}"
 
 
 def _parts(question: Question, settings: Settings, shape: Shape, start: Start, unrequested: int) -> tuple[Part, ...]:

@@ -17,7 +17,7 @@ from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models import deltanet, mamba1
-from graphmem.serving.vllm.models.base import LOCAL_ROPE, ExpertShape, Family, LatentShape, Shape
+from graphmem.serving.vllm.models.base import LOCAL_ROPE, Family, LatentShape, Shape
 from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.hybrid import GraniteHybrid
@@ -25,6 +25,7 @@ from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.models.sliced import SlicedDecoder
 from graphmem.serving.vllm.run import Run
+from graphmem.sources.vllm_layers import ExpertShape
 
 #: Families of :class:`Decoder` by ``model_type``.
 _STYLES: dict[str, Style] = {
@@ -150,8 +151,8 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         intermediate=count(model, "ffn_dim" if kind == "opt" else "intermediate_size"),
         experts=_experts(model, kind),
         latent=latent,
-        rope_linear=str(rope.get("rope_type", rope.get("type"))) == "linear",
-        rope_scaled=str(rope.get("rope_type", rope.get("type"))) in _MULTIPLIED,
+        rope_linear=is_linear(rope),
+        rope_scaled=is_multiplied(rope),
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -278,6 +279,16 @@ def _latent(model: ServedModel) -> LatentShape:
         rope=count(model, "qk_rope_head_dim"),
         value=count(model, "v_head_dim"),
     )
+
+
+def is_linear(rope: Mapping[str, object]) -> bool:
+    """True if positions are divided."""
+    return rope.get("rope_type", rope.get("type")) == "linear"
+
+
+def is_multiplied(rope: Mapping[str, object]) -> bool:
+    """True if the table is multiplied by a factor of its own."""
+    return rope.get("rope_type", rope.get("type")) in _MULTIPLIED
 
 
 def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: int) -> int:

@@ -318,7 +318,9 @@ def _in_flight(settings: Mapping[str, Any]) -> int:
 
 
 def _group(group: Mapping[str, Any]) -> Group:
-    spec = Spec(group["page_bytes"], group["window"], states=1 if group["is_state"] else 0)
+    spec = Spec(
+        group["page_bytes"], group["window"], states=1 if group["is_state"] else 0, in_chunks=group["in_chunks"]
+    )  # fmt: skip
     return Group(spec, group["layers"], mixed_bytes=group["page_bytes"] if group["is_whole"] else None)
 
 
@@ -340,5 +342,5 @@ def _cache(found: Mapping[str, Any], layout: Layout | None, available: int, leng
 
 def _words(group: Mapping[str, Any]) -> str:
     if group["window"] is not None:
-        return f"sliding window of {group['window']}"
+        return f"{'chunks' if group['in_chunks'] else 'sliding window'} of {group['window']}"
     return _KINDS.get(group["kind"], str(group["kind"]).removesuffix("Spec"))

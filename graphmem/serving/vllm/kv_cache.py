@@ -6,12 +6,12 @@ Followed from vllm 0.32.0, ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_inter
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphmem.base.searching import largest
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import cdiv
-from graphmem.serving.vllm.models.base import Shape
+from graphmem.serving.vllm.models.base import NO_CACHE, Shape
 
 #: Bytes of an element of the KV cache by ``--kv-cache-dtype`` (``STR_DTYPE_TO_TORCH_DTYPE``, utils/torch_utils.py);
 #: auto is the model's.
@@ -23,11 +23,21 @@ CACHE_DTYPES = {
 @dataclass(frozen=True)
 class Spec:
     """One kind of layer: bytes of a page (one layer's part of a block), and the tokens it keeps, None for all.
-    ``states``: a page is the state of a request, which has so many however long it is; 0 for keys and values."""
+    ``states``: a page is the state of a request, which has so many however long it is; 0 for keys and values.
+    ``in_chunks``: the window begins anew after as many tokens. ``times``: a block has so many times the tokens, where
+    that makes its page as large as others (``unify_kv_cache_spec_page_size``)."""
 
     page_bytes: int
     window: int | None = None
     states: int = 0
+    in_chunks: bool = False
+    times: int = 1
+
+    def unread(self, computed: int) -> int:
+        """The first so many tokens, which nobody reads once so many are computed (``get_num_skipped_tokens``)."""
+        if self.window is None:
+            return 0
+        return computed // self.window * self.window if self.in_chunks else max(0, computed - self.window + 1)
 
 
 @dataclass(frozen=True)
@@ -64,15 +74,18 @@ class Layout:
     def request_blocks(self, length: int) -> int:
         """Blocks of one request of so many tokens. A layer with a window keeps those before it and those being
         computed, and one block more, since it need not begin with one."""
-        return sum(self._group_blocks(group.spec, length) for group in self.groups)
+        return sum(self.group_blocks(group.spec, length) for group in self.groups)
 
-    def _group_blocks(self, spec: Spec, length: int) -> int:
-        window = spec.window
+    def group_blocks(self, spec: Spec, length: int) -> int:
+        """Blocks of one request of so many tokens in a group."""
+        window, size = spec.window, self.block_size * spec.times
         if spec.states:
             return spec.states
         if window is None:
-            return cdiv(length, self.block_size)
-        return cdiv(min(window - 1 + self.tokens_in_flight, length), self.block_size) + 1
+            return cdiv(length, size)
+        if spec.in_chunks:
+            return cdiv(min(window + self.tokens_in_flight, length), size)
+        return cdiv(min(window - 1 + self.tokens_in_flight, length), size) + 1
 
     def blocks(self, available: int) -> int:
         """Blocks in so many bytes."""
@@ -106,7 +119,11 @@ def layout_of(
     if shape.state is not None:
         specs, block_size = _state_specs(shape, tp, block_size, cache_bytes, prefixes=prefixes)
     else:
-        specs = [_spec(shape, tp, block_size, cache_bytes, window) for window in shape.windows]
+        specs = [
+            _spec(shape, tp, block_size, cache_bytes, window, heads)
+            for window, heads in zip(shape.windows, shape.cached or (None,) * shape.layers, strict=True)
+            if heads != NO_CACHE
+        ]
     if draft is not None:  # on the last stage, as its layers are
         specs += [_spec(draft, tp, block_size, cache_bytes, window) for window in draft.windows]
     own = shape.own
@@ -134,10 +151,15 @@ def _state_specs(shape: Shape, tp: int, block_size: int, cache_bytes: int, *, pr
 _ALIGNED_STATES = 2
 
 
-def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:
+def _spec(
+    shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None, heads: tuple[int, int] | None = None
+) -> Spec:
+    """Of a layer with so many ``heads`` of keys of such a width, where it has others than the rest."""
     if shape.latent is not None:  # compressed keys and their rotated part, whole on every rank
         return Spec(block_size * (shape.latent.kv_rank + shape.latent.rope) * cache_bytes)
-    return Spec(block_size * 2 * max(1, shape.kv_heads // tp) * shape.head_dim * cache_bytes, window)
+    kv_heads, head_dim = heads or (shape.kv_heads, shape.head_dim)
+    size = block_size * 2 * max(1, kv_heads // tp) * head_dim * cache_bytes
+    return Spec(size, window, in_chunks=window is not None and shape.in_chunks)
 
 
 def _grouped(specs: Sequence[Spec], own: range) -> list[Group]:
@@ -147,8 +169,10 @@ def _grouped(specs: Sequence[Spec], own: range) -> list[Group]:
         # Alike but for their pages (``UniformTypeKVCacheSpecs``): one group.
         sizes = [spec.page_bytes for layer, spec in enumerate(specs) if layer in own]
         return [Group(specs[0], len(specs), len(sizes), sum(sizes))]
-    if len({spec.page_bytes for spec in specs}) > 1:
-        raise UsageError("windows of attention beside a draft model whose pages are of another size are not followed")
+    largest_page = max(spec.page_bytes for spec in specs)
+    if any(largest_page % spec.page_bytes for spec in specs):
+        raise UsageError("windows of attention beside layers whose pages do not divide the largest are not followed")
+    specs = [replace(one, page_bytes=largest_page, times=largest_page // one.page_bytes) for one in specs]
     kinds: dict[Spec, list[int]] = {}
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec, []).append(layer)

@@ -216,7 +216,7 @@ def dropped_head(run: Run, vocab: int, width: int, itemsize: int, tied: Embeddin
 
 def rotary(
     run: Run, name: str, positions: int, width: int, itemsize: int, *, scaled: bool = False, linear: bool = False
-) -> None:
+) -> Tensor:
     """The table of cosines and sines, in the model's precision (layers/rotary_embedding/base.py). It is made in fp32
     on the device: the angles, both tables, both side by side; all are gone when it is done. ``scaled`` tables are
     multiplied (YaRN); for ``linear`` ones positions are divided, and one table is joined to no other
@@ -237,9 +237,10 @@ def rotary(
         both = joined
     run.free(frequencies, at, angles, cosines, sines)
     if itemsize == 4:
-        return
-    run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER)
+        return both
+    table = run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER)
     run.free(both)
+    return table
 
 
 def _table(run: Run, size: int, scaled: bool) -> Tensor:

@@ -108,18 +108,19 @@ class Scheduler:
     ) -> None:  # fmt: skip
         self._layout = layout
         self._block_size = layout.block_size
-        self._windows = tuple(group.spec.window for group in layout.groups)
+        self._specs = tuple(group.spec for group in layout.groups)
+        self._plain = tuple(spec.window for spec in self._specs) == (None,)
         self._most_requests, self._most_tokens = max_num_seqs, max_num_batched_tokens
         self._longest = max_model_len
         self.batches_in_flight = batches_in_flight
         self._asynchronous = batches_in_flight > 1
-        self._caching = prefix_caching and self._windows == (None,)
+        self._caching = prefix_caching and self._plain
         self.blocks = max(0, blocks - 1)  #: one is the null block
         self._free = FreeBlocks(self.blocks)
         self._running: list[_State] = []
         self._waiting: deque[_State] = deque()
         self.lost_tokens = 0
-        if self._windows != (None,):
+        if not self._plain:
             self.rules += "; with several groups of layers not even those, which the engine would help"
 
     @property
@@ -144,7 +145,7 @@ class Scheduler:
 
     def add(self, number: int, request: Request) -> None:
         """A request arrives; ``number`` names it from now on."""
-        state = _State(number, request, len(self._windows))
+        state = _State(number, request, len(self._specs))
         state.last = min(state.prompt + state.output, self._longest) - 2
         self._waiting.append(state)
 
@@ -165,7 +166,7 @@ class Scheduler:
                 continue
             if not self._make_room(state, tokens, batch.preempted):
                 break
-            state.room = state.blocks * size if self._windows == (None,) else 0
+            state.room = state.blocks * size if self._plain else 0
             self._choose(batch, state, tokens)
         if not batch.preempted:
             self._admit(batch)
@@ -200,7 +201,7 @@ class Scheduler:
 
     def _allocate(self, state: _State, tokens: int) -> bool:
         """``KVCacheManager.allocate_slots`` for so many tokens in all."""
-        needed = cdiv(tokens, self._block_size) if self._windows == (None,) else self._windowed(state, tokens)
+        needed = cdiv(tokens, self._block_size) if self._plain else self._windowed(state, tokens)
         missing = needed - state.blocks
         if missing > 0:
             if missing > self._free.count:
@@ -213,17 +214,14 @@ class Scheduler:
     def _windowed(self, state: _State, tokens: int) -> int:
         """Blocks of all groups; those before a window are given back first, as far as steps have come back."""
         needed = 0
-        all_blocks = cdiv(tokens, self._block_size)
-        for number, window in enumerate(self._windows):
-            if window is not None:
-                processed = max(0, state.computed - state.in_flight)
-                skipped = max(0, processed - window + 1) // self._block_size
-                held = state.removed[number]
-                if skipped > held and state.blocks:
-                    state.removed[number] = skipped
-                    state.blocks -= skipped - held
-                    self._free.put_last(skipped - held)
-            needed += all_blocks - state.removed[number]
+        for number, spec in enumerate(self._specs):
+            size, held = self._block_size * spec.times, state.removed[number]
+            skipped = spec.unread(max(0, state.computed - state.in_flight)) // size
+            if skipped > held and state.blocks:
+                state.removed[number] = skipped
+                state.blocks -= skipped - held
+                self._free.put_last(skipped - held)
+            needed += cdiv(tokens, size) - state.removed[number]
         return needed
 
     def _cache(self, state: _State, tokens: int) -> None:
@@ -244,7 +242,7 @@ class Scheduler:
         self._free.put_first(state.blocks - cached)
         self._free.put_last(cached, owner)
         state.blocks = state.cached = state.room = 0
-        state.removed = [0] * len(self._windows)
+        state.removed = [0] * len(self._specs)
 
     def _admit(self, batch: Batch) -> None:
         """Requests that wait, in their order, while all that they have fits (``scheduler_reserve_full_isl``)."""
@@ -266,7 +264,7 @@ class Scheduler:
             state.blocks = state.cached = found
             state.computed = start
             self._allocate(state, start + tokens)
-            state.room = state.blocks * self._block_size if self._windows == (None,) else 0
+            state.room = state.blocks * self._block_size if self._plain else 0
             self._waiting.popleft()
             state.running = True
             self._running.append(state)
@@ -275,19 +273,14 @@ class Scheduler:
         self._waiting.extendleft(reversed(skipped))
 
     def _first_blocks(self, tokens: int) -> int:
-        return len(self._windows) * cdiv(tokens, self._block_size)
+        return sum(cdiv(tokens, self._block_size * spec.times) for spec in self._specs)
 
     def _admission(self, tokens: int) -> int:
         """Blocks that a request is admitted by (``max_admission_blocks_per_request``)."""
-        blocks = cdiv(tokens, self._block_size)
-        total = 0
-        for window in self._windows:
-            if window is None:
-                total += blocks
-            else:
-                reach = min(window - 1 + self._layout.tokens_in_flight, self._longest)
-                total += min(blocks, cdiv(reach, self._block_size) + 1)
-        return total
+        return sum(
+            min(cdiv(tokens, self._block_size * spec.times), self._layout.group_blocks(spec, self._longest))
+            for spec in self._specs
+        )
 
     def update(self, batch: Batch) -> list[int]:
         """A batch comes back: a token for each request that is no longer in its prompt. Those that are finished

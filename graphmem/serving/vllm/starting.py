@@ -200,13 +200,15 @@ def _of_engine(core: Any) -> dict[str, Any]:
 
 def _group(group: Any) -> dict[str, Any]:
     spec = group.kv_cache_spec
-    kind = type(spec).__name__
+    kind, chunk = type(spec).__name__, getattr(spec, "attention_chunk_size", None)
+    chunk = chunk if kind.startswith("ChunkedLocal") else None
     return {
         "kind": kind,
         "layers": len(group.layer_names),
         "page_bytes": int(spec.page_size_bytes),
         "block_size": int(spec.block_size),
-        "window": getattr(spec, "sliding_window", None) if kind.startswith("SlidingWindow") else None,
+        "window": getattr(spec, "sliding_window", None) if kind.startswith("SlidingWindow") else chunk,
+        "in_chunks": chunk is not None,
         "is_state": kind.startswith("Mamba"),
         "is_whole": kind == "UniformTypeKVCacheSpecs",
     }

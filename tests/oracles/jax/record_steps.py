@@ -1,11 +1,11 @@
 """Run a step of a JAX program with the real CUDA client, and write the figures of its allocator after every call.
 
-    python record_steps.py STEPS.py CASE CALLS
+    python record_steps.py STEPS.py CASE CALLS [RANK RANKS PORT]
 
 prints one JSON line: the allocator's figures (``Device.memory_stats``) before the first call and after each. On the
 stub driver this works without a card: what would keep JAX from trying is put aside, and NVIDIA's libraries that it
-loads by itself are left out, as the stub answers in their place. STEPS.py is
-``tests/recorded/cases/jax_steps/steps.py``.
+loads by itself are left out, as the stub answers in their place. STEPS.py is a file of
+``tests/recorded/cases/jax_steps``. With ``RANKS`` it is one process of several, each with one card.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-def main(path: str, name: str, calls: str) -> None:
-    device = _card()
+def main(path: str, name: str, calls: str, *ranks: str) -> None:
+    device = _card(*ranks)
     import jax
 
     cases = _loaded(path)
@@ -52,8 +52,8 @@ def main(path: str, name: str, calls: str) -> None:
     print(json.dumps({"case": name, **versions, "rows": rows}), flush=True)
 
 
-def _card() -> Any:
-    """The card of JAX's CUDA client, real or pretended."""
+def _card(rank: str = "0", ranks: str = "1", port: str = "") -> Any:
+    """The card of JAX's CUDA client, real or pretended; of several processes this one's."""
     import jax_plugins.xla_cuda13 as plugin
     from jax._src import hardware_utils
 
@@ -61,7 +61,9 @@ def _card() -> Any:
     hardware_utils.has_visible_nvidia_gpu = lambda: True
     import jax
 
-    return jax.devices("cuda")[0]
+    if ranks != "1":
+        jax.distributed.initialize(f"127.0.0.1:{port}", int(ranks), int(rank), local_device_ids=[0])
+    return jax.local_devices(backend="cuda")[0]
 
 
 def _loaded(path: str) -> ModuleType:
@@ -69,6 +71,7 @@ def _loaded(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules["steps"] = module  # where flax looks for it
     spec.loader.exec_module(module)
     return module
 
@@ -80,6 +83,9 @@ def _placed(leaf: Any, device: Any) -> Any:
 
     if isinstance(leaf, np.ndarray):
         return leaf
+    if leaf.sharding is not None:
+        parts = leaf.sharding.shard_shape(leaf.shape)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: np.zeros(parts, leaf.dtype))
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jax.device_put(np.zeros((*leaf.shape, 2), np.uint32), device))
     return jax.device_put(np.zeros(leaf.shape, leaf.dtype), device)

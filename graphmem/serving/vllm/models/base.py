@@ -12,7 +12,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import Embedding, LinearMethod
 from graphmem.serving.vllm.lora import Adapters, Fillable
 from graphmem.serving.vllm.run import Batch, Run, Tensor
-from graphmem.sources.vllm_backend import Backend
+from graphmem.sources.vllm_layers import Backend, ExpertShape
 
 if TYPE_CHECKING:
     from graphmem.serving.vllm.encoders.budget import Items
@@ -22,6 +22,8 @@ Attend: TypeAlias = Callable[[int], None]
 Piece: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
+#: The heads of keys of a layer that reads the keys and values of another, and their width.
+NO_CACHE = (0, 0)
 #: What tells rotary tables of windows from those of all positions, where a model has both (Gemma 3).
 LOCAL_ROPE = "local"
 
@@ -82,28 +84,6 @@ class Family(ABC):
     def logits(self, rows: int) -> Tensor:
         """``compute_logits`` of so many hidden states."""
         return self.head.logits(rows, soft_cap=self.soft_cap)
-
-
-@dataclass(frozen=True)
-class ExpertShape:
-    """The experts of a layer: how many, how many a token is sent to, their width, and the width of those that every
-    token is sent to (0: none). ``grouped``: they are chosen by groups; ``shared_gate``: what every token is sent to is
-    multiplied by a gate of its own."""
-
-    count: int
-    chosen: int
-    width: int
-    shared_width: int = 0
-    first: int = 0
-    every: int = 1
-    dense_layers: tuple[int, ...] = ()
-    correction_bias: bool = False
-    grouped: bool = False
-    shared_gate: bool = False
-
-    def in_layer(self, index: int) -> bool:
-        """True if the layer has experts."""
-        return index >= self.first and (index + 1) % self.every == 0 and index not in self.dense_layers
 
 
 @dataclass(frozen=True)
@@ -224,6 +204,12 @@ class Shape:
     predicts: int = 0
     soft_cap: bool = False
     backend: Backend | None = None
+    #: Heads of keys and their width of each layer where layers differ.
+    cached: tuple[tuple[int, int], ...] = ()
+    #: Bytes of an element of rotary tables that are wider than the model until they are used first.
+    rope_bytes: int = 0
+    #: Whether windows begin anew after as many tokens.
+    in_chunks: bool = False
 
     @property
     def own(self) -> Stage:

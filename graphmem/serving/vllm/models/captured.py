@@ -11,6 +11,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
+from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_backend import Happening, Layer
 from graphmem.trace import Category
@@ -30,12 +31,18 @@ class Captured(Family):
         self._layers = {layer.name: layer for layer in self.backend.layers}
         self._linears: dict[str, Linear] = {}
         self._norms: dict[str, Norm] = {}
+        self._experts: dict[str, Experts] = {}
         self._tables: dict[str, Embedding] = {}
         left = [layer for layer in self.backend.layers if layer.kind == "left"]
+        self._wide_table: Tensor | None = None
         for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
             self._make(layer)
             if shape.rotary_dim and len(self._linears) == _PROJECTIONS and layer.kind == "linear":
-                rotary(run, "rotary_emb", shape.rope_positions, shape.rotary_dim, shape.itemsize)
+                table = rotary(
+                    run, "rotary_emb", shape.rope_positions, shape.rotary_dim, shape.rope_bytes or shape.itemsize,
+                    scaled=shape.rope_scaled, linear=shape.rope_linear,
+                )  # fmt: skip
+                self._wide_table = table if shape.rope_bytes > shape.itemsize else None
         self._scales = [
             AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize) for name in self.backend.attention
         ]
@@ -55,6 +62,8 @@ class Captured(Family):
             )  # fmt: skip
         elif layer.kind == "embedding":
             self._tables[layer.name] = Embedding(run, layer.name, layer.inputs, layer.outputs[0], shape.itemsize)
+        elif layer.experts is not None:
+            self._experts[layer.name] = Experts(run, layer.name, shape, layer.experts)
         elif layer.kind in ("parameter", "left"):
             run.new(layer.bytes, layer.name)
         else:
@@ -64,6 +73,8 @@ class Captured(Family):
     def finish(self) -> None:
         for linear in self._linears.values():
             linear.finish()
+        for experts in self._experts.values():
+            experts.finish()
         for scales in self._scales:
             scales.finish()
 
@@ -105,11 +116,22 @@ class Captured(Family):
             else:
                 if one.name != run.module:
                     run.enter(one.name)
+                if one.kind == "attended":
+                    self._narrow_table()
                 alive[one.storage] = run.new(one.bytes + one.token_bytes * tokens, one.name, kind)
+
+    def _narrow_table(self) -> None:
+        """``_match_cos_sin_cache_dtype``: the table is made as wide as queries when it is used first."""
+        wide, self._wide_table = self._wide_table, None
+        if wide is not None:
+            self.run.new(wide.bytes * self.shape.itemsize // self.shape.rope_bytes, "rotary_emb.cos_sin_cache")
+            self.run.free(wide)
 
     def _returned(self, one: Happening, tokens: int) -> Tensor:
         if one.name in self._linears:
             return self._product(self._linears[one.name], tokens)
+        if one.name in self._experts:
+            return self._experts[one.name](tokens)
         if one.name in self._tables:
             return self._tables[one.name](tokens)
         norm = self._norms[one.name]
@@ -133,7 +155,11 @@ class Captured(Family):
 def windows(values: Mapping[str, object], layers: int) -> tuple[int | None, ...]:
     """The window of every layer: by its type, or one for all (``_create_attention_instances``; ``sliding_window`` of
     the cache's configuration, engine/arg_utils.py)."""
-    window, types = values.get("sliding_window"), values.get("layer_types")
+    types = values.get("layer_types")
+    chunk = values.get("attention_chunk_size")
+    if type(chunk) is int and chunk > 0 and isinstance(types, list):
+        return tuple(chunk if one == "chunked_attention" else None for one in types)
+    window = values.get("sliding_window")
     if type(window) is not int or window < 1 or values.get("use_sliding_window") is False:
         return (None,) * layers
     if isinstance(types, list):

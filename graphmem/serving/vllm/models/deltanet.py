@@ -10,9 +10,10 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, number, rope_of
 from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod
-from graphmem.serving.vllm.models.base import ExpertShape, Shape, StateShape
+from graphmem.serving.vllm.models.base import Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Projected, Style
 from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.sources.vllm_layers import ExpertShape
 
 #: Tokens of the warm-up's one chunk (``FLA_CHUNK_SIZE``, third_party/flash_linear_attention/ops/utils.py).
 _CHUNK = 64

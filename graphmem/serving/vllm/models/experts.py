@@ -7,9 +7,10 @@ Its scratch is the engine's own: one tensor for all layers, as large as the larg
 from __future__ import annotations
 
 from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
-from graphmem.serving.vllm.models.base import ExpertShape, Shape
+from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.feed_forward import FeedForward, Style
 from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.sources.vllm_layers import ExpertShape
 from graphmem.trace import Category
 
 #: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
@@ -28,7 +29,10 @@ class Experts:
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
         self.width = experts.width // run.experts.slices
         self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
-        self.gate = Linear(run, f"{name}.gate", shape.hidden, [experts.count], plain, size)
+        routed = experts.router_bytes or size
+        self.gate = Linear(
+            run, f"{name}.gate", shape.hidden, [experts.count], Unquantized(routed), routed, bias=experts.bias
+        )  # fmt: skip
         if experts.correction_bias:
             run.new(experts.count * 4, f"{name}.gate.e_score_correction_bias")
         gate: Linear | None = None
@@ -44,6 +48,9 @@ class Experts:
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
         shape.linear.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
+        if experts.bias:
+            run.new(self.local * 2 * self.width * size, f"{name}.experts.w13_bias")
+            run.new(self.local * shape.hidden * size, f"{name}.experts.w2_bias")
 
     def finish(self) -> None:
         """After loading."""
@@ -70,7 +77,7 @@ class Experts:
         """The output of this rank's tokens, of this rank's share of every expert."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
         shared = self._beside(tokens)
-        scores = self.gate(tokens)
+        scores = self._scores(tokens)
         if shared is None and self.shared is not None:
             shared = self.shared(tokens)
         run.enter(f"{self.name}.experts")
@@ -89,6 +96,19 @@ class Experts:
             run.free(shared, output)
             output = total
         return output
+
+    def _scores(self, tokens: int) -> Tensor:
+        """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
+        run, experts, size = self.run, self.experts, self.shape.itemsize
+        if experts.router_bytes <= size:
+            if experts.score_bytes <= size:
+                return self.gate(tokens)
+            run.enter(self.gate.name)
+            return run.matmul(tokens * experts.count * experts.score_bytes)
+        wide = run.new(tokens * self.shape.hidden * experts.router_bytes, "tokens as wide as the router")
+        scores = self.gate(tokens)
+        run.free(wide)
+        return scores
 
     def _beside(self, tokens: int) -> Tensor | None:
         """The output of the shared experts, where batches are small: before the rest, on a stream of its own

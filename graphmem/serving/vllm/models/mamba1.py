@@ -9,11 +9,12 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod, Unquantized, cdiv, dropped_head
-from graphmem.serving.vllm.models.base import ExpertShape, Shape, StateShape
+from graphmem.serving.vllm.models.base import Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Style
 from graphmem.serving.vllm.models.hybrid import Attention
 from graphmem.serving.vllm.models.mamba import StatesOnly
 from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.sources.vllm_layers import ExpertShape
 
 
 @dataclass(frozen=True)
