@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from graphmem.base.documents import read_yamls, shown
-from graphmem.errors import SourceError, UsageError, reading
+from graphmem.base.documents import shown
+from graphmem.errors import SourceError, UsageError
 from graphmem.serving import flexible
 
 #: The ends of files that hold a server.
@@ -194,23 +194,13 @@ def _model_of(server: _Server, words: Sequence[str]) -> tuple[str | None, list[s
 def asked_in(path: Path) -> list[str]:
     """The words of ``graphmem serve`` for the server that a file starts. Raises :class:`SourceError`,
     :class:`UsageError`."""
-    found = [words for document in _documents(path) for words in _servers_of(document, 0)]
+    found = [words for document in flexible.documents_in(path) for words in _servers_of(document, 0)]
     if not found:
         raise SourceError(f"{path} starts no server that is known; accepted: a service or container with {_ACCEPTED}")
     if len(found) > 1:
         models = ", ".join(words[0] for words in found)
         raise SourceError(f"{path} starts {len(found)} servers ({models}); give a file with one")
     return found[0]
-
-
-def _documents(path: Path) -> list[object]:
-    try:
-        with reading(path):
-            return read_yamls(path)
-    except ImportError:
-        raise SourceError(f"{path}: YAML is read with PyYAML; install it with: pip install pyyaml") from None
-    except ValueError as error:
-        raise SourceError(f"{path}: {error}") from None
 
 
 def _servers_of(value: object, depth: int) -> Iterator[list[str]]:

@@ -78,14 +78,19 @@ def _of_files(words: Sequence[str]) -> Iterator[str]:
                 yield from (option, *_as_words(value))
 
 
-def _options_in(path: Path) -> Mapping[Any, Any]:
+def documents_in(path: Path) -> list[Any]:
+    """The documents of a YAML file. Raises :class:`SourceError`."""
     try:
         with reading(path):
-            documents = read_yamls(path)
+            return read_yamls(path)
     except ImportError:
         raise SourceError(f"{path}: YAML is read with PyYAML; install it with: pip install pyyaml") from None
     except ValueError as error:
         raise SourceError(f"{path}: {error}") from None
+
+
+def _options_in(path: Path) -> Mapping[Any, Any]:
+    documents = documents_in(path)
     if len(documents) != 1 or not isinstance(documents[0], Mapping):
         raise UsageError(f"{path} is no file of options: a mapping of their names to values")
     return documents[0]

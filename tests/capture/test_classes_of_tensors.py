@@ -55,6 +55,17 @@ def in_capture(function: Callable[[], Any]) -> Any:
     return answers[0]
 
 
+def test_a_parameter_is_made_of_another_with_its_attributes() -> None:
+    """As accelerate's ``init_on_device`` and vLLM's backend for transformers make it on ``meta``."""
+
+    def moved() -> str:
+        parameter = torch.nn.Linear(4, 4).weight
+        attributes = vars(parameter) | {"requires_grad": False}
+        return str(type(parameter)(parameter.to("meta"), **attributes).device)
+
+    assert in_capture(moved) == "meta"
+
+
 @pytest.mark.parametrize("kind", [Image, Plain])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("made", [lambda: torch.randn(4, 3, 8, 8), lambda: torch.tensor([1.0, 2.0])])

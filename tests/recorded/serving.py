@@ -116,7 +116,7 @@ def _config(name: str) -> Path:
     """A run's configuration in a folder with its files."""
     folder = Path(_FOLDERS.name, name)
     folder.mkdir()
-    run = encoders()[name]
+    run = (families() | encoders())[name]
     for file, values in (("config.json", run["model_config"]), *run["files"].items()):
         (folder / file).write_text(json.dumps(values))
     return folder / "config.json"

@@ -209,7 +209,7 @@ def test_options_with_an_effect() -> None:
 def test_a_model_that_pools_has_no_sampler_and_no_head() -> None:
     usual, pooling = _served(max_model_len=8192), _served(("task", "embed"), max_model_len=8192)
     assert usual.weights_bytes - pooling.weights_bytes == pytest.approx(128256 * 4096 * 2, rel=0.01)
-    assert (pooling.settings["model_runner"], pooling.basis) == ("V1", "formula")
+    assert (pooling.settings["model_runner"], pooling.basis) == ("V2", "recordings")
     assert _parts(pooling)["buffers per sequence"] == 0
 
 

@@ -99,8 +99,8 @@ def _new(original: _Make, cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:
     requires_grad=...)`` and ``type(tensor)(value)``, by which libraries make one like it: fake parameters are of the
     same class as fake tensors, and accelerate's ``set_module_tensor_to_device`` always gives ``requires_grad``, which
     only parameters take."""
-    if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
-        value, *flag = (*args, *kwargs.values())
+    if args and isinstance(args[0], torch.Tensor) and (given := _given(kwargs)).keys() <= {"requires_grad"}:
+        value, *flag = (*args, *given.values())
         return torch.nn.Parameter(value, *flag) if flag else value.detach()
     device = args[2] if len(args) > 2 else kwargs.get("device", kwargs.get("fake_device"))
     if device is None or device_of(device).type == "cpu":
@@ -149,12 +149,19 @@ def _new_of_class(original: _Make, cls: type, *args: object, **kwargs: object) -
 
 
 def _new_parameter(
-    original: _Make, cls: type, data: torch.Tensor | None = None, requires_grad: bool = True
+    original: _Make, cls: type, data: torch.Tensor | None = None, requires_grad: bool = True, **attributes: object
 ) -> torch.Tensor:
     """``P(data)`` of a class of parameters, which PyTorch makes of plain tensors by ``Tensor._make_subclass``."""
     if type(data) is FakeTensor and cls is not torch.nn.Parameter:
         return _make_subclass(make_subclass, cls, data, requires_grad)
-    return original(cls, data, requires_grad)
+    return original(cls, data, requires_grad, **_given(attributes))
+
+
+def _given(attributes: dict[str, Any]) -> dict[str, Any]:
+    """What is given beside another's own attributes, with which accelerate's ``init_on_device`` makes a parameter anew:
+    on a card those of a fake tensor are not among them."""
+    own = {"fake_mode", "_is_param", *_attributes()}
+    return {name: one for name, one in attributes.items() if name not in own}
 
 
 _guard_memory: Any = private(

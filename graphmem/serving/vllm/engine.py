@@ -422,7 +422,7 @@ def _basis(question: Question, settings: Settings, shape: Shape, method: str | N
     if settings.version != versions.NEWEST:
         return "logs"
     more = settings.more
-    others = more.pools or more.offloaded_bytes or more.context_parallel > 1 or more.not_counted
+    others = more.offloaded_bytes or more.context_parallel > 1 or more.not_counted
     return "recordings" if recorded and not others else "formula"
 
 

@@ -93,7 +93,7 @@ class V2(ModelRunner):
         if shape.position_rows:  # mm/rope.py, with a place more
             self.buffers("positions of M-RoPE", shape.position_rows * (tokens + 1) * 8)
         state_index(self.run, self.shape)
-        if self.shape.own.last:
+        if self.shape.own.last and not self.pools:
             self._sampling_buffers()
         balance(self.run, self.shape)
         if not self.shape.own.first:
@@ -131,9 +131,11 @@ class V2(ModelRunner):
         sampled = run.new(rows * self.shape.hidden * self.shape.itemsize, "sampled hidden states")
         run.free(indices, *batch, *reversed(tapped))
         rearrange(run, self.shape)
-        logits = model.logits(rows)
-        self._sample(rows)
-        run.free(logits, hidden, sampled)
+        if not self.pools:
+            logits = model.logits(rows)
+            self._sample(rows)
+            run.free(logits)
+        run.free(hidden, sampled)
 
     def _dummy_batch(self, rows: int) -> list[Tensor]:
         """``InputBatch.make_dummy``: requests by row, positions within them, indices of logits, and their sums."""

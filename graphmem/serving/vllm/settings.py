@@ -6,7 +6,7 @@ Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config/{model,vllm,cach
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphmem.base.versions import Version
@@ -29,6 +29,11 @@ DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float3
 STATES = ("mamba2", "granitemoehybrid")
 #: Speculative methods of the first model runner alone, which do not schedule ahead (config/vllm.py).
 _FIRST_RUNNER_ONLY = ("medusa",)
+#: Ends of the names of classes that pool.
+_POOLING = (
+    "ForTextEncoding", "EmbeddingModel", "ForSequenceClassification", "ForTokenClassification", "ClassificationModel",
+    "ForRewardModeling", "RewardModel",
+)  # fmt: skip
 #: Keys that say how many experts there are, and kinds with layers of states.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WITH_STATES = (*STATES, "mamba", "falcon_mamba", "jamba", "qwen3_next", "qwen3_5_text")
@@ -108,7 +113,7 @@ def resolve(question: Question) -> Settings:
     """The options with their defaults. Raises :class:`UsageError` with the engine's reason and a remedy."""
     version = versions.checked(question.version)
     config = question.model.config
-    more = arguments.read(question.arguments)
+    more = _pooling(question, arguments.read(question.arguments))
     length, longest = _length(question.model, question.max_model_len)
     tokens, requests = _batch_defaults(question, version, more)
     if more.performance == "throughput":  # both defaults are doubled (engine/arg_utils.py)
@@ -166,6 +171,15 @@ def resolve(question: Question) -> Settings:
     )
 
 
+def _pooling(question: Question, more: Arguments) -> Arguments:
+    """A model whose class says that it pools does, where nothing else is asked (``_SUFFIX_TO_DEFAULTS``,
+    config/model.py)."""
+    given = {name.replace("-", "_") for name, _ in question.arguments}
+    named = question.model.config.get("architectures")
+    pools = isinstance(named, list) and named and str(named[0]).endswith(_POOLING)
+    return replace(more, pools=True) if pools and not given & {"runner", "task", "convert"} else more
+
+
 def _check_followed(more: Arguments, runner: str) -> None:
     """Refuse the settings that are read and not followed yet."""
     asked = {
@@ -177,8 +191,6 @@ def _check_followed(more: Arguments, runner: str) -> None:
         ),
         "speculative_config with a pipeline": more.speculation and more.pipeline > 1,
     }  # fmt: skip
-    if more.pools and runner == "V2":
-        raise UsageError("a model that pools is followed with the first model runner only: leave --engine-arg out")
     for name, given in asked.items():
         if given:
             raise UsageError(f"vLLM's {name} is not followed yet: leave it out")
@@ -194,7 +206,9 @@ def _runner(more: Arguments, version: Version, question: Question) -> str:
         quantized=bool(question.quantization or config.get("quantization_config")),
     )
     usual = "v2" if second else "v1"
-    if more.pools or (more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY):
+    if more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY:
+        usual = "v1"
+    if more.pools and version < versions.NEWEST:  # recorded of the newest only
         usual = "v1"
     runner = (more.model_runner or usual).upper()
     if runner == "V2" and version < versions.FIRST_WITH_SECOND_RUNNER:
