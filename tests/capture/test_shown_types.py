@@ -75,8 +75,13 @@ def test_bytecode_of_a_rewritten_file_is_kept_while_its_source_stays(
         monkeypatch.syspath_prepend(folder)
     library, own = tmp_path / "site-packages" / "kept_package.py", tmp_path / "own" / "own_package.py"
     own.write_text(FILE, encoding="utf-8")
-    read: list[str] = []
-    monkeypatch.setattr(unnoticed, "with_shown_types", lambda tree: read.append("") or with_shown_types(tree))
+    read: list[ast.Module] = []
+
+    def reading(tree: ast.Module) -> ast.Module:
+        read.append(tree)
+        return with_shown_types(tree)
+
+    monkeypatch.setattr(unnoticed, "with_shown_types", reading)
     for value, times in ((1, 1), (1, 1), (22, 2)):
         if times > len(read):
             library.write_text(f"{FILE}\nVALUE = {value}\n", encoding="utf-8")
