@@ -126,7 +126,7 @@ class Watch:
         if self._is_installed:
             return
         self._is_installed = True
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._hook())
         noting = self._noting_stat(os.stat)
         for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             if os.stat in able:
@@ -135,27 +135,44 @@ class Watch:
         kind: Any = type(os.environ)
         kind.__getitem__ = self._noting_variable(kind.__getitem__)
 
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            self._opened(*arguments)
-        elif event == "import":
-            if self._is_on and arguments[2] is not None:
-                self._searched.update(path for path in arguments[2] if isinstance(path, str))
-        elif event in ("os.listdir", "os.scandir"):
-            path = _text(arguments[0] if arguments[0] is not None else ".")
-            if self._is_on and path is not None and sys._getframe(1).f_code.co_filename not in _FINDERS:
-                self._folders.add(path)
-        elif event == "ctypes.dlopen":
-            path = _text(arguments[0])
-            if self._is_on and path and os.path.isabs(path):
-                self._files.add(path)
-        elif event in _BEYOND and self._is_on and not self._is_allowed(event, arguments):
+    def _hook(self) -> Callable[[str, Any], None]:
+        """The audit hook. Every other step of a compiler is an event: a function that looks its name up takes a third
+        of the time of a method, on which Python looks for an attribute in vain."""
+        acts: dict[str, Callable[[str, Any], None]] = dict.fromkeys(_BEYOND, self._asked_beyond) | {
+            "open": self._opened, "import": self._imported, "os.listdir": self._listed, "os.scandir": self._listed,
+            "ctypes.dlopen": self._loaded,
+        }  # fmt: skip
+
+        def heard(event: str, arguments: Any) -> None:
+            act = acts.get(event)
+            if act is not None and self._is_on:
+                act(event, arguments)
+
+        return heard
+
+    def _imported(self, _: str, arguments: Any) -> None:
+        if arguments[2] is not None:
+            self._searched.update(path for path in arguments[2] if isinstance(path, str))
+
+    def _listed(self, _: str, arguments: Any) -> None:
+        path = _text(arguments[0] if arguments[0] is not None else ".")
+        if path is not None and sys._getframe(2).f_code.co_filename not in _FINDERS:
+            self._folders.add(path)
+
+    def _loaded(self, _: str, arguments: Any) -> None:
+        path = _text(arguments[0])
+        if path and os.path.isabs(path):
+            self._files.add(path)
+
+    def _asked_beyond(self, event: str, arguments: Any) -> None:
+        if not self._is_allowed(event, arguments):
             self._beyond = self._beyond or f"it calls {event}"
 
-    def _opened(self, path: object, _: object, flags: object) -> None:
+    def _opened(self, _: str, arguments: Any) -> None:
+        path, _mode, flags = arguments
         text = _text(path)
         is_written = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == os.O_WRONLY
-        if self._is_on and text is not None and not is_written and not text.endswith(".pyc"):
+        if text is not None and not is_written and not text.endswith(".pyc"):
             self._files.add(text)
 
     def _is_allowed(self, event: str, arguments: tuple[Any, ...]) -> bool:
@@ -166,7 +183,7 @@ class Watch:
             program = _text(arguments[0]) or ""
             self._files.add(shutil.which(program) or program)
             return True
-        looking, frame = getattr(sys.modules.get("ctypes.util"), "__file__", ""), sys._getframe(2)
+        looking, frame = getattr(sys.modules.get("ctypes.util"), "__file__", ""), sys._getframe(3)
         while frame is not None and frame.f_code.co_filename != looking:
             frame = frame.f_back  # type: ignore[assignment]
         self._files.update(() if frame is None else (_LIBRARIES,))

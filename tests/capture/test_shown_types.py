@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.capture.device import unnoticed  # noqa: E402
 from graphmem.capture.device.unnoticed import with_shown_types  # noqa: E402
 from tests.support.captures import record  # noqa: E402
 
@@ -62,6 +63,37 @@ def test_a_library_reads_the_classes_of_a_card(library: str) -> None:
     assert kinds == [torch.Tensor, torch.nn.Parameter, torch.Tensor, module.Weight]
     assert devices == ["cuda"]
     assert module.meta() == (True, "Made", int, torch.dtype)  # it stays imported
+
+
+def test_bytecode_of_a_rewritten_file_is_kept_while_its_source_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a library's, as reading thousands of files anew takes seconds; beside the program's own there is none."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for folder in (tmp_path / "site-packages", tmp_path / "own"):
+        folder.mkdir()
+        monkeypatch.syspath_prepend(folder)
+    library, own = tmp_path / "site-packages" / "kept_package.py", tmp_path / "own" / "own_package.py"
+    own.write_text(FILE, encoding="utf-8")
+    read: list[ast.Module] = []
+
+    def reading(tree: ast.Module) -> ast.Module:
+        read.append(tree)
+        return with_shown_types(tree)
+
+    monkeypatch.setattr(unnoticed, "with_shown_types", reading)
+    for value, times in ((1, 1), (1, 1), (22, 2)):
+        if times > len(read):
+            library.write_text(f"{FILE}\nVALUE = {value}\n", encoding="utf-8")
+        importlib.invalidate_caches()
+        record(lambda: importlib.import_module("kept_package").kinds())
+        module = sys.modules.pop("kept_package")
+        assert (module.VALUE, len(read)) == (value, times)
+        assert unnoticed.TYPE in module.move.__code__.co_names
+    record(lambda: importlib.import_module("own_package").kinds())
+    del sys.modules["own_package"]
+    kept = [path.name for path in tmp_path.rglob("*.graphmem-*")]
+    assert [name.partition(".")[0] for name in kept] == ["kept_package"]
 
 
 def test_only_calls_of_one_argument_are_rewritten() -> None:

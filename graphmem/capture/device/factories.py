@@ -50,7 +50,7 @@ def patch_factories(patches: Patches) -> None:
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
     lost = "devices named by a number, or as cuda, are not understood by torch.set_default_device and Tensor.to"
     patches.wrap("torch.utils._device.DeviceContext.__init__", lost, around(_begin_context))
-    patches.around(torch, {"get_default_device": _shown_default})
+    patches.set(torch, "get_default_device", _shown_default)
     patches.wrap("torch._C._nn._parse_to", lost, around(_parse_to))
     patches.replace("torch._shape_as_tensor", "a shape that becomes a tensor ends the run", _shape_as_tensor)
     _patch_old_types(patches)
@@ -82,9 +82,12 @@ def _begin_context(original: Callable[..., None], self: DeviceContext, device: o
     self.device = _named_by_program(self.device)
 
 
-def _shown_default(original: Callable[[], torch.device]) -> torch.device:
-    device = original()
-    return _META if device == NOWHERE else device
+def _shown_default() -> torch.device:
+    """``torch.get_default_device``, which makes a tensor to know a card's number."""
+    device = _default_device()
+    if device == NOWHERE:
+        return _META
+    return cards().own if device.type == "cuda" else device
 
 
 def _with_numbered_device(original: _Make, *args: object, **kwargs: object) -> torch.Tensor:

@@ -20,6 +20,8 @@ import builtins
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +31,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
-from graphmem.base.imports import is_watched
+from graphmem.base.garbage import MANY, looking_after
+from graphmem.base.imports import is_watched, library_folder
 from graphmem.capture.device.factories import LazyBuffer, LazyParameter
 from graphmem.capture.device.fake_tensors import library_class
 from graphmem.capture.threads import current_threads
@@ -98,6 +101,7 @@ TYPE = "__graphmem_type__"
 #: Packages that know of fake tensors, or of none.
 _LEFT = frozenset({"torch", "torchgen", "functorch", "graphmem", "numpy", "scipy", "pandas", "sympy", "triton"})
 _NAMES_TENSORS = re.compile(rb"\b(?:Tensor|Parameter)\b")
+_BYTECODE = ".pyc"
 _USES_TYPE = re.compile(rb"\btype\([^()\n]*\)\s*(?:is|in|not)\b|\btype\([^()\n]*\)\s*[!=]=|[\[(]type\([^()\n]*\)[\])]")
 _LAZY: dict[type, type] = {LazyParameter: UninitializedParameter, LazyBuffer: UninitializedBuffer}
 
@@ -123,15 +127,51 @@ def with_shown_types(tree: ast.Module) -> ast.Module:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Reads a file of a library; what is rewritten is not kept."""
+    """Reads a file of a library. The bytecode of one that is rewritten lies beside Python's own, under another name;
+    Python itself compares it with its source, and writes it."""
+
+    _is_rewritten = False
 
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
-        source = self.get_data(path)
-        if not (_NAMES_TENSORS.search(source) and _USES_TYPE.search(source)):
-            return super().get_code(fullname)
-        code: CodeType = compile(with_shown_types(ast.parse(source, path)), path, "exec", dont_inherit=True)
+        self._is_rewritten = os.path.exists(_kept(importlib.util.cache_from_source(path))) or _is_to_be_rewritten(
+            self.get_data(path)
+        )
+        return super().get_code(fullname)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Thousands of modules make a million objects, of which none is garbage: Python looks when they are there. A
+        module of the program's own may be all of it, and looks as it runs."""
+        with looking_after(MANY) if library_folder(self.path) else contextlib.nullcontext():
+            super().exec_module(module)
+
+    def source_to_code(  # type: ignore[override]  # as Python's own, which its stubs take for one without ``self``
+        self, data: Any, path: Any, *, _optimize: int = -1
+    ) -> CodeType:
+        if self._is_rewritten:
+            data = with_shown_types(ast.parse(data, path))
+        code: CodeType = compile(data, path, "exec", dont_inherit=True, optimize=_optimize)
         return code
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(_kept(path) if self._is_rewritten and path.endswith(_BYTECODE) else path)
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        if not self._is_rewritten:
+            super().set_data(path, data, _mode=_mode)
+        elif library_folder(self.path):  # beside the program's own files nothing is left
+            super().set_data(_kept(path), data, _mode=_mode)
+
+
+def _kept(bytecode: str) -> str:
+    """The file of a rewritten module's bytecode, by that of Python's own (``cache_from_source``)."""
+    return f"{bytecode.removesuffix(_BYTECODE)}.graphmem-1{_BYTECODE}"
+
+
+def _is_to_be_rewritten(source: bytes) -> bool:
+    if b"type(" not in source or (b"Tensor" not in source and b"Parameter" not in source):  # all but a few
+        return False
+    return bool(_NAMES_TENSORS.search(source) and _USES_TYPE.search(source))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -16,6 +16,7 @@ from typing import Any
 from graphmem.base.environment import changed
 from graphmem.capture.compile.same_pieces import compiled_once
 from graphmem.capture.device.watched_imports import patched_imports
+from graphmem.capture.distributed.process_groups import NCCL_VERSION
 from graphmem.capture.patches import Patches, constant
 
 #: Of its environment (vllm/envs.py): one process, compiled code that is not kept (nor is there any of former starts,
@@ -69,8 +70,43 @@ def _follow_compiler(patches: Patches, backends: ModuleType) -> None:
         patches.around(manager, {"compile": compiled_once})
 
 
+def _follow_nccl(patches: Patches, wrapper: ModuleType) -> None:
+    """Its own communicators call NCCL's library (pynccl_wrapper.py, 0.32): every call is done at once, and writes into
+    tensors that exist."""
+
+    def load(library: Any, *_: object) -> None:
+        library._funcs = {one.name: constant(0) for one in library.exported_functions}
+        library._funcs["ncclGetVersion"] = _give_version
+
+    patches.where_found((wrapper.NCCLLibrary,), {"__init__": load})
+
+
+def _give_version(pointer: Any) -> int:
+    major, minor, patch = NCCL_VERSION
+    pointer._obj.value = major * 10_000 + minor * 100 + patch
+    return 0
+
+
+def _follow_groups(patches: Patches, state: ModuleType) -> None:
+    """Whether processes share their machine's memory is tried out among them (parallel_state.py): they do."""
+
+    def in_the_same_node_as(group: Any, source_rank: int = 0) -> list[bool]:
+        del source_rank
+        return [True] * (group.size() if callable(getattr(group, "size", None)) else group.world_size)
+
+    patches.where_found((state,), {"in_the_same_node_as": in_the_same_node_as})
+
+
+def _follow_queues(patches: Patches, broadcast: ModuleType) -> None:
+    """A queue in shared memory waits for its readers; what goes through it is on the host."""
+    patches.where_found((broadcast.MessageQueue,), {"create_from_process_group": staticmethod(constant(None))})
+
+
 _FOLLOWED = {
     "vllm.compilation.backends": _follow_compiler,
+    "vllm.distributed.device_communicators.pynccl_wrapper": _follow_nccl,
+    "vllm.distributed.device_communicators.shm_broadcast": _follow_queues,
+    "vllm.distributed.parallel_state": _follow_groups,
     "vllm.model_executor.models.registry": _follow_registry,
     "vllm.model_executor.warmup.kernel_warmup": _follow_warmup,
 }

@@ -2,7 +2,7 @@
 
 Whatever models and options that version knows are followed, and it resolves its settings itself; only the arithmetic of
 requests of other lengths is ours. The start is in a process of its own (:mod:`graphmem.serving.vllm.starting`), takes
-no network and no card, and weights have no values. One card is followed.
+no network and no card, and weights have no values. Of several processes that share every layer the first is followed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,17 @@ from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.starting import Asked
 
 #: Options of ours in ``arguments``, which the engine lacks.
-OWN = frozenset(("basis", "model_runner", "outside", "load_format", "skip_tokenizer_init"))
+OWN = frozenset(
+    (
+        "basis",
+        "model_runner",
+        "outside",
+        "load_format",
+        "skip_tokenizer_init",
+        "distributed_executor_backend",
+        "disable_custom_all_reduce",
+    )
+)
 #: Files beside a configuration by which an engine reads text; without one it starts with none.
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 #: Seconds that a start may take.
@@ -68,8 +78,8 @@ def why_not(question: Question) -> str | None:
         return f"vLLM {found} is installed, and {'.'.join(map(str, question.version))} is asked for"
     options = dict(question.arguments)
     ranks = (options.get(name) for name in ("pipeline_parallel_size", "data_parallel_size"))
-    if question.tensor_parallel_size != 1 or any(size not in (None, "1") for size in ranks):
-        return "the installed engine is followed on one card"
+    if any(size not in (None, "1") for size in ranks):
+        return "the installed engine is followed neither in a pipeline nor in replicas"
     return None
 
 
@@ -85,6 +95,7 @@ def serve(question: Question) -> Served:
         is_server=question.entry == "server",
         device=question.device,
         alloc_conf=question.alloc_conf,
+        processes=question.tensor_parallel_size,
     )
     runner = dict(question.arguments).get("model_runner", "")
     configuration = json.dumps(dict(question.model.config), default=str)
@@ -127,6 +138,8 @@ def _options(question: Question, folder: Path | None) -> Iterator[str]:
             yield from (_spelled(name), str(value))
     if question.enforce_eager:
         yield "--enforce-eager"
+    if question.tensor_parallel_size > 1:  # each process begins as torchrun begins it, and starts no others
+        yield from ("--distributed-executor-backend", "external_launcher", "--disable-custom-all-reduce")
     for name, text in question.arguments:
         if name.replace("-", "_") not in OWN:
             yield from _option(name, text)
@@ -195,12 +208,14 @@ def _start(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
 
 
 def _environment(scratch: str) -> dict[str, str]:
-    """No network, nothing told to its makers, nothing kept; and graphmem is found where it was."""
+    """No network, nothing told to its makers, nothing kept; and graphmem is found where it was. Sums of several cards
+    are NCCL's: the other ways have buffers that cards map into each other."""
     return {
         "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "VLLM_CACHE_ROOT": scratch,
         "TRITON_CACHE_DIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch,
         "FLASHINFER_WORKSPACE_BASE": scratch, "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # fmt: skip
 
@@ -229,7 +244,7 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
         version=str(version()),
         model=question.model.name,
         gpu=question.device.name,
-        cards=1,
+        cards=question.tensor_parallel_size,
         settings=settings,
         total_bytes=total,
         requested_bytes=requested,
@@ -292,8 +307,8 @@ def _slack(stages: Mapping[str, Mapping[str, int]]) -> int:
 
 
 def _layout(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Layout | None:
-    """The cache's groups; None where the engine did not come so far."""
-    if "groups" not in found:
+    """The cache's groups; None where the model has none, or the engine did not come so far."""
+    if not found.get("groups"):
         return None
     return Layout(tuple(map(_group, found["groups"])), settings["block_size"], _in_flight(settings))
 

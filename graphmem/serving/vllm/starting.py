@@ -32,12 +32,14 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A start: the engine's options as on its command line, whether as a server, the card, the allocator's options."""
+    """A start: the engine's options as on its command line, whether as a server, the card, the allocator's options, and
+    the processes, one card each, that share the model; the first of them is followed."""
 
     options: tuple[str, ...]
     is_server: bool
     device: Device
     alloc_conf: str
+    processes: int = 1
 
 
 class Watched:
@@ -95,10 +97,11 @@ def main() -> None:
         found.update(_of_worker(watched.worker), stages=watched.stages)
 
     with watch.on():
-        from graphmem import analyze
+        from graphmem import Training, analyze
 
+        training = Training(world_size=asked.processes) if asked.processes > 1 else None
         try:
-            analyze(step, device=asked.device, alloc_conf=asked.alloc_conf or None)
+            analyze(step, training=training, device=asked.device, alloc_conf=asked.alloc_conf or None)
         except GraphmemError:  # an engine that ended early, with nothing on the card, has said why
             if "error" not in found:
                 raise
@@ -117,6 +120,7 @@ def _start(asked: Asked, watched: Watched) -> dict[str, Any]:
     args = arguments.from_cli_args(parser.parse_args(list(asked.options)))
     engine_class = import_module("vllm.v1.engine.llm_engine").LLMEngine
     _leave_out_warm_up()
+    gc.freeze()
     with watched.methods(worker):
         watched.engine = engine_class.from_engine_args(
             args, usage_context=context.OPENAI_API_SERVER if asked.is_server else context.LLM_CLASS
@@ -182,7 +186,7 @@ def _settings(config: Any, worker: Any) -> dict[str, Any]:
 
 
 def _of_engine(core: Any) -> dict[str, Any]:
-    """Of the KV cache, as it was cut."""
+    """Of the KV cache, as it was cut; encoders have no groups of layers with one."""
     cache = core.scheduler.kv_cache_config
     config = core.vllm_config
     utils = import_module("vllm.v1.core.kv_cache_utils")
