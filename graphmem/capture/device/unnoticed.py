@@ -24,7 +24,9 @@ import importlib.util
 import os
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -102,6 +104,8 @@ TYPE = "__graphmem_type__"
 _LEFT = frozenset({"torch", "torchgen", "functorch", "graphmem", "numpy", "scipy", "pandas", "sympy", "triton"})
 _NAMES_TENSORS = re.compile(rb"\b(?:Tensor|Parameter)\b")
 _BYTECODE = ".pyc"
+#: Names the rules by which files are rewritten: this file.
+_RULES = zlib.crc32(Path(__file__).read_bytes())
 _USES_TYPE = re.compile(rb"\btype\([^()\n]*\)\s*(?:is|in|not)\b|\btype\([^()\n]*\)\s*[!=]=|[\[(]type\([^()\n]*\)[\])]")
 _LAZY: dict[type, type] = {LazyParameter: UninitializedParameter, LazyBuffer: UninitializedBuffer}
 
@@ -165,7 +169,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 def _kept(bytecode: str) -> str:
     """The file of a rewritten module's bytecode, by that of Python's own (``cache_from_source``)."""
-    return f"{bytecode.removesuffix(_BYTECODE)}.graphmem-1{_BYTECODE}"
+    return f"{bytecode.removesuffix(_BYTECODE)}.graphmem-{_RULES:08x}{_BYTECODE}"
 
 
 def _is_to_be_rewritten(source: bytes) -> bool:
