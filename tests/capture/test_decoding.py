@@ -79,7 +79,11 @@ def test_probing_gives_what_following_gives(
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        (torch.no_grad, {"num_beams": 2, "eos_token_id": [7, 8], "do_sample": True, "num_return_sequences": 2}),
+        pytest.param(
+            torch.no_grad,
+            {"num_beams": 2, "eos_token_id": [7, 8], "do_sample": True, "num_return_sequences": 2},
+            marks=pytest.mark.slow,
+        ),
         (torch.inference_mode, {"num_beams": 3, "eos_token_id": 7, "early_stopping": True, "length_penalty": 2.0}),
     ],
 )

@@ -26,7 +26,7 @@ from graphmem.replay import most_requested
 from graphmem.run import Run
 from graphmem.trace import Category, Trace, TraceBuilder, same
 from graphmem.training import DataParallel, FullyShard, ZeRO
-from tests.support.examples import examples
+from tests.support.examples import examples, first_quick
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -115,7 +115,9 @@ def test_a_layer_that_is_unlike_the_others_makes_no_template() -> None:
 # --- against captures -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [Training(), Training(amp="bf16", checkpoint_activations=True, fsdp=FullyShard(4))])
+@pytest.mark.parametrize(
+    "step", first_quick([Training(), Training(amp="bf16", checkpoint_activations=True, fsdp=FullyShard(4))], 1)
+)
 def test_what_is_written_is_what_is_captured(tmp_path: Path, step: Training) -> None:
     model = written(tmp_path, GPT2)
     asked = Question(model, batch=2, seq_len=16, training=step, iterations=2)
@@ -170,6 +172,7 @@ def test_a_deep_model_at_many_sizes(tmp_path: Path) -> None:
         assert sized.by_template(9) is None
 
 
+@pytest.mark.slow
 def test_a_deep_model_at_many_sizes_whose_layers_make_no_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +222,7 @@ def test_a_step_that_fails_is_left_to_the_capture_of_all_layers(tmp_path: Path) 
     assert run_of_layers(asked, runs.load(asked), capture) is None
 
 
+@pytest.mark.slow
 def test_another_capture_disproves_it(tmp_path: Path) -> None:
     captured = list[int | None]()
 

@@ -124,6 +124,7 @@ def test_what_does_not_generate_is_refused(tmp_path: Path) -> None:
         graphmem.analyze("model.onnx", training=Inference(generate=Generation(2)))
 
 
+@pytest.mark.slow
 def test_of_drafted_tokens_all_and_none_are_tried(tmp_path: Path) -> None:
     drafts = (("assistant_early_exit", 1), ("num_assistant_tokens", 4), ("num_assistant_tokens_schedule", "heuristic"))
     said, in_vain, all_right = (

@@ -108,6 +108,7 @@ def test_every_scheduler_runs_and_takes_nothing_but_momentum(name: str, optimize
     assert scheduled.peak == plain.peak
 
 
+@pytest.mark.slow
 def test_lbfgs_has_its_own_place_for_clearing() -> None:
     with pytest.raises(GraphmemError, match="zero_grad_at"):
         _analyze(optimizer="lbfgs", zero_grad_at="before_forward")

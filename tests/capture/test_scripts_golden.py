@@ -21,7 +21,7 @@ def test_every_program_is_recorded() -> None:
 
 
 #: Precisions of a program that also runs in its usual one, and what takes half a minute.
-SLOW = {"classification", "classification_amp", "ddp", "diffusion_amp", "nano_gpt_fp32"}
+SLOW = {"classification", "classification_amp", "ddp", "diffusion_amp", "nano_gpt", "nano_gpt_fp32"}
 
 
 @pytest.mark.parametrize(

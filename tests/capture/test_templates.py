@@ -254,6 +254,7 @@ def test_the_largest_batch_is_found_with_few_captures(
     assert (found.estimate.peak, found.above.peak) == (alone.estimate.peak, alone.above.peak)
 
 
+@pytest.mark.slow
 def test_a_page_of_the_largest_size_has_others_to_choose_by_template(captured: list[int | None]) -> None:
     """Each says whether a template wrote it, and is what a capture gives."""
     found = graphmem.fit(convolutions, device=custom_device(GIB), grid=8)
@@ -279,6 +280,7 @@ def test_an_answer_on_another_way_is_found_by_captures(captured: list[int | None
     assert not fits(found.above)
 
 
+@pytest.mark.slow
 def test_rows_of_a_sweep_are_those_of_captures(captured: list[int | None]) -> None:
     sizes = [1, 2, 3, 4, 16, 40]
     rows = graphmem.sweep(convolutions, vary={"batch": sizes, "alloc_conf": ["", "max_split_size_mb:64"]}, device="T4")

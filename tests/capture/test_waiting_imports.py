@@ -85,6 +85,7 @@ def test_a_file_that_runs_the_compiler_while_it_is_imported(tmp_path: Path) -> N
     assert trace == here(f"{file}:build")
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(_LLAMA), encoding="utf-8")
@@ -118,6 +119,7 @@ def test_of_numbers_the_functions_on_symbols_give_what_pytorch_gives() -> None:
         assert meanwhile["sym_eq"](x, y) == shapes.sym_eq(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", first_quick(["build", "own_step"], 1))
 def test_a_step_that_compiles(tmp_path: Path, function: str) -> None:
     file = tmp_path / "compiled.py"

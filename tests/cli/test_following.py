@@ -21,6 +21,7 @@ from graphmem.errors import UsageError
 from graphmem.following.words import PythonLine, launched_options, rank_of
 from graphmem.trace import to_json
 from graphmem.training.program import Program
+from tests.support.examples import first_quick
 
 TRAIN = """
 import sys, torch
@@ -81,6 +82,7 @@ def test_a_script_of_the_shell_is_as_its_program(folder: Path) -> None:
     assert [one["path"] for one in followed["details"]["sandbox"]["files"]["written"]] == [str(folder / "answer")]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_one_process_for_all_nodes(folder: Path) -> None:
     source = "import os, torch.distributed as dist\ndist.init_process_group('nccl')\n" + TRAIN.replace(
         "nn.Linear(64, 64).cuda()",
@@ -118,7 +120,7 @@ def test_processes_out_of_sight_are_ended_and_named(folder: Path) -> None:
     assert "python -I train.py 16 uses PyTorch where graphmem cannot look" in words.splitlines()[-1]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", first_quick(["spawn", "fork"], 1))
 def test_workers_that_use_the_card_are_refused(method: str, folder: Path) -> None:
     (folder / "train.py").write_text(
         "import torch, torch.multiprocessing as mp\n"

@@ -64,6 +64,7 @@ def test_a_terminal_sees_a_bar_of_the_rows(tmp_path: Path) -> None:
     assert b"NOISE" not in said
 
 
+@pytest.mark.slow
 def test_a_pipe_sees_nothing(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = ("fit", "MODEL", "--gpu", "T4", "--at-most", "2", "--no-cache")
