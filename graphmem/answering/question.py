@@ -263,8 +263,8 @@ def capture_key(question: Question) -> CaptureKey:
 def card_facts(card: Device) -> tuple[object, ...]:
     """The facts of a card that kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
     like = as_cuda(card)
-    threads = like.max_threads_per_sm
-    return like.vendor, like.compute_capability, like.sm_count, threads, like.cublas_workspace_bytes
+    cores = like.compute_capability, like.sm_count, like.max_threads_per_sm
+    return (*cores, like.cublas_workspace_bytes, like.vendor)
 
 
 def check_counts(least: int, **counts: int | None) -> None:

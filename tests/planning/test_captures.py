@@ -35,7 +35,7 @@ from graphmem.capture.session.session import capture  # noqa: E402
 
 nn = torch.nn
 CONFIGURATIONS = ["", "expandable_segments:True", "max_split_size_mb:64", "nonsense:1"]
-CARD_FACTS = ("sm_count", "max_threads_per_sm", "cublas_workspace_bytes")
+CARD_FACTS = ("sm_count", "max_threads_per_sm", "cublas_workspace_bytes", "vendor")
 CARDS = [
     custom_device(700 * MIB),
     custom_device(24 * GIB),
@@ -141,7 +141,7 @@ def test_every_fact_of_the_card_that_a_capture_looks_at_is_in_the_key_or_noted_w
     """A fact that kernels may look at and the key does not hold would let one card's trace stand for another's."""
     card = as_cuda(device_named("A10G"))
     watched = _Watched(**{field.name: getattr(card, field.name) for field in fields(Device)})
-    known = {"compute_capability", "sm_count", "max_threads_per_sm", "cublas_workspace_bytes"}
+    known = {"compute_capability", *CARD_FACTS}
     told: set[str] = set()
 
     def run(session: Any) -> None:
