@@ -74,7 +74,7 @@ _CONFS = (
 )
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     trace=_traces(),
     capacity=st.sampled_from((None, 64 * MIB, 256 * MIB)),
