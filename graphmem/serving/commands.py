@@ -103,10 +103,14 @@ def asked_by(words: Sequence[str], variables: Mapping[str, str] | None = None) -
 
 
 def _composed(words: Sequence[str]) -> Path | None:
-    """The file of ``docker compose -f FILE up``, which is the folder's own where none is named."""
+    """The file of ``docker compose -f FILE up``, which is the folder's own where none is named. Raises
+    :class:`UsageError` for several, which Docker merges."""
     if words[:1] != ["docker-compose"] and words[:2] != ["docker", "compose"]:
         return None
     named = [after for word, after in pairwise(words) if word in ("-f", "--file")]
+    named += [word.removeprefix("--file=") for word in words if word.startswith("--file=")]
+    if len(named) > 1:
+        raise UsageError("several compose files are not merged here: docker compose ... config > one.yaml does it")
     usual = [Path(stem + end) for stem in ("compose", "docker-compose") for end in (".yaml", ".yml")]
     return Path(named[0]) if named else next((one for one in usual if one.is_file()), usual[0])
 

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import CaptureError, SourceError, UsageError, first_line
-from graphmem.sources.vllm_layers import Backend, Happening, Layer
+from graphmem.sources.vllm_layers import Backend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-
-__all__ = ["Backend", "Happening", "Layer", "followed", "values_of_class"]
 
 #: What the engine reads of a configuration, by the names that transformers' classes have for it.
 _READ = (

@@ -53,6 +53,10 @@ def test_a_composed_server_is_that_of_its_file(tmp_path: Path, monkeypatch: pyte
     words = ["M", "--engine", "vllm", "--max-model-len", "9"]
     assert asked_by(["docker", "compose", "-f", "own.yml", "up", "-d"]) == words
     assert asked_by(["docker-compose", "up"]) == words
+    Path("other.yml").write_text(text.replace("9", "7"))
+    assert asked_by(["docker", "compose", "--file=other.yml", "up"])[-1] == "7"
+    with pytest.raises(UsageError, match="several compose files are not merged here"):
+        asked_by(["docker", "compose", "-f", "own.yml", "-f", "other.yml", "up"])
 
 
 def test_entries_of_objects_are_put_together() -> None:

@@ -23,7 +23,8 @@ from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.captured import windows
 from graphmem.serving.vllm.settings import Settings
-from graphmem.sources.vllm_backend import Backend, Happening, followed, values_of_class
+from graphmem.sources.vllm_backend import followed, values_of_class
+from graphmem.sources.vllm_layers import Backend, Happening
 
 #: ``model_type`` of decoders that vllm 0.32.0 runs by transformers' code: those that its registry says so of
 #: (``_TRANSFORMERS_SUPPORTED_MODELS``, model_executor/models/registry.py), and transformers' that it has not.

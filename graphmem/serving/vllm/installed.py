@@ -32,18 +32,11 @@ from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.starting import Asked
 
-#: Options of ours in ``arguments``, which the engine lacks.
-OWN = frozenset(
-    (
-        "basis",
-        "model_runner",
-        "outside",
-        "load_format",
-        "skip_tokenizer_init",
-        "distributed_executor_backend",
-        "disable_custom_all_reduce",
-    )
-)
+#: Options in ``arguments`` that are not handed on: ours, which the engine lacks, and those that a start sets itself.
+_NOT_HANDED_ON = frozenset((
+    "basis", "model_runner", "outside",
+    "load_format", "skip_tokenizer_init", "distributed_executor_backend", "disable_custom_all_reduce",
+))  # fmt: skip
 #: Files beside a configuration by which an engine reads text; without one it starts with none.
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
 #: Seconds that a start may take.
@@ -141,7 +134,7 @@ def _options(question: Question, folder: Path | None) -> Iterator[str]:
     if question.tensor_parallel_size > 1:  # each process begins as torchrun begins it, and starts no others
         yield from ("--distributed-executor-backend", "external_launcher", "--disable-custom-all-reduce")
     for name, text in question.arguments:
-        if name.replace("-", "_") not in OWN:
+        if name.replace("-", "_") not in _NOT_HANDED_ON:
             yield from _option(name, text)
 
 

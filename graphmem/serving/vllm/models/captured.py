@@ -13,7 +13,7 @@ from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.run import Run, Tensor
-from graphmem.sources.vllm_backend import Happening, Layer
+from graphmem.sources.vllm_layers import Happening, Layer
 from graphmem.trace import Category
 
 #: Layers after which the first attention's table of cosines and sines is made: those before it, and after it.
