@@ -171,7 +171,7 @@ def test_the_engine_is_asked_before_our_account_and_searches_ask_that(monkeypatc
     instead = engine.serve(question)
     assert instead.kv_cache == engine.serve(quick).kv_cache
     assert any("its code took another way" in note for note in instead.notes)
-    with pytest.raises(UsageError, match="another way; .*of-nobody"):
+    with pytest.raises(UsageError, match=r"another way; .*of-nobody"):
         engine.serve(_question())
 
 
