@@ -26,6 +26,7 @@ trainer = GRPOTrainer(
         bf16=True,
         report_to=[],
         save_strategy="no",
+        vllm_importance_sampling_correction=False,
         logging_steps=1,
     ),
 )
