@@ -162,8 +162,7 @@ class Embedding:
         adapters = self.slots.looked_up(tokens) if self.slots is not None else None
         if run.tp == 1:
             ids = run.new(tokens * 8, "ids")
-            found = run.new(tokens * self.width * self.itemsize, "embedded")
-            run.free(ids)
+            found = run.replacing(ids, run.new(tokens * self.width * self.itemsize, "embedded"))
         else:
             found = run.all_reduce(run.new(tokens * self.width * self.itemsize, "embedded"))
         if adapters is not None:
@@ -175,17 +174,11 @@ class Embedding:
         run = self.run
         run.enter("logits_processor")
         logits = run.matmul(rows * self.rows * self.itemsize, "logits")
-        if run.tp > 1:
-            gathered = run.new(logits.bytes * run.tp, "gathered logits")
-            whole = run.new(logits.bytes * run.tp, "logits")
-            run.free(gathered, logits)
-            logits = whole
+        logits = run.all_gather(logits, "logits")
         if self.head_slots is not None:
             self.head_slots.add(rows)
         for _ in range(3 if soft_cap else 0):  # logits / cap, tanh, logits * cap: each before the last is let go
-            after = run.new(logits.bytes, "capped logits")
-            run.free(logits)
-            logits = after
+            logits = run.replacing(logits, run.new(logits.bytes, "capped logits"))
         return logits
 
 
@@ -203,6 +196,23 @@ class LayerNorm:
         result = self.run.new(rows * self.width * self.itemsize, "normed")
         self.run.temporary(rows * 4, rows * 4)
         return result
+
+
+def root_mean_square(run: Run, rows: int, wide: int) -> tuple[Tensor, Tensor]:
+    """(the mean of the squares, the states times its inverse root) of rows in fp32, ``wide`` bytes in all: what torch
+    operators of a norm begin with (vllm/ir/ops/layernorm.py)."""
+    squares = run.new(wide)
+    mean = run.replacing(squares, run.new(rows * 4))
+    root = run.replacing(run.new(rows * 4), run.new(rows * 4))
+    return mean, run.replacing(root, run.new(wide))
+
+
+def turned_by_halves(run: Run, size: int, label: str = "") -> Tensor:
+    """Heads that torch operators rotate: themselves times cosines, and halves that changed places times sines."""
+    straight = run.new(size)
+    turned = run.replacing(run.new(size // 2), run.new(size))
+    product = run.replacing(turned, run.new(size))
+    return run.replacing(product, straight, run.new(size, label))
 
 
 def dropped_head(run: Run, vocab: int, width: int, itemsize: int, tied: Embedding | None) -> Embedding:
@@ -225,31 +235,21 @@ def rotary(
     frequencies = run.new(half * 4)
     at = run.new(positions * 4)
     if linear:
-        divided = run.new(at.bytes)
-        run.free(at)
-        at = divided
+        at = run.replacing(at, run.new(at.bytes))
     angles = run.new(positions * half * 4)
     cosines, sines = (_table(run, positions * half * 4, scaled) for _ in range(2))
     both = run.new(positions * width * 4)
     if linear:
-        joined = run.new(both.bytes)
-        run.free(both)
-        both = joined
+        both = run.replacing(both, run.new(both.bytes))
     run.free(frequencies, at, angles, cosines, sines)
     if itemsize == 4:
         return both
-    table = run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER)
-    run.free(both)
-    return table
+    return run.replacing(both, run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER))
 
 
 def _table(run: Run, size: int, scaled: bool) -> Tensor:
     table = run.new(size)
-    if not scaled:
-        return table
-    product = run.new(size)
-    run.free(table)
-    return product
+    return run.replacing(table, run.new(size)) if scaled else table
 
 
 class AttentionScales:

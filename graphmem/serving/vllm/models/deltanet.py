@@ -110,9 +110,7 @@ class DeltaNet:
         if not self._fused:
             held.append(run.new(tokens * own.values * size, "gated and normed"))
             run.temporary(tokens * own.value_heads * 4)
-        output = self.out_proj(tokens)
-        run.free(*reversed(held))
-        return output
+        return run.replacing(*reversed(held), self.out_proj(tokens))
 
     def _warm_up(self) -> None:
         """``_warmup_prefill_kernels``: a chunk, its parts, and a state; then FlashInfer's kernel, which takes the state
@@ -153,11 +151,8 @@ class GatedAttention(Projected):
         run.enter(f"{self.name}.attn")
         turned = [run.new(tokens * width * size) for width in (self.q, self.kv, self.q)]
         attended, weight = (run.new(tokens * self.q * size) for _ in range(2))
-        gated = run.new(tokens * self.q * size, "gated")
-        run.free(weight, attended)
-        output = self.o_proj(tokens)
-        run.free(*turned, qkv, gated)
-        return output
+        gated = run.replacing(weight, attended, run.new(tokens * self.q * size, "gated"))
+        return run.replacing(*turned, qkv, gated, self.o_proj(tokens))
 
 
 class DeltaDecoder(Decoder):

@@ -69,9 +69,7 @@ class Experts:
         whole = slice_of * run.tp * row  # padded; a slice of what was padded is a view of it
         kept = run.new(slice_of * row if tokens % run.tp == 0 else whole, "slice of tokens")
         output = self.own(slice_of)
-        gathered = run.new(whole, "gathered slices")
-        run.free(output, kept)
-        return gathered
+        return run.replacing(output, kept, run.new(whole, "gathered slices"))
 
     def own(self, tokens: int) -> Tensor:
         """The output of this rank's tokens, of this rank's share of every expert."""
@@ -85,17 +83,14 @@ class Experts:
         if not self.experts.grouped:
             run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
         if run.experts.balanced:  # ids of copies (``eplb_map_to_physical_and_record``)
-            mapped = run.new(tokens * chosen * 4)
-            run.free(ids)
-            ids = mapped
+            ids = run.replacing(ids, run.new(tokens * chosen * 4))
         output = run.new(tokens * self.shape.hidden * size, "experts' output")
         self._multiply(tokens)
         run.free(weights, ids, scores)
-        if shared is not None:
-            total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
-            run.free(shared, output)
-            output = total
-        return output
+        if shared is None:
+            return output
+        total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
+        return run.replacing(shared, output, total)
 
     def _scores(self, tokens: int) -> Tensor:
         """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
@@ -106,9 +101,7 @@ class Experts:
             run.enter(self.gate.name)
             return run.matmul(tokens * experts.count * experts.score_bytes)
         wide = run.new(tokens * self.shape.hidden * experts.router_bytes, "tokens as wide as the router")
-        scores = self.gate(tokens)
-        run.free(wide)
-        return scores
+        return run.replacing(wide, self.gate(tokens))
 
     def _beside(self, tokens: int) -> Tensor | None:
         """The output of the shared experts, where batches are small: before the rest, on a stream of its own

@@ -23,9 +23,7 @@ class Attention(Projected):
         """The projected output; the input is the caller's."""
         qkv = self.qkv_proj(tokens)
         attended = self.run.new(tokens * self.q * self.shape.itemsize, "attention output")
-        output = self.o_proj(tokens)
-        self.run.free(attended, qkv)
-        return output
+        return self.run.replacing(attended, qkv, self.o_proj(tokens))
 
 
 class Layer:
@@ -57,9 +55,7 @@ class Layer:
             run.free(normed)
         scaled, middle = run.new(width), run.new(width, "residual")
         run.free(scaled, output if self.attends else normed)
-        again = run.new(width, "normed")
-        fed = self.mlp(tokens)
-        run.free(again)
+        fed = run.replacing(run.new(width, "normed"), self.mlp(tokens))
         scaled, result = run.new(width), run.new(width, "hidden")
         run.free(scaled, fed)
         if not self.attends:
@@ -95,6 +91,4 @@ class GraniteHybrid(Family):
             hidden, middle = layer(tokens, hidden)
             run.free(*held)
             held = [hidden, middle]
-        result = run.new(hidden.bytes, "normed")
-        run.free(*held)
-        return result
+        return run.replacing(*held, run.new(hidden.bytes, "normed"))

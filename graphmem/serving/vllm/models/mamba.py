@@ -92,9 +92,7 @@ class Mixer:
         run.temporary(tokens * self.own.convolved * size)  # what would be convolved, copied
         normed = run.new(tokens * self.own.inner * size, "gated and normed")
         run.temporary(tokens * max(1, self.own.groups) * 4)
-        output = self.out_proj(tokens)
-        run.free(normed, scanned, projected)
-        return output
+        return run.replacing(normed, scanned, projected, self.out_proj(tokens))
 
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
@@ -171,11 +169,8 @@ class StatesOnly(Family):
         residual = self.embedding(tokens)
         hidden = run.new(residual.bytes, "normed")
         for layer in self.layers:
-            output = layer(tokens)
-            run.free(hidden)
-            hidden = output
-        run.free(residual)
-        return hidden
+            hidden = run.replacing(hidden, layer(tokens))
+        return run.replacing(residual, hidden)
 
 
 class Mamba2(StatesOnly):

@@ -71,8 +71,7 @@ class SelectiveMixer:
         output = run.new(tokens * self.hidden * self.size, "output")
         projected = self.in_proj(tokens)
         convolved = run.new(tokens * self.inner * self.size, "what would be convolved, copied")
-        left = self.out_proj(tokens)
-        run.free(convolved, projected, left)
+        run.free(convolved, projected, self.out_proj(tokens))
         return output
 
 
