@@ -6,8 +6,11 @@ are bytes of one rank: ``tp`` ranks share heads, columns and rows.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from graphmem.serving.vllm.lora import Adapters, Slots, TableSlots
 from graphmem.serving.vllm.run import Run, Tensor
@@ -40,52 +43,67 @@ class CacheScales(Enum):
 
 
 class LinearMethod(Protocol):
-    """The memory layout of a linear layer's weight, and the memory that multiplying with it takes."""
+    """How a model keeps the weights of its linear layers."""
 
     @property
     def cache_scales(self) -> CacheScales:
         """The scales that come with it for layers of attention."""
 
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """The parameters of a layer with these sizes on this rank, as they are after loading. ``outputs`` are the
-        parts that were fused."""
+    def of(self, name: str) -> WeightMethod:
+        """That of the layer of this name."""
 
-    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """``process_weights_after_loading``."""
 
+class WeightMethod(ABC):
+    """The memory layout of a linear layer's weight, told by its tensors, and the memory that multiplying with it takes.
+    Experts have the tensors that ``of_experts`` names, stacked: gate and up in one, down in another."""
+
+    cache_scales: CacheScales = CacheScales.NONE
+    of_experts: tuple[str, ...] = ("weight",)
+
+    def of(self, name: str) -> WeightMethod:
+        """The same for every layer."""
+        return self
+
+    @abstractmethod
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        """Names and bytes of the tensors of a weight, in the order in which they are made. ``outputs`` are the parts
+        that were fused."""
+
+    @abstractmethod
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         """The product, of so many rows."""
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """The parameters of so many experts: gate and up in one tensor, down in another."""
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        """The parameters of a layer with these sizes on this rank, as they are after loading."""
+        for part, size in self.tensors(inputs, outputs).items():
+            run.named[f"{name}.{part}"] = run.new(size, f"{name}.{part}")
 
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:  # noqa: B027
+        """``process_weights_after_loading``; by default they stay as they were loaded."""
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """The parameters of so many experts."""
+        for part, inputs, outputs in (("w13", hidden, [width, width]), ("w2", width, [hidden])):
+            tensors = self.tensors(inputs, outputs)
+            for one in self.of_experts:
+                if one in tensors:
+                    run.named[f"{name}.{part}_{one}"] = run.new(count * tensors[one], f"{name}.{part}_{one}")
+
+    def finish_experts(self, run: Run, name: str) -> None:  # noqa: B027
         """``process_weights_after_loading`` of experts."""
 
 
-class Unquantized:
+@dataclass(frozen=True)
+class Unquantized(WeightMethod):
     """``UnquantizedLinearMethod`` (layers/linear.py)."""
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    itemsize: int
 
-    def __init__(self, itemsize: int) -> None:
-        self.itemsize = itemsize
-
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        run.named[f"{name}.weight"] = run.new(sum(outputs) * inputs * self.itemsize, f"{name}.weight")
-
-    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """As they were loaded."""
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        return {"weight": inputs * sum(outputs) * self.itemsize}
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         return run.matmul(tokens * outputs * self.itemsize)
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        run.new(count * 2 * width * hidden * self.itemsize, f"{name}.w13_weight")
-        run.new(count * hidden * width * self.itemsize, f"{name}.w2_weight")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """As they were loaded."""
 
 
 class Linear:
@@ -104,10 +122,10 @@ class Linear:
         reduce: bool = False,
     ) -> None:
         self.run, self.name = run, name
-        self.inputs, self.outputs, self.method, self.reduce = inputs, outputs, method, reduce
+        self.inputs, self.outputs, self.method, self.reduce = inputs, outputs, method.of(name), reduce
         self.itemsize = itemsize
         self.slots: Slots | None = None
-        method.make(run, inputs, outputs, name)
+        self.method.make(run, inputs, outputs, name)
         if bias:
             run.new(sum(outputs) * itemsize, f"{name}.bias")
 

@@ -47,7 +47,8 @@ class Experts:
             )  # fmt: skip
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
-        shape.linear.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
+        self.method = shape.linear.of(f"{name}.experts")
+        self.method.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
         if experts.bias:
             run.new(self.local * 2 * self.width * size, f"{name}.experts.w13_bias")
             run.new(self.local * shape.hidden * size, f"{name}.experts.w2_bias")
@@ -56,9 +57,7 @@ class Experts:
         """After loading."""
         if self.shared is not None:
             self.shared.finish()
-        self.shape.linear.finish_experts(
-            self.run, f"{self.name}.experts", self.local, self.shape.hidden, self.width
-        )  # fmt: skip
+        self.method.finish_experts(self.run, f"{self.name}.experts")
 
     def __call__(self, tokens: int) -> Tensor:
         """The output; the input is the caller's."""
@@ -158,10 +157,17 @@ def balance(run: Run, shape: Shape) -> None:
         run.new(layers * size, "load of experts", Category.BUFFER)
     run.new(4, "load of experts", Category.BUFFER)
     run.new(1, "load of experts", Category.BUFFER)
-    local = cdiv(copies, run.experts.ranks)
-    shape.linear.make_experts(run, "experts on their way", local, shape.hidden, experts.width // run.experts.slices)
+    _make_layer(run, shape, "experts on their way")
     run.new(layers * experts.count * 8, "load of experts", Category.BUFFER)
     run.free(*made)
+
+
+def _make_layer(run: Run, shape: Shape, name: str) -> None:
+    """The experts of one layer."""
+    assert shape.experts is not None
+    local = cdiv(shape.experts.count + run.experts.redundant, run.experts.ranks)
+    width = shape.experts.width // run.experts.slices
+    shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
 
 
 def rearrange(run: Run, shape: Shape) -> None:
@@ -178,7 +184,6 @@ def rearrange(run: Run, shape: Shape) -> None:
     total = run.new(layers * experts.count * 8, "sum of the load")
     run.temporary(_WINDOW * layers * experts.count * 8)
     before = len(run.builder.storage_bytes)
-    local, width = cdiv(copies, run.experts.ranks), experts.width // run.experts.slices
-    shape.linear.make_experts(run, "experts that are gathered", local, shape.hidden, width)
+    _make_layer(run, shape, "experts that are gathered")
     made = [Tensor(index, run.builder.storage_bytes[index]) for index in range(before, len(run.builder.storage_bytes))]
     run.free(*made, load, total)
