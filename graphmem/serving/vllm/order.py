@@ -6,8 +6,7 @@ Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py``: ``init_device``, ``load_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphmem.devices import Device
@@ -68,7 +67,7 @@ def start(
         runner.make()
     buffers = run.mark() - 1
     with (
-        _limited(run, versions.SPLIT_WHILE_LOADING.holds(version)),
+        run.limited_split(versions.SPLIT_WHILE_LOADING.holds(version)),
         run.phase("weights", Category.PARAMETER),
     ):
         tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
@@ -95,7 +94,7 @@ def start(
     plain = not compiles or draft is not None
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
-        _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
+        run.limited_split(versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
         encoded = (
@@ -156,15 +155,6 @@ def _fill(slots: list[Fillable], settings: Settings) -> None:
     for _ in range(settings.more.adapters.slots if settings.more.adapters else 0):
         for one in slots:
             one.fill()
-
-
-@contextmanager
-def _limited(run: Run, applies: bool) -> Iterator[None]:
-    if applies:
-        with run.limited_split():
-            yield
-    else:
-        yield
 
 
 def _compiled(model: Family, run: Run, shape: Shape, settings: Settings) -> Callable[[int], Tensor]:

@@ -19,7 +19,7 @@ from graphmem.serving.values import counted, mapping, rope_of
 from graphmem.serving.vllm import arguments, versions
 from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.encoders import internvl, llava, qwen
-from graphmem.serving.vllm.encoders.budget import limits_of, profiled
+from graphmem.serving.vllm.encoders.budget import Pictured, limits_of, profiled
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.settings import Settings
 from graphmem.sources.configurations import read
@@ -151,15 +151,13 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
         )
     _check(around, question, settings)
     vision = _vision(around, family)
-    processor = _processor(around, family, more)
-    tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
+    asked = Pictured(_outer(around, model), vision, _processor(around, family, more), settings.batch.length)
+    tokens = family.module.tokens_of(asked, limits)
     embedded, video = dict(tokens), None
     spreads = versions.spreads_embeddings(settings.version)
-    new = str(around.config["model_type"]) in qwen.NEW
+    new = asked.kind in qwen.NEW
     if spreads and new:
-        video, embedded["video"], tokens["video"] = qwen.stamped(
-            _outer(around, model), vision, processor, settings.batch.length
-        )
+        video, embedded["video"], tokens["video"] = qwen.stamped(asked)
     for name, tokens_of_item in tokens.items():
         counted(around, f"tokens of the largest {name}", tokens_of_item)
     items = profiled(tokens, limits, settings.batch)
@@ -167,9 +165,7 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     if spreads:  # 0.11: into rows of the whole budget, 0.12: of one item's tokens
         rows = items.cache if settings.version < (0, 12) else items.tokens
         items = replace(items, spread=rows, embedded=embedded[items.modality])
-    made = family.module.encoder(
-        _outer(around, model), vision, processor, items, settings.itemsize, settings.batch.length
-    )
+    made = family.module.encoder(asked, items, settings.itemsize)
     if isinstance(made, qwen.Qwen):
         on_card = versions.NEW_PIXELS_ON_CARD if new else versions.PIXELS_ON_CARD
         made = replace(
