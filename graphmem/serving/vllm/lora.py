@@ -9,7 +9,6 @@ which torch.compile makes before the product.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
@@ -27,13 +26,6 @@ class Adapters:
 
     slots: int
     rank: int
-
-
-class Fillable(Protocol):
-    """Matrices that an adapter is put into."""
-
-    def fill(self) -> None:
-        """A dummy one is put there."""
 
 
 class Slots:

@@ -16,7 +16,7 @@ from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.encoders.budget import Items
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
-from graphmem.serving.vllm.lora import Fillable
+from graphmem.serving.vllm.lora import Slots
 from graphmem.serving.vllm.models.base import Family, Shape, Tower
 from graphmem.serving.vllm.run import ExpertRanks, Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
@@ -150,7 +150,7 @@ def _encoded(run: Run, tower: Tower, settings: Settings, items: Items) -> list[T
     return embeddings
 
 
-def _fill(slots: list[Fillable], settings: Settings) -> None:
+def _fill(slots: list[Slots], settings: Settings) -> None:
     """Dummy adapters are put into all slots."""
     for _ in range(settings.more.adapters.slots if settings.more.adapters else 0):
         for one in slots:

@@ -136,24 +136,6 @@ def encoder(asked: Pictured, items: Items, itemsize: int) -> Images:
     )
 
 
-def check(model: ServedModel, vision: ServedModel) -> None:
-    """Raises :class:`UsageError` for an encoder that such a model has and that is not followed."""
-    kind, own = vision.config.get("model_type"), _ENCODERS[str(model.config["model_type"])]
-    if kind not in own:
-        raise UsageError(
-            f"{model.name}: an encoder of model_type {shown(kind)} is not followed; accepted: {', '.join(own)}, or the "
-            "language model alone by --language-model-only"
-        )
-
-
-_ENCODERS = {
-    "llava": (CLIP, SIGLIP, PIXTRAL),
-    "llava_next": (CLIP, SIGLIP),
-    "gemma3": (SIGLIP,),
-    "mistral3": (PIXTRAL,),
-}
-
-
 def _side(asked: Pictured) -> tuple[int, int]:
     """(patches of the largest image's side, of those one embedding's)."""
     model, vision = asked.model, asked.vision
