@@ -187,7 +187,7 @@ class Embedding:
             run.free(adapters)
         return found
 
-    def logits(self, rows: int, soft_cap: bool = False, scaled: bool = False) -> Tensor:
+    def logits(self, rows: int, soft_cap: bool = False) -> Tensor:
         """``LogitsProcessor``: the product, gathered and put side by side (``all_gather``), then capped."""
         run = self.run
         run.enter("logits_processor")
