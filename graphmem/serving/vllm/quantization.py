@@ -178,9 +178,9 @@ class Float4(WeightMethod):
         found = {"weight": values // 2, "scale": scales * (1 if self.nested else self.scale_bytes)}
         return found | ({"scale_of_scales": cdiv(scales, self.nested) * self.scale_bytes} if self.nested else {})
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
         """Scales of experts are unpacked."""
-        WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
+        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:
