@@ -300,9 +300,7 @@ class _Tower(Tower):
         size = self.rows * shape.patch_values * shape.widths.itemsize if shape.normalises else 0
         normalised = [run.new(size, "normalised pixels")] if size else []
         run.enter("visual.patch_embed")
-        embedded = run.matmul(self._hidden_bytes, "patches")
-        run.free(*normalised)
-        return embedded
+        return run.replacing(*normalised, run.matmul(self._hidden_bytes, "patches"))
 
     @property
     def _hidden_bytes(self) -> int:
@@ -336,8 +334,7 @@ class _Qwen2(_Tower):
         run, shape = self.run, self.shape
         hidden = self._embedded()
         each = [self._positions() for _ in range(shape.items.count)]
-        positions = run.new(sum(one.bytes for one in each), "positions")
-        run.free(*each)
+        positions = run.replacing(*each, run.new(sum(one.bytes for one in each), "positions"))
         turned, sequences = self._rotations(positions), self._whole()
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=False)
