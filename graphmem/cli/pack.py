@@ -13,7 +13,8 @@ from graphmem.base.options import REQUIRED, option
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
-from graphmem.cli.prices import prices_in, toml_in
+from graphmem.base.tables import toml_in
+from graphmem.devices.prices import card_prices
 from graphmem.cli.sweep import settings_in
 from graphmem.errors import UsageError
 from graphmem.reports import Format
@@ -65,7 +66,7 @@ def pack_command(jobs: Path, cards: Cards, form: Format, output: str | None) -> 
     with working() as progress:
         from graphmem.planning.layouts.pack import Job, pack
 
-        prices = {} if cards.prices is None else prices_in(Path(cards.prices))
+        prices = {} if cards.prices is None else card_prices(Path(cards.prices))
         jobs_read = [Job(**one) for one in read]
         found = pack(jobs_read, cards.gpus.split(","), margin=cards.margin, prices=prices, say=progress)
     publish(found, form, output)
