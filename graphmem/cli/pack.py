@@ -10,12 +10,12 @@ import click
 
 from graphmem.base.figures import parse_margin
 from graphmem.base.options import REQUIRED, option
+from graphmem.base.tables import toml_in
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
-from graphmem.base.tables import toml_in
-from graphmem.devices.prices import card_prices
 from graphmem.cli.sweep import settings_in
+from graphmem.devices.prices import card_prices
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_size
@@ -33,7 +33,7 @@ class Cards:
         metavar="SHARE",
     )
     prices: str | None = option(
-        None, "Use the cheapest cards, by a TOML file of prices: T4 = 0.35. Default: the fewest.", metavar="FILE"
+        None, "Use the cheapest cards, by a file of prices: T4 = 0.35, or CSV. Default: the fewest.", metavar="FILE"
     )
 
 

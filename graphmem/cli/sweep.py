@@ -38,8 +38,8 @@ class Settings:
     )
     prices: str | None = option(
         None,
-        "Name the cheapest card that fits, by a TOML file of prices (T4 = 0.35). Its cards, or those of --vary gpu, "
-        "are tried.",
+        "Name the cheapest card that fits, by a file of prices: TOML (T4 = 0.35) or CSV (gpu,count,price). Its "
+        "cards, or those of --vary gpu, are tried.",
         metavar="FILE",
     )
     store: str | None = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,12 @@ def rentals_in(path: Path) -> tuple[Rental, ...]:
     if not found:
         raise UsageError(f"{path} has no prices")
     return tuple(sorted(found, key=lambda rental: (rental.price, rental.gpu, rental.count)))
+
+
+def price_of(rentals: Sequence[Rental], gpu: str, cards: int) -> float | None:
+    """The price an hour of so many cards: the least share of a machine that has them; None where none does."""
+    shares = (one.price / (one.count // cards) for one in rentals if one.gpu == gpu and one.count >= cards)
+    return min(shares, default=None)
 
 
 def card_prices(path: Path) -> dict[str, float]:
@@ -77,6 +83,6 @@ def _lines(path: Path) -> Iterator[Rental]:
                 raise ValueError(row)
         except ValueError:
             raise UsageError(
-                f"{path}, line {number}: {shown(','.join(row))}; accepted: a card, cards of the machine, dollars an hour"
+                f"{path}, line {number}: {shown(','.join(row))}; accepted: a card, how many of it, dollars an hour"
             ) from None
         yield Rental(device_named(values["gpu"]).name, count, price, values.get("name", ""))

@@ -22,8 +22,9 @@ from graphmem.serving.values import count, mapping
 _BANDWIDTH_REACHED, _PEAK_REACHED = 0.9, 0.55
 #: Seconds of a layer's kernels that wait for each other, and of one sum over cards that has nothing to move.
 _LAYER_SECONDS, _SUM_SECONDS = 80e-6, 20e-6
-#: Speeds of eight in ten benchmarks over the predicted one lie between these.
-SLOW, FAST = 0.7, 1.1
+#: Measured speeds over the predicted one: those of eight tenths of the derived points' weight lie between these, and of
+#: the points that were kept back so many.
+SLOW, FAST, HELD = 0.7, 1.1, "70 of 81"
 #: The first cards with products of eight bits twice as fast as those of 16.
 _EIGHT_BITS_SINCE = (8, 9)
 #: Experts of a token where the configuration does not say.

@@ -80,6 +80,7 @@ class SGLang:
     """The engine."""
 
     name = "sglang"
+    has_benchmarks = True
     title = "SGLang"
     newest = "0.5"
     log = _READER

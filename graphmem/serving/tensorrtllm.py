@@ -76,6 +76,7 @@ class TensorRTLLM:
     """The engine."""
 
     name = "tensorrtllm"
+    has_benchmarks = True
     title = "TensorRT-LLM"
     newest = "1.0"
     log = _READER

@@ -1,16 +1,16 @@
 """Public benchmarks of serving engines beside the roofline: ``golden/serving/speed.csv``, one a row.
 
-``part``: those marked ``derived`` give the roofline its rates and its interval (:func:`interval`), those marked ``kept``
-do not; every second source is kept. ``measure``: ``out/s`` tokens of answers a second of all cards, ``all/s`` those of
-prompts too, ``itl`` milliseconds between tokens, ``ttft`` milliseconds to the first one. ``python -m
-tests.serving.public_speed`` writes the tables of reports/serving_speed.md.
+``part``: those marked ``derived`` give the roofline its rates and its interval (:func:`interval`), those marked
+``kept`` do not; every second source is kept. ``measure``: ``out/s`` tokens of answers a second of all cards, ``all/s``
+those of prompts too, ``itl`` milliseconds between tokens, ``ttft`` milliseconds to the first one. ``python -m
+tests.serving.public_speed`` writes the table of reports/serving_speed.md.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -90,6 +90,11 @@ class Benchmark:
         return abs(1 / self.ratio - 1) <= NEAR
 
     @property
+    def is_held(self) -> bool:
+        """Whether the measured speed lies in the interval."""
+        return SLOW <= self.ratio <= FAST
+
+    @property
     def witness(self) -> str:
         """Who measured it: points of one source have one weight together."""
         return self.source.split(" (")[0]
@@ -98,7 +103,9 @@ class Benchmark:
 def _roofline(row: Benchmark) -> Roofline:
     config = _CONFIGS.get(row.model) or known_models()[known_model(row.model) or row.model]
     device, quantization = device_named(row.card), row.quantization or None
-    question = Question(ServedModel(row.model, config), device, tensor_parallel_size=row.cards, quantization=quantization)
+    question = Question(
+        ServedModel(row.model, config), device, tensor_parallel_size=row.cards, quantization=quantization
+    )
     kept = decoder(question, row.cards, FOLLOWED | LATENT).token_bytes(1 if row.kv_cache == "fp8" else 2)
     return roofline(question.model, device, row.cards, kept, quantization)
 
@@ -129,3 +136,38 @@ def interval(rows: Sequence[Benchmark]) -> tuple[float, float, float]:
         while len(found) < 3 and reached >= (0.1, 0.5, 0.9)[len(found)] * whole - 1e-9:
             found.append(row.ratio)
     return found[0], found[1], found[2]
+
+
+def table() -> str:
+    """How near both parts are, and groups of one source, model and cards with their ratios."""
+    lines = []
+    for part, words in (("derived", "give the roofline its rates"), ("kept", "were kept back")):
+        rows = of(part)
+        within, near = sum(row.is_held for row in rows), sum(row.is_near for row in rows)
+        sources = len({row.witness for row in rows})
+        lines.append(
+            f"- {len(rows)} points of {sources} sources {words}: {near} are predicted within {NEAR:.0%}, {within} lie "
+            "in the interval."
+        )
+    lines += ["", "| part | source | engine | model | cards | points | near | measured over predicted speed |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    groups: dict[tuple[str, ...], list[Benchmark]] = {}
+    for row in benchmarks():
+        model = f"{row.model} {row.quantization}".strip()
+        key = (row.part, row.source, row.engine, model, f"{row.cards} x {row.card}")
+        groups.setdefault(key, []).append(row)
+    for names, rows in groups.items():
+        ratios = sorted(row.ratio for row in rows)
+        near = sum(row.is_near for row in rows)
+        lines.append(f"| {' | '.join(names)} | {len(rows)} | {near} | {ratios[0]:.2f} to {ratios[-1]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str) -> str:
+    """The report with the table of today."""
+    before, _, rest = page.partition(_BEGIN)
+    return before + _BEGIN + table() + _END + rest.partition(_END)[2]
+
+
+if __name__ == "__main__":
+    REPORT.write_text(with_table(REPORT.read_text()))
