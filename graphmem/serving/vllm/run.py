@@ -145,6 +145,12 @@ class Run:
         for tensor in tensors:
             self.builder.free(tensor.storage, self._operator)
 
+    def replacing(self, *tensors: Tensor) -> Tensor:
+        """The last of these, which was made of the others or while somebody held them; they are let go now."""
+        *held, made = tensors
+        self.free(*held)
+        return made
+
     def temporary(self, *sizes: int) -> None:
         """Tensors that live together for one call."""
         self.free(*[self.new(size) for size in sizes])
@@ -193,9 +199,14 @@ class Run:
         """The sum over the ranks, out of place: the operand's frame still holds it (device_communicators)."""
         if self.tp == 1:
             return tensor
-        result = self.new(tensor.bytes, "all-reduced")
-        self.free(tensor)
-        return result
+        return self.replacing(tensor, self.new(tensor.bytes, "all-reduced"))
+
+    def all_gather(self, part: Tensor, label: str) -> Tensor:
+        """The parts of all ranks: gathered, then put side by side; the operand's frame holds it until then."""
+        if self.tp == 1:
+            return part
+        gathered = self.new(part.bytes * self.tp, "gathered")
+        return self.replacing(gathered, part, self.new(gathered.bytes, label))
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""

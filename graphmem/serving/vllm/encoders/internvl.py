@@ -121,21 +121,17 @@ class _Attention:
         """The projected output; the input is the caller's."""
         made = [part(sequences.rows) for part in self.parts]
         for index, norm in enumerate(self.norms):
-            normed = norm(sequences.rows)
-            self.run.free(made[index])
-            made[index] = normed
+            made[index] = self.run.replacing(made[index], norm(sequences.rows))
         self.run.enter(self.name)
         output = parts.attended(self.run, sequences, self.widths.heads, self.widths)
-        result = self.proj(sequences.rows)
-        self.run.free(output, *made)
-        return result
+        return self.run.replacing(output, *made, self.proj(sequences.rows))
 
 
-class _Block(parts.Block):
+class _Block(parts.SummedBlock):
     """``InternS1VisionLayer``: the outputs of attention and the feed-forward layer are scaled."""
 
     def __init__(self, run: Run, name: str, shape: InternVL) -> None:
-        self.run, self.widths = run, shape.widths
+        self.run = run
         hidden, size = shape.widths.hidden, shape.widths.itemsize
         self.attention = _Attention(run, f"{name}.attention", shape)
         self.mlp = parts.FeedForward(run, f"{name}.mlp", shape.widths)
@@ -145,26 +141,8 @@ class _Block(parts.Block):
             run.new(hidden * size, f"{name}.lambda_{number_}")
             run.free(ones)
 
-    def __call__(self, sequences: parts.Sequences) -> Tensor:
-        run, rows = self.run, sequences.rows
-        size = rows * self.widths.hidden * self.widths.itemsize
-        normed = self.norms[0](rows)
-        output = self.attention(sequences)
-        run.free(normed)
-        middle = self._added(size, output)
-        normed = self.norms[1](rows)
-        output = self.mlp(rows)
-        run.free(normed)
-        result = self._added(size, output)
-        run.free(middle)
-        return result
-
-    def _added(self, size: int, output: Tensor) -> Tensor:
-        scaled = self.run.new(size, "scaled")
-        self.run.free(output)
-        result = self.run.new(size, "added")
-        self.run.free(scaled)
-        return result
+    def added(self, output: Tensor) -> Tensor:
+        return super().added(self.run.replacing(output, self.run.new(output.bytes, "scaled")))
 
 
 class _Tower(Tower):
@@ -179,9 +157,7 @@ class _Tower(Tower):
         run.new(hidden * _CHANNELS * shape.patch**2 * size, f"{name}.patch_embeddings.projection.weight")
         run.new(hidden * size, f"{name}.patch_embeddings.projection.bias")
         run.new(tokens * hidden * size, f"{name}.position_embeddings")
-        self.blocks: list[parts.Block] = [
-            _Block(run, f"vision_tower.encoder.layer.{index}", shape) for index in range(shape.layers)
-        ]
+        self.blocks = [_Block(run, f"vision_tower.encoder.layer.{index}", shape) for index in range(shape.layers)]
         self.norm = LayerNorm(run, "vision_tower.layernorm", hidden, size) if shape.normed else None
         name, wide = "multi_modal_projector", hidden * shape.merge**2
         self.projected = LayerNorm(run, f"{name}.layer_norm", wide, size)
@@ -200,37 +176,22 @@ class _Tower(Tower):
         patches = shape.tiles * shape.side**2
         states = self._states(patches * width, self.rows * width)
         once = run.new(patches * width, "patches side by side")
-        merged = run.new(patches * width, "merged")
-        run.free(once, states)
-        embedded = self._project(patches // shape.merge**2)
-        run.free(merged)
-        return [embedded]
+        merged = run.replacing(once, states, run.new(patches * width, "merged"))
+        return [run.replacing(merged, self._project(patches // shape.merge**2))]
 
     def _states(self, patch_bytes: int, size: int) -> Tensor:
         """The last hidden states."""
         run, shape = self.run, self.shape
-        patches = run.new(patch_bytes, "patches")
-        joined = run.new(size, "with class tokens")
-        run.free(patches)
-        first = run.new(size, "with positions")
-        run.free(joined)
+        joined = run.replacing(run.new(patch_bytes, "patches"), run.new(size, "with class tokens"))
+        first = run.replacing(joined, run.new(size, "with positions"))
         sequences = parts.Sequences(self.rows, shape.tiles, shape.side**2 + 1, known=False)
         hidden = parts.through(run, self.blocks, first, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)
-        if self.norm is not None:
-            normed = self.norm(self.rows)
-            run.free(hidden)
-            hidden = normed
-        return hidden
+        return hidden if self.norm is None else run.replacing(hidden, self.norm(self.rows))
 
     def _project(self, rows: int) -> Tensor:
         """Embeddings; the input is the caller's."""
-        normed = self.projected(rows)
-        first = self.first(rows)
-        self.run.free(normed)
-        acted = self.run.new(first.bytes, "activated")
-        self.run.free(first)
-        result = self.second(rows)
-        self.run.free(acted)
-        return result
+        run, first = self.run, self.run.replacing(self.projected(rows), self.first(rows))
+        acted = run.replacing(first, run.new(first.bytes, "activated"))
+        return run.replacing(acted, self.second(rows))

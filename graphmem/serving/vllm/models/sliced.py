@@ -50,16 +50,12 @@ class SlicedDecoder(Decoder):
         attended = layer.attention(tokens)
         if normed is not hidden:
             run.free(normed)
-        padded = run.new(part * run.tp, "padded")
-        run.free(attended)
-        scattered = run.new(part, "scattered")
-        run.free(padded)
+        padded = run.replacing(attended, run.new(part * run.tp, "padded"))
+        scattered = run.replacing(padded, run.new(part, "scattered"))
         if not given:
             residual = run.new(part, "slice of the residual")
         assert isinstance(layer.mlp, Experts)
-        output = layer.mlp.own(cdiv(tokens, run.tp))
-        run.free(scattered)
-        return output, residual
+        return run.replacing(scattered, layer.mlp.own(cdiv(tokens, run.tp))), residual
 
     def _whole(self, tokens: int, hidden: Tensor, residual: Tensor) -> Tensor:
         """The last norm; of slices after they were put side by side and gathered."""
@@ -69,6 +65,4 @@ class SlicedDecoder(Decoder):
             run.free(*[old for old in dict.fromkeys((hidden, residual, added)) if old is not normed])
             return normed
         beside = run.new(hidden.bytes + residual.bytes, "slices side by side")
-        gathered = run.new(beside.bytes * run.tp, "gathered slices")
-        run.free(beside, hidden, residual)
-        return gathered
+        return run.replacing(beside, hidden, residual, run.new(beside.bytes * run.tp, "gathered slices"))
