@@ -20,7 +20,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
 from graphmem.serving.logs import Reader, said, settings_in
-from graphmem.serving.options import flag, one_of, options_of, whole
+from graphmem.serving.options import Option, flag, one_of, options_of, whole
 from graphmem.units import GIB, MIB
 
 #: Bytes that tensors are aligned to on a card, and elements that rows of quantised ones are rounded up to
@@ -106,14 +106,16 @@ class _Settings:
         }  # fmt: skip
 
 
-#: Options, and how their values are read.
-READERS = {
-    "n_gpu_layers": lambda name, text: _layers(name, text), "ctx_size": whole(0), "parallel": whole(1, 256),
-    "batch_size": whole(),
-    "ubatch_size": whole(), "cache_type_k": one_of(*_CACHE_TYPES), "cache_type_v": one_of(*_CACHE_TYPES),
-    "flash_attn": one_of("on", "off", "auto", "true", "false"), "kv_unified": flag, "no_kv_offload": flag,
-    "swa_full": flag, "n_outputs_max": whole(), "cpu_moe": flag, "n_cpu_moe": whole(0, _MOST_LAYERS),
-    "embeddings": flag, "override_tensor": lambda name, text: _overrides(name, text),
+OPTIONS = {
+    "n_gpu_layers": Option(lambda name, text: _layers(name, text)), "ctx_size": Option(whole(0), "max_model_len", 0),
+    "parallel": Option(whole(1, 256), "max_num_seqs"), "batch_size": Option(whole(), default=2048),
+    "ubatch_size": Option(whole(), default=512), "cache_type_k": Option(one_of(*_CACHE_TYPES), default="f16"),
+    "cache_type_v": Option(one_of(*_CACHE_TYPES), default="f16"),
+    "flash_attn": Option(one_of("on", "off", "auto", "true", "false"), default="auto"), "kv_unified": Option(flag),
+    "no_kv_offload": Option(flag, default=False), "swa_full": Option(flag, default=False),
+    "n_outputs_max": Option(whole()), "cpu_moe": Option(flag), "n_cpu_moe": Option(whole(0, _MOST_LAYERS)),
+    "embeddings": Option(flag, default=False),
+    "override_tensor": Option(lambda name, text: _overrides(name, text), default=()),
 }  # fmt: skip
 #: Other spellings.
 SHORT = {
@@ -239,24 +241,16 @@ def _by_layer(served: ServedModel, file: GGUF, name: str, otherwise: int, layers
 
 
 def _settings(question: Question, model: _Model) -> _Settings:
-    found = options_of(
-        question,
-        LlamaCpp,
-        READERS,
-        short=SHORT,
-        fields_as={"max_model_len": "ctx_size", "max_num_seqs": "parallel"},
-    )
+    found = options_of(question, LlamaCpp, OPTIONS, SHORT)
     slots = found.get("parallel", 4)
     unified = found.get("kv_unified", "parallel" not in found)  # the server's own choice is four that share
-    context = _rounded(found.get("ctx_size", 0) or model.trained, _CELLS)
+    context = _rounded(found["ctx_size"] or model.trained, _CELLS)
     if not unified:
         context = slots * _rounded(max(1, context // slots), _CELLS)
-    flash = found.get("flash_attn", "auto") in ("on", "auto", "true")
-    value_type = found.get("cache_type_v", "f16")
+    flash, value_type = found["flash_attn"] in ("on", "auto", "true"), found["cache_type_v"]
     if not flash and value_type not in ("f32", "f16", "bf16"):
         raise UsageError("quantized V cache was requested, but this requires Flash Attention: give --flash-attn on")
-    batch = min(found.get("batch_size", 2048), context)
-    ubatch = min(found.get("ubatch_size", 512), batch)
+    ubatch = min(found["ubatch_size"], found["batch_size"], context)
     return _Settings(
         gpu_layers=min(found.get("n_gpu_layers", model.layers + 1), model.layers + 1),
         context=context,
@@ -264,13 +258,13 @@ def _settings(question: Question, model: _Model) -> _Settings:
         unified=unified,
         ubatch=ubatch,
         outputs=min(found.get("n_outputs_max", slots), ubatch),
-        key_type=found.get("cache_type_k", "f16"),
+        key_type=found["cache_type_k"],
         value_type=value_type,
         flash=flash,
-        full_windows=found.get("swa_full", False),
-        on_card=not found.get("no_kv_offload", False),
-        pooled=found.get("embeddings", False),
-        on_host=(*found.get("override_tensor", ()), *_experts_on_host(model, found)),
+        full_windows=found["swa_full"],
+        on_card=not found["no_kv_offload"],
+        pooled=found["embeddings"],
+        on_host=(*found["override_tensor"], *_experts_on_host(model, found)),
     )
 
 

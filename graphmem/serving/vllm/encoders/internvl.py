@@ -134,7 +134,7 @@ class _Block(parts.SummedBlock):
         self.run = run
         hidden, size = shape.widths.hidden, shape.widths.itemsize
         self.attention = _Attention(run, f"{name}.attention", shape)
-        self.mlp = parts.FeedForward(run, f"{name}.mlp", shape.widths)
+        self.mlp = parts.feed_forward(run, f"{name}.mlp", shape.widths)
         self.norms = [LayerNorm(run, f"{name}.layernorm_{one}", hidden, size) for one in ("before", "after")]
         for number_ in (1, 2):
             ones = run.new(hidden * size)

@@ -241,7 +241,7 @@ class _ClipBlock(parts.SummedBlock):
         self.run = run
         self.attention = parts.Attention(run, f"{name}.self_attn", widths, named=("qkv_proj", "out_proj"))
         first = LayerNorm(run, f"{name}.layer_norm1", widths.hidden, widths.itemsize)
-        self.mlp = parts.FeedForward(run, f"{name}.mlp", widths, quick=quick)
+        self.mlp = parts.feed_forward(run, f"{name}.mlp", widths, quick=quick)
         self.norms = [first, LayerNorm(run, f"{name}.layer_norm2", widths.hidden, widths.itemsize)]
 
 
@@ -380,7 +380,7 @@ class _Llava(_Images):
             self.vision = _Pixtral(run, shape, normalises=False)
         if shape.model == "llava_next":
             run.new(shape.text_hidden * shape.widths.itemsize, "image_newline")
-        self.projector = _Projector(run, shape)
+        self.projector = _projector(run, shape)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
@@ -405,19 +405,13 @@ class _Llava(_Images):
         return run.replacing(ended, run.new(ended.bytes + shape.side**2 * width, "embeddings of an image"))
 
 
-class _Projector:
+def _projector(run: Run, shape: Images) -> parts.FeedForward:
     """Two layers into the language model's width."""
-
-    def __init__(self, run: Run, shape: Images) -> None:
-        size, inner = shape.widths.itemsize, parts.shared(run, "projected channels", shape.text_hidden)
-        self.run, bias = run, shape.biased
-        name = "multi_modal_projector.linear"
-        self.first = parts.linear(run, f"{name}_1", shape.widths.hidden, [inner], size, bias=bias)
-        self.second = parts.linear(run, f"{name}_2", inner, [shape.text_hidden], size, bias=bias, reduce=True)
-
-    def __call__(self, rows: int) -> Tensor:
-        """Embeddings; the input is the caller's."""
-        return parts.fed_forward(self.run, self.first, self.second, rows)
+    named, width = ("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"), shape.text_hidden
+    return parts.FeedForward(
+        run, named, shape.widths.hidden, width, width, shape.widths.itemsize, what="projected channels",
+        bias=shape.biased,
+    )  # fmt: skip
 
 
 class _Gemma3(_Images):
@@ -455,7 +449,7 @@ class _Mistral3(_Images):
         self.vision = _Pixtral(run, shape, normalises=True)
         self.norm = parts.RMSNorm(run, "multi_modal_projector.norm", hidden, size)
         run.new(shape.merge**2 * hidden * hidden * size, "multi_modal_projector.patch_merger.merging_layer.weight")
-        self.projector = _Projector(run, shape)
+        self.projector = _projector(run, shape)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape

@@ -191,27 +191,30 @@ class HalvesTogether(Attention):
         return [self.run.new(both, "queries and keys"), self.run.new(both, "rotated queries and keys")]
 
 
-def fed_forward(run: Run, first: Linear, second: Linear, rows: int, *, quick: bool = False) -> Tensor:
-    """Two layers with an activation between them, torch's own or QuickGELU; the input is the caller's."""
-    inner = first(rows)
-    acted = run.replacing(inner, quick_gelu(run, inner.bytes) if quick else run.new(inner.bytes, "activated"))
-    return run.replacing(acted, second(rows))
-
-
 class FeedForward:
-    """Two layers with an activation between them, which is torch's own but for ``quick``: QuickGELU."""
+    """Two layers ``named`` so, shared out by their ``inner`` channels (``what`` these are, for people). The activation
+    between them is torch's own but for ``quick``: QuickGELU."""
 
     def __init__(
-        self, run: Run, name: str, widths: Widths, *, named: tuple[str, str] = ("fc1", "fc2"), quick: bool = False
-    ) -> None:
-        self.run, self.name, self.size, self.quick = run, name, widths.itemsize, quick
-        self.inner = shared(run, "intermediate channels", widths.inner)
-        self.first = linear(run, f"{name}.{named[0]}", widths.hidden, [self.inner], self.size)
-        self.second = linear(run, f"{name}.{named[1]}", self.inner, [widths.hidden], self.size, reduce=True)
+        self, run: Run, named: tuple[str, str], inputs: int, inner: int, outputs: int, itemsize: int, *,
+        what: str = "intermediate channels", bias: bool = True, quick: bool = False,
+    ) -> None:  # fmt: skip
+        self.run, self.quick, own = run, quick, shared(run, what, inner)
+        self.first = linear(run, named[0], inputs, [own], itemsize, bias=bias)
+        self.second = linear(run, named[1], own, [outputs], itemsize, bias=bias, reduce=True)
 
     def __call__(self, rows: int) -> Tensor:
         """The output; the input is the caller's."""
-        return fed_forward(self.run, self.first, self.second, rows, quick=self.quick)
+        run, inner = self.run, self.first(rows)
+        acted = quick_gelu(run, inner.bytes) if self.quick else run.new(inner.bytes, "activated")
+        run.free(inner)
+        return run.replacing(acted, self.second(rows))
+
+
+def feed_forward(run: Run, name: str, widths: Widths, layers: str = "fc", *, quick: bool = False) -> FeedForward:
+    """That of a layer of the encoder."""
+    named = f"{name}.{layers}1", f"{name}.{layers}2"
+    return FeedForward(run, named, widths.hidden, widths.inner, widths.hidden, widths.itemsize, quick=quick)
 
 
 class GatedFeedForward:

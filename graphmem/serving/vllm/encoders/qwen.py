@@ -210,18 +210,17 @@ class _Merger:
     ) -> None:
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.run, self.merged = run, shape.merge**2
-        self.wide = hidden * self.merged
+        wide = hidden * self.merged
         self.after = after
-        self.norm = norm(run, f"{name}.norm", self.wide if after else hidden, size)
-        inner = parts.shared(run, "merged channels", self.wide)
-        self.first = parts.linear(run, f"{name}.linear_fc1", self.wide, [inner], size)
-        self.second = parts.linear(run, f"{name}.linear_fc2", inner, [shape.out], size, reduce=True)
+        self.norm = norm(run, f"{name}.norm", wide if after else hidden, size)
+        named = f"{name}.linear_fc1", f"{name}.linear_fc2"
+        self.layers = parts.FeedForward(run, named, wide, wide, shape.out, size, what="merged channels")
 
     def __call__(self, patches: int) -> Tensor:
         """Embeddings; the input is the caller's."""
         rows = patches // self.merged
         normed = self.norm(rows if self.after else patches)
-        return self.run.replacing(normed, parts.fed_forward(self.run, self.first, self.second, rows))
+        return self.run.replacing(normed, self.layers(rows))
 
 
 class _Gathered(parts.HalvesTogether):
@@ -244,7 +243,7 @@ class _Block(parts.SummedBlock):
         self.norms = [LayerNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
         attention, layers = (parts.HalvesTogether, "linear_fc") if new else (_Gathered, "fc")
         self.attention = attention(run, f"{name}.attn", widths, named=("qkv", "proj"))
-        self.mlp = parts.FeedForward(run, f"{name}.mlp", widths, named=(f"{layers}1", f"{layers}2"), quick=not new)
+        self.mlp = parts.feed_forward(run, f"{name}.mlp", widths, layers, quick=not new)
 
 
 class _GatedBlock(parts.Block):

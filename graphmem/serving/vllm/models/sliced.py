@@ -3,6 +3,8 @@ replicas share experts (``use_sequence_parallel_moe``, vllm 0.32.0, models/deeps
 
 from __future__ import annotations
 
+from functools import partial
+
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.decoder import Decoder, Layer, Style
@@ -22,18 +24,11 @@ class SlicedDecoder(Decoder):
                 layer.attention.o_proj.reduce = False
 
     def _forward(self, tokens: int, layers: list[Layer]) -> Tensor:
-        run = self.run
         hidden: Tensor = self.embedding(tokens)
         residual: Tensor | None = None
         for layer in layers:
-            before = hidden, residual
-            if isinstance(layer.mlp, Experts):
-                hidden, residual = self._through(layer, tokens, hidden, residual)
-            else:
-                hidden, residual = layer(tokens, hidden, residual)
-            for old in dict.fromkeys(before):
-                if old is not None and old not in (hidden, residual):
-                    run.free(old)
+            step = partial(self._through, layer) if isinstance(layer.mlp, Experts) else layer
+            hidden, residual = self.passed(step, tokens, hidden, residual)
         assert residual is not None
         return self._whole(tokens, hidden, residual)
 
