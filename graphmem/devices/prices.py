@@ -30,10 +30,7 @@ class Rental:
 
 def rentals_in(path: Path) -> tuple[Rental, ...]:
     """The machines of a file, the cheapest first. Raises :class:`UsageError` naming what is wrong in it."""
-    found = list(_lines(path) if path.suffix.lower() == ".csv" else _cards(path))
-    if not found:
-        raise UsageError(f"{path} has no prices")
-    return tuple(sorted(found, key=lambda rental: (rental.price, rental.gpu, rental.count)))
+    return tuple(sorted(_read(path), key=lambda rental: (rental.price, rental.gpu, rental.count)))
 
 
 def price_of(rentals: Sequence[Rental], gpu: str, cards: int) -> float | None:
@@ -43,11 +40,18 @@ def price_of(rentals: Sequence[Rental], gpu: str, cards: int) -> float | None:
 
 
 def card_prices(path: Path) -> dict[str, float]:
-    """The price of one card of each kind, by its full name: of the cheapest machine, divided. Raises as
-    :func:`rentals_in`."""
+    """The price of one card of each kind, by its full name and in the file's order: of the cheapest machine, divided.
+    Raises as :func:`rentals_in`."""
     found: dict[str, float] = {}
-    for rental in rentals_in(path):
+    for rental in _read(path):
         found[rental.gpu] = min(found.get(rental.gpu, _DEAREST), rental.price / rental.count)
+    return found
+
+
+def _read(path: Path) -> list[Rental]:
+    found = list(_lines(path) if path.suffix.lower() == ".csv" else _cards(path))
+    if not found:
+        raise UsageError(f"{path} has no prices")
     return found
 
 

@@ -161,6 +161,11 @@ PARTS: Mapping[str, Shape] = {
             "enough": "flag", "followed": "number|null",
         }],
     },
+    "throughput": {
+        "requests": "size", "context": "size", "answers": "#speeds", "prompts": "#speeds", "price": "number|null",
+        "answers_cost": "#speeds|null", "prompts_cost": "#speeds|null",
+    },
+    "speeds": {"slow": "number", "expected": "number", "fast": "number"},
     "case": {
         "name": "text", "model": "text", "step": {"training": "flag", "*": "any"}, "batch": "size|null",
         "seq_len": "size|null", "iterations": "size", "alloc_conf": "text", "runtime": "text", "shapes": "text",
@@ -242,11 +247,6 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "found": ({"*": "whole"}, "null"), "notes": ["text"], "assumptions": ["text"],
         "over_time": "#load|null", "throughput?": "#throughput|null",
     },
-    "throughput": {
-        "requests": "size", "context": "size", "answers": "#speeds", "prompts": "#speeds", "price": "number|null",
-        "answers_cost": "#speeds|null", "prompts_cost": "#speeds|null",
-    },
-    "speeds": {"slow": "number", "expected": "number", "fast": "number"},
     "serving_log": {
         "log": "text", "engine": "text", "printed_version": "text|null", "followed_version": "text", "basis": "text",
         "model": "text", "gpu": "text", "cards": "size", "settings": {"*": "text"}, "left_out": ["text"],

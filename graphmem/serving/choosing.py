@@ -112,10 +112,11 @@ def carrying(
         asked = question.with_(device=offer.device, tensor_parallel_size=offer.cards)
         try:
             served = engine.serve(asked)
-            report = follow(asked, served)
+            speed = busy(asked, served)
+            report = None if speed is None else follow(asked, served)
         except GraphmemError:
             continue
         if report is not None and report.copies is not None:
-            found.append(_choice(offer, held(served), busy(asked, served), report.copies))
+            found.append(_choice(offer, held(served), speed, report.copies))
             found.sort(key=lambda choice: choice.price or 0.0)
     return tuple(found[:_NAMED])
