@@ -108,8 +108,11 @@ class Run:
         self._phase, self._operator, self.category = before
 
     @contextmanager
-    def limited_split(self) -> Iterator[None]:
-        """The allocator does not split blocks from 20 MiB on."""
+    def limited_split(self, applies: bool) -> Iterator[None]:
+        """The allocator does not split blocks from 20 MiB on, where that ``applies``."""
+        if not applies:
+            yield
+            return
         text = f"{self._alloc_conf},{MAX_SPLIT}" if self._alloc_conf else MAX_SPLIT
         self.builder.allocator_settings(text, self._operator)
         yield
