@@ -62,19 +62,25 @@ def stored(model: ServedModel, quantization: str | None = None, width: int = _HA
     ``quantization``: a method that the configuration does not name itself, with its usual settings. Raises
     :class:`UsageError` for a model or a quantisation that is not listed here.
     """
+    total = (_tables(model) * width) // cards + _norms(model) * width + _corrections(model) * 4
+    return total + sum(size for _, size in sized(model, quantization, width, cards))
+
+
+def sized(
+    model: ServedModel, quantization: str | None = None, width: int = _HALF, cards: int = 1
+) -> Iterator[tuple[Matrix, int]]:
+    """Every product's weight with the bytes of all its ``count`` on one of ``cards``. Raises as :func:`stored`."""
     config = dict(mapping(model, "quantization_config"))
     if quantization is not None and not config:
         config = {"quant_method": quantization, **_USUAL.get(quantization, {})}
     takes, packed = _method(model, config, width) if config else (lambda _: False, lambda _: 0)
-    total = (_tables(model) * width) // cards + _norms(model) * width + _corrections(model) * 4
     for matrix in matrices(model):
         biases = matrix.outputs * width if matrix.bias else 0
         cut = matrix.cut(cards)
         if takes(matrix):
-            total += matrix.count * packed(matrix) // cut + matrix.count * biases // cut
+            yield matrix, matrix.count * packed(matrix) // cut + matrix.count * biases // cut
         else:
-            total += matrix.count * (matrix.numel * width + biases) // cut
-    return total
+            yield matrix, matrix.count * (matrix.numel * width + biases) // cut
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
