@@ -7,18 +7,17 @@ Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compres
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from graphmem.base.documents import shown
 from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
-from graphmem.serving.values import counted, mapping, matches
+from graphmem.serving.values import as_object, counted, mapping, matches
 from graphmem.serving.vllm import versions
-from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, cdiv
+from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, WeightMethod, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: Marlin (csrc/quantization/marlin): rows and columns of a multiprocessor's share of sums in fp32, and locks for four
@@ -35,7 +34,7 @@ _USUAL = (4, 128)
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(WeightMethod):
     """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin.
 
     ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
@@ -43,7 +42,7 @@ class Packed:
     ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
     """
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    of_experts = ("qweight", "scales", "qzeros")
 
     bits: int
     group: int
@@ -57,19 +56,14 @@ class Packed:
     def _groups(self, inputs: int) -> int:
         return 1 if self.group < 0 else cdiv(inputs, self.group)
 
-    def _sizes(self, inputs: int, outputs: int) -> tuple[int, int, int]:
-        """Bytes of (values, zeros, scales)."""
-        groups = self._groups(inputs)
-        return inputs * outputs * self.bits // 8, groups * outputs * self.bits // 8, groups * outputs * self.itemsize
-
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        values, zeros, scales = self._sizes(inputs, sum(outputs))
-        run.named[f"{name}.qweight"] = run.new(values, f"{name}.qweight")
-        if self.zeros or self.drops_zeros:
-            run.named[f"{name}.qzeros"] = run.new(zeros, f"{name}.qzeros")
-        run.named[f"{name}.scales"] = run.new(scales, f"{name}.scales")
-        if self.shape_tensor:
-            run.new(16, f"{name}.weight_shape")
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        columns, groups = sum(outputs), self._groups(inputs) * sum(outputs)
+        return {
+            "qweight": inputs * columns * self.bits // 8,
+            **({"qzeros": groups * self.bits // 8} if self.zeros or self.drops_zeros else {}),
+            "scales": groups * self.itemsize,
+            **({"weight_shape": 16} if self.shape_tensor else {}),
+        }
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go."""
@@ -89,20 +83,14 @@ class Packed:
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
-        _replace(run, f"{name}.qweight")
-        _replace(run, f"{name}.scales")
+        _replace(run, f"{name}.qweight", f"{name}.scales")
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
         """``_convert_awq_to_standard_format``: shifted, masked, put in order, shifted again, and summed up."""
-        shifted = run.new(wide)
-        masked = run.new(wide)
-        run.free(shifted)
-        ordered = run.new(wide)
-        run.free(masked)
-        again = run.new(wide)
-        after = run.new(run.named[name].bytes, name)
-        run.free(again, ordered, run.named[name])
-        run.named[name] = after
+        masked = run.replacing(run.new(wide), run.new(wide))
+        ordered = run.replacing(masked, run.new(wide))
+        again, before = run.new(wide), run.named[name]
+        run.named[name] = run.replacing(again, ordered, before, run.new(before.bytes, name))
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = outputs * self.itemsize * tokens
@@ -111,22 +99,11 @@ class Packed:
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
-        result = run.matmul(size)
-        run.free(unpacked)
-        return result
+        return run.replacing(unpacked, run.matmul(size))
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
-            values, zeros, scales = self._sizes(inputs, outputs)
-            run.named[f"{name}.{part}_qweight"] = run.new(count * values, f"{name}.{part}_qweight")
-            run.named[f"{name}.{part}_scales"] = run.new(count * scales, f"{name}.{part}_scales")
-            if self.zeros or self.drops_zeros:
-                run.named[f"{name}.{part}_qzeros"] = run.new(count * zeros, f"{name}.{part}_qzeros")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def finish_experts(self, run: Run, name: str) -> None:
         for part in ("w13", "w2"):
-            _replace(run, f"{name}.{part}_qweight")
-            _replace(run, f"{name}.{part}_scales")
+            _replace(run, f"{name}.{part}_qweight", f"{name}.{part}_scales")
             if self.zeros:
                 _replace(run, f"{name}.{part}_qzeros")
             elif self.drops_zeros:
@@ -134,14 +111,14 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Float8:
+class Float8(WeightMethod):
     """Eight-bit floating point with scales in fp32: of the whole (``block`` 0), of every output (-1), or of blocks.
 
     ``online``: the checkpoint has 16 bits, and every layer is quantised when it has been loaded. ``native``: the card
     multiplies it, and inputs are quantised too; else Marlin does.
     """
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    of_experts = ("weight", "weight_scale")
 
     itemsize: int
     block: int = 0
@@ -149,59 +126,44 @@ class Float8:
     native: bool = True
     static_inputs: bool = False
 
-    def _scales(self, inputs: int, outputs: int, parts: int) -> int:
-        if self.block > 0:
-            return cdiv(outputs, self.block) * cdiv(inputs, self.block) * 4
-        return (outputs if self.block < 0 else parts) * 4
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        columns, parts = sum(outputs), len(outputs)
+        blocks = cdiv(columns, self.block) * cdiv(inputs, self.block) if self.block > 0 else 0
+        scales = blocks or (columns if self.block < 0 else parts)
+        found = {"weight": inputs * columns, "weight_scale": scales * 4}
+        return found | {"input_scale": parts * 4} if self.static_inputs else found
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        if self.online:
-            return  # on the meta device until the layer has been loaded
-        columns = sum(outputs)
-        run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
-        run.new(self._scales(inputs, columns, len(outputs)), f"{name}.weight_scale")
-        if self.static_inputs:
-            run.new(len(outputs) * 4, f"{name}.input_scale")
+        if not self.online:  # else on the meta device until the layer has been loaded
+            super().make(run, inputs, outputs, name)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         run.enter(f"{name}.quantize")
         columns = sum(outputs)
         if self.online:
             loaded = run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")
-            scale = run.new(4, f"{name}.weight_scale")
-            run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
-            run.free(loaded)
-            del scale
+            run.new(4, f"{name}.weight_scale")
+            run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
         if not self.native:
             _replace(run, f"{name}.weight")
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        size = tokens * outputs * self.itemsize
         if not self.native:
-            return _marlin(run, tokens, tokens * outputs * self.itemsize)
+            return _marlin(run, tokens, size)
         scales = tokens * 4 if self.block < 0 else tokens * cdiv(inputs, self.block) * 4 if self.block else 4
-        quantised = [run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales")]
-        result = run.new(tokens * outputs * self.itemsize)
-        run.free(*quantised)
-        return result
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
-            run.new(count * inputs * outputs, f"{name}.{part}_weight")
-            run.new(count * self._scales(inputs, outputs, 2 if part == "w13" else 1), f"{name}.{part}_scale")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """As they were loaded."""
+        return run.replacing(run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales"), run.new(size))
 
 
 @dataclass(frozen=True)
-class Float4:
+class Float4(WeightMethod):
     """Four-bit floating point: bitsandbytes' nf4 and fp4 (blocks of 64 with fp32), nvfp4 (16, 8 bits), mxfp4 (32, 8).
 
     ``unpacks``: a product unpacks the whole weight first (bitsandbytes). ``nested``: so many scales are quantised
     together to a byte each with one in fp32 (bitsandbytes' ``compress_statistics``), and unpacked for a product too.
     """
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    of_experts = ("weight", "scale")
 
     itemsize: int
     block: int
@@ -210,90 +172,61 @@ class Float4:
     native: bool = False
     nested: int = 0
 
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        columns = sum(outputs)
-        scales = cdiv(inputs * columns, self.block)
-        run.named[f"{name}.weight"] = run.new(inputs * columns // 2, f"{name}.weight")
-        run.named[f"{name}.scale"] = run.new(scales * (1 if self.nested else self.scale_bytes), f"{name}.scale")
-        if self.nested:
-            run.new(cdiv(scales, self.nested) * self.scale_bytes, f"{name}.scale_of_scales")
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        values = inputs * sum(outputs)
+        scales = cdiv(values, self.block)
+        found = {"weight": values // 2, "scale": scales * (1 if self.nested else self.scale_bytes)}
+        return found | ({"scale_of_scales": cdiv(scales, self.nested) * self.scale_bytes} if self.nested else {})
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+        """Scales of experts are unpacked."""
+        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:
             run.enter(f"{name}.repack")
-            _replace(run, f"{name}.weight")
-            _replace(run, f"{name}.scale")
+            _replace(run, f"{name}.weight", f"{name}.scale")
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
-        size = tokens * outputs * self.itemsize
-        if not self.unpacks:
-            if not self.native:
-                return _marlin(run, tokens, size)
-            quantised = [run.new(tokens * inputs // 2), run.new(tokens * cdiv(inputs, self.block))]
+        size, values = tokens * outputs * self.itemsize, inputs * outputs
+        if self.unpacks:
             result = run.new(size)
-            run.free(*quantised)
+            scales = [run.new(cdiv(values, self.block) * self.scale_bytes)] if self.nested else []
+            unpacked = run.new(values * self.itemsize, "unpacked weight")
+            run.free(run.matmul(size), unpacked, *scales)
             return result
-        result = run.new(size)
-        scales = [run.new(cdiv(inputs * outputs, self.block) * self.scale_bytes)] if self.nested else []
-        unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
-        run.free(run.matmul(size), unpacked, *scales)
-        return result
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        for part, values in (("w13", 2 * width * hidden), ("w2", width * hidden)):
-            run.new(count * values // 2, f"{name}.{part}_weight")
-            run.new(count * cdiv(values, self.block) * self.scale_bytes, f"{name}.{part}_scale")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """As they were loaded."""
+        if not self.native:
+            return _marlin(run, tokens, size)
+        return run.replacing(run.new(tokens * inputs // 2), run.new(tokens * cdiv(inputs, self.block)), run.new(size))
 
 
 @dataclass(frozen=True)
 class Excluding:
     """A method for all layers but those that the configuration names, which stay plain."""
 
-    method: LinearMethod
-    plain: LinearMethod
+    method: WeightMethod
+    plain: WeightMethod
     patterns: tuple[str, ...]
     cache_scales: CacheScales
 
     #: Layers that the engine fuses, by what their parts are called in checkpoints.
     _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
 
-    def _of(self, name: str) -> LinearMethod:
+    def of(self, name: str) -> WeightMethod:
         names = [name, *(name.replace(fused, part) for fused, part in self._PARTS if fused in name)]
-        return (
-            self.plain
-            if any(self._excludes(pattern, one) for pattern in self.patterns for one in names)
-            else self.method
-        )
+        excluded = any(self._excludes(pattern, one) for pattern in self.patterns for one in names)
+        return self.plain if excluded else self.method
 
     @staticmethod
     def _excludes(pattern: str, name: str) -> bool:
-        if pattern.startswith("re:"):
-            return matches(pattern[3:], name)
-        return pattern in name
-
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        self._of(name).make(run, inputs, outputs, name)
-
-    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        self._of(name).finish(run, inputs, outputs, name)
-
-    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
-        return self._of(run.module).apply(run, tokens, inputs, outputs)
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        self._of(name).make_experts(run, name, count, hidden, width)
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        self._of(name).finish_experts(run, name, count, hidden, width)
+        return matches(pattern[3:], name) if pattern.startswith("re:") else pattern in name
 
 
-def _replace(run: Run, name: str) -> None:
-    after = run.new(run.named[name].bytes, name)
-    run.free(run.named[name])
-    run.named[name] = after
+def _replace(run: Run, *names: str) -> None:
+    """Parameters are made anew, one after another."""
+    for name in names:
+        before = run.named[name]
+        run.named[name] = run.replacing(before, run.new(before.bytes, name))
 
 
 def _marlin(run: Run, tokens: int, size: int) -> Tensor:
@@ -361,7 +294,9 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     assumed: tuple[str, ...] = ()
     if not own and name != "fp8":
         assumed = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
-    method, excluded = _method(question, name, own, itemsize)
+    listed = own.get("modules_to_not_convert") or own.get("ignore") or ()
+    excluded = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+    method = _method(question, name, own, itemsize)
     return Excluding(method, plain, excluded, _cache_scales(name, own)), name, assumed
 
 
@@ -405,42 +340,36 @@ def _number(capability: tuple[int, int]) -> str:
     return f"{capability[0]}{capability[1]}"
 
 
-def _method(
-    question: Question, name: str, own: Mapping[str, object], itemsize: int
-) -> tuple[LinearMethod, tuple[str, ...]]:
-    """(the method, patterns of layers that are left out)."""
+def _method(question: Question, name: str, own: Mapping[str, object], itemsize: int) -> WeightMethod:
     device = question.device
-    model, listed = question.model, own.get("modules_to_not_convert") or own.get("ignore") or ()
-    excluded = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+    model = question.model
     bits = _bits(model, own.get("bits", own.get("w_bit", _USUAL[0])))
     group = counted(model, "group_size", own.get("group_size", own.get("q_group_size")), _USUAL[1], least=-1) or -1
     if name == "awq":
         zeros = bool(own.get("zero_point", True))
-        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question)), excluded
+        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question))
     if name == "gptq":
-        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True)), excluded
+        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True))
     if name == "bitsandbytes":
         if own.get("load_in_8bit"):
             raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
         nested = 0 if versions.SCALES_UNPACKED.holds(versions.checked(question.version)) else _NF4_NESTED
-        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested), excluded
-    if name == "mxfp4":
-        return Float4(itemsize, 32, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
-    if name == "modelopt_fp4":
-        return Float4(itemsize, 16, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
+        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested)
+    if name in ("mxfp4", "modelopt_fp4"):
+        block = 32 if name == "mxfp4" else 16
+        return Float4(itemsize, block, 1, native=reaches(device.capability, _NATIVE_FP4))
     if name == "compressed-tensors":
-        return _compressed(question, own, itemsize), excluded
+        return _compressed(question, own, itemsize)
     size = own.get("weight_block_size") or [0]
     if not isinstance(size, list) or type(size[0]) is not int or size[0] < 0:
         raise UsageError(f"{model.name}: weight_block_size is {shown(size)}; accepted: two whole numbers")
-    method = Float8(
+    return Float8(
         itemsize,
         block=size[0],
         online=not own,
         native=reaches(device.capability, _NATIVE_FP8),
         static_inputs=own.get("activation_scheme") == "static",
     )
-    return method, excluded
 
 
 def _unpacks_awq(question: Question) -> bool:
@@ -463,13 +392,10 @@ def _bits(model: ServedModel, value: object) -> int:
 _NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
 
 
-def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> LinearMethod:
+def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> WeightMethod:
     """``compressed-tensors``: the scheme of its first group (schemes/)."""
-    groups = own.get("config_groups") or {}
-    found: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    first: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    weights = first.get("weights")
-    weights = weights if isinstance(weights, Mapping) else {}
+    first = as_object(next(iter(as_object(own.get("config_groups")).values()), None))
+    weights, inputs = as_object(first.get("weights")), as_object(first.get("input_activations"))
     model, device = question.model, question.device
     bits, kind = _bits(model, weights.get("num_bits", 4)), weights.get("type", "int")
     group = counted(model, "group_size", weights.get("group_size"), -1, least=-1) or -1
@@ -477,8 +403,6 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
     if kind == "float" and bits == 8:
         block = weights.get("block_structure")
         edge = block[0] if isinstance(block, list) and block and type(block[0]) is int else 0
-        inputs = first.get("input_activations")
-        inputs = inputs if isinstance(inputs, Mapping) else {}
         return Float8(
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
@@ -490,6 +414,5 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
     if kind == "int" and bits == 8 and first.get("input_activations"):
         return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
     if kind == "int" and bits in (4, 8):
-        symmetric = weights.get("symmetric", True)
-        return Packed(bits, group, itemsize, zeros=not symmetric, shape_tensor=True)
+        return Packed(bits, group, itemsize, zeros=not weights.get("symmetric", True), shape_tensor=True)
     raise UsageError(f"{question.model.name}: compressed-tensors of {bits} bits ({shown(kind)}) is not followed")

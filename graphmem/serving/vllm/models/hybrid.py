@@ -3,8 +3,12 @@ models/granitemoehybrid.py). Sums with the residual are torch operators: a produ
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import Embedding, dropped_head
-from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.base.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, counted, listed
+from graphmem.serving.vllm.layers import Embedding, LinearMethod, dropped_head
+from graphmem.serving.vllm.models.base import Family, Shape, plain_shape
 from graphmem.serving.vllm.models.decoder import FeedForward, Norm, Projected, Style
 from graphmem.serving.vllm.models.mamba import Mixer, ScanShape
 from graphmem.serving.vllm.run import Run, Tensor
@@ -23,9 +27,7 @@ class Attention(Projected):
         """The projected output; the input is the caller's."""
         qkv = self.qkv_proj(tokens)
         attended = self.run.new(tokens * self.q * self.shape.itemsize, "attention output")
-        output = self.o_proj(tokens)
-        self.run.free(attended, qkv)
-        return output
+        return self.run.replacing(attended, qkv, self.o_proj(tokens))
 
 
 class Layer:
@@ -57,9 +59,7 @@ class Layer:
             run.free(normed)
         scaled, middle = run.new(width), run.new(width, "residual")
         run.free(scaled, output if self.attends else normed)
-        again = run.new(width, "normed")
-        fed = self.mlp(tokens)
-        run.free(again)
+        fed = run.replacing(run.new(width, "normed"), self.mlp(tokens))
         scaled, result = run.new(width), run.new(width, "hidden")
         run.free(scaled, fed)
         if not self.attends:
@@ -95,6 +95,27 @@ class GraniteHybrid(Family):
             hidden, middle = layer(tokens, hidden)
             run.free(*held)
             held = [hidden, middle]
-        result = run.new(hidden.bytes, "normed")
-        run.free(*held)
-        return result
+        return run.replacing(*held, run.new(hidden.bytes, "normed"))
+
+
+def granite_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
+    """Its sizes. Raises :class:`UsageError` for one with experts."""
+    config = model.config
+    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    if config.get("num_local_experts"):
+        raise UsageError(f"{model.name}: experts beside layers of states are not followed")
+    kinds = listed(model, "layer_types") or listed(model, "layers_block_type")
+    if len(kinds) != layers or not set(kinds) <= {"mamba", "attention"}:
+        raise UsageError(f"{model.name}: layer_types are {shown(kinds)}; accepted: mamba or attention for each layer")
+    state = ScanShape(
+        count(model, "mamba_n_heads"), count(model, "mamba_d_head"), count(model, "mamba_n_groups", 1),
+        count(model, "mamba_d_state"), count(model, "mamba_d_conv", 4, least=2), count(model, "mamba_chunk_size", 256),
+        conv_bias=bool(config.get("mamba_conv_bias", True)), bias=bool(config.get("mamba_proj_bias")),
+        conv_bytes=itemsize, state_bytes=itemsize,
+    )  # fmt: skip
+    head_dim = counted(model, "hidden_size / heads", hidden // heads)
+    return plain_shape(
+        model, itemsize, method, intermediate=count(model, "shared_intermediate_size"), head_dim=head_dim,
+        rotary_dim=head_dim if config.get("position_embedding_type") == "rope" else 0, state=state,
+        attends=tuple(index for index, kind in enumerate(kinds) if kind == "attention"),
+    )  # fmt: skip

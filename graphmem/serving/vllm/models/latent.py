@@ -3,7 +3,7 @@ layers/attention/mla_attention.py)."""
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import AttentionScales, Linear, cdiv, rotary
+from graphmem.serving.vllm.layers import AttentionScales, Linear, cdiv, rotary, turned_by_halves
 from graphmem.serving.vllm.models.base import LatentShape, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 
@@ -20,7 +20,6 @@ class LatentAttention:
         size, method, hidden = shape.itemsize, shape.linear, shape.hidden
         self.heads = shape.heads // run.tp
         queries, self.compressed = self.heads * (latent.nope + latent.rope), latent.kv_rank + latent.rope
-        self.query_bytes = queries * size
         self.linears: list[Linear] = []
 
         def linear(part: str, inputs: int, outputs: list[int], *, reduce: bool = False) -> Linear:
@@ -58,16 +57,11 @@ class LatentAttention:
             kept.append(run.new(tokens * latent.q_rank * size, "normed queries"))
         keys = run.new(tokens * latent.kv_rank * size, "normed keys")
         queries = self.up(tokens)
-        rotated = self._rotate(tokens) if self.shape.rope_scaled else None
+        rotated = [self._rotate(tokens)] if self.shape.rope_scaled else []
         attended = run.new(tokens * self.heads * latent.value * size, "attention output")
         if run.profiling:
             run.temporary(self._context_tokens() * self.heads * (latent.nope + latent.value) * size)
-        output = self.o_proj(tokens)
-        run.free(*kept)
-        if rotated is not None:
-            run.free(rotated)
-        run.free(keys, queries, attended)
-        return output
+        return run.replacing(*kept, *rotated, keys, queries, attended, self.o_proj(tokens))
 
     def _context_tokens(self) -> int:
         """Tokens of the context that is unpacked at once."""
@@ -82,18 +76,5 @@ class LatentAttention:
         run.enter(f"{self.name}.rotary_emb")
         width = tokens * self.latent.rope * size
         tables = [run.new(width) for _ in range(3)]
-        queries, keys = self._turn(width * self.heads), self._turn(width)
-        run.free(*tables, queries)
-        return keys
-
-    def _turn(self, width: int) -> Tensor:
-        run = self.run
-        straight = run.new(width)
-        half = run.new(width // 2)
-        turned = run.new(width)
-        run.free(half)
-        product = run.new(width)
-        run.free(turned)
-        result = run.new(width)
-        run.free(straight, product)
-        return result
+        queries, keys = turned_by_halves(run, width * self.heads), turned_by_halves(run, width)
+        return run.replacing(*tables, queries, keys)
