@@ -85,7 +85,7 @@ def _levels(tags: tuple[str, ...], *, deleted: bool = False) -> list[int]:
         allocator.wake_up(None)
         note()
 
-    estimate = graphmem.analyze(step, gpu="A100-80GB")
+    estimate = graphmem.analyze(step, device="A100-80GB")
     found.append(estimate.pinned_bytes // MIB)
     return found
 
@@ -117,6 +117,7 @@ def test_a_card_that_is_too_small_for_both_at_once_holds_one_after_the_other() -
         assert cache.numel() == 600 * MIB
 
     card = replace(device_named("A100-80GB"), capacity_bytes=1500 * MIB)
-    estimate = graphmem.analyze(step, gpu=card)
+    estimate = graphmem.analyze(step, device=card)
+    assert estimate.fit is not None
     assert estimate.fit.fits
     assert estimate.peak.reserved_bytes == 600 * MIB

@@ -168,7 +168,8 @@ def note_peaks(folder: str) -> None:
     own, process = os.path.join(folder, str(os.getpid())), os.getpid()
     stack = contextlib.ExitStack()
     peaks = stack.enter_context(peaks_of_the_whole())
-    stack.enter_context(watched_imports({"vllm.v1.worker.gpu.async_utils": _sampling}))
+    followed = {"vllm.v1.worker.gpu.async_utils": _sampling, "trl.trainer.utils": _logging}
+    stack.enter_context(watched_imports(followed))
     if "GRAPHMEM_LINE_COMPILES" not in os.environ:
         stack.enter_context(true_values.follow(f"{own}.values"))
 
@@ -190,6 +191,12 @@ def _sampling(module: ModuleType, run: Callable[[], None]) -> None:
     run()
     copied = vars(module)["async_copy_to_np"]
     vars(module)["async_copy_to_np"] = lambda tensor: np.ones_like(copied(tensor))
+
+
+def _logging(module: ModuleType, run: Callable[[], None]) -> None:
+    """TRL's least and largest number of those that are none: where no kernel computes, all of them."""
+    run()
+    vars(module).update(nanmin=lambda tensor: tensor.min(), nanmax=lambda tensor: tensor.max())
 
 
 KIND = _Lines()
