@@ -11,7 +11,8 @@ class ExpertShape:
     """The experts of a layer: how many, how many a token is sent to, their width, and the width of those that every
     token is sent to (0: none). ``grouped``: they are chosen by groups; ``shared_gate``: what every token is sent to is
     multiplied by a gate of its own; ``bias``: the router and every expert have biases; ``router_bytes``,
-    ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's."""
+    ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's.
+    ``routed``: the engine's own router sends the tokens, else the model's code does."""
 
     count: int
     chosen: int
@@ -26,6 +27,7 @@ class ExpertShape:
     bias: bool = False
     router_bytes: int = 0
     score_bytes: int = 0
+    routed: bool = True
 
     def in_layer(self, index: int) -> bool:
         """True if the layer has experts."""

@@ -129,16 +129,23 @@ class Part(nn.Module):  # type: ignore[misc]
 
 
 class Normed(nn.Module):  # type: ignore[misc]
-    """A norm, or an activation, with an output like its input."""
+    """A norm, or an activation, with an output like its input; of the engine's ``own_code`` with its rows where those
+    of the input lie, since that norms heads before it turns them around, or not at all."""
 
-    def __init__(self, calls: Calls, name: str) -> None:
+    def __init__(self, calls: Calls, name: str, *, own_code: bool = False) -> None:
         super().__init__()
-        self.calls, self.name = calls, name
+        self.calls, self.name, self.own_code = calls, name, own_code
 
     def forward(self, given: Tensor) -> Tensor:
         """The output; that of a residual's sum takes the place of what was added."""
         added = self.calls.sums.normed(given) if self.calls.sums is not None else None
-        return added if added is not None else _made(self.calls, self.name, given, *given.shape)
+        if added is not None:
+            return added
+        order = list(range(given.dim()))
+        if self.own_code:
+            order.sort(key=given.stride, reverse=True)
+        made = _made(self.calls, self.name, given, *(given.shape[at] for at in order))
+        return made if order == sorted(order) else made.permute([order.index(at) for at in range(len(order))])
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -152,6 +159,21 @@ class Block(nn.Module):  # type: ignore[misc]
         """The output."""
         made = _made(self.calls, self.name, hidden_states, *hidden_states.shape)
         return (made, *[None] * (self.several - 1)) if self.several else made
+
+
+class Sent(nn.Module):  # type: ignore[misc]
+    """Experts that the model's own code sends tokens to; ids stay (``TransformersMoERunner``, transformers/moe.py)."""
+
+    def __init__(self, calls: Calls, name: str) -> None:
+        super().__init__()
+        self.calls, self.name = calls, name
+        self.ids: Tensor | None = None
+
+    def forward(self, hidden_states: Tensor, ids: Tensor, weights: Tensor, *_: object, **__: object) -> Tensor:
+        """The output."""
+        ids, weights = ids.to(torch.int32), weights.to(torch.float32)
+        self.ids = ids
+        return _made(self.calls, self.name, hidden_states, *hidden_states.shape)
 
 
 class Gated(nn.Module):  # type: ignore[misc]

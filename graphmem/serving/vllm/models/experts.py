@@ -29,10 +29,11 @@ class Experts:
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
         self.width = experts.width // run.experts.slices
         self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
-        routed = experts.router_bytes or size
-        self.gate = Linear(
-            run, f"{name}.gate", shape.hidden, [experts.count], Unquantized(routed), routed, bias=experts.bias
-        )  # fmt: skip
+        if experts.routed:
+            routed = experts.router_bytes or size
+            self.gate = Linear(
+                run, f"{name}.gate", shape.hidden, [experts.count], Unquantized(routed), routed, bias=experts.bias
+            )  # fmt: skip
         if experts.correction_bias:
             run.new(experts.count * 4, f"{name}.gate.e_score_correction_bias")
         gate: Linear | None = None
@@ -76,6 +77,10 @@ class Experts:
     def own(self, tokens: int) -> Tensor:
         """The output of this rank's tokens, of this rank's share of every expert."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
+        if not self.experts.routed:
+            output = run.new(tokens * self.shape.hidden * size, "experts' output")
+            self._multiply(tokens)
+            return output
         shared = self._beside(tokens)
         scores = self._scores(tokens)
         if shared is None and self.shared is not None:
