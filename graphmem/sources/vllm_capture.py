@@ -17,7 +17,8 @@ from graphmem.capture.patches import Patches
 from graphmem.errors import UsageError
 from graphmem.sources.vllm_experts import blocks, shape_of, stand_in
 from graphmem.sources.vllm_fusing import Fusable, Gate, Inline, Together, fusable
-from graphmem.sources.vllm_layers import Backend, Happening, Layer
+from graphmem.sources.vllm_layers import ROTARY, Backend, Happening, Layer
+from graphmem.sources.vllm_states import states
 from graphmem.sources.vllm_modules import (
     Absent,
     Block,
@@ -47,13 +48,13 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "glm4", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama", "llama4_text", "ministral3",
+    "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama", "llama4_text", "ministral3",
     "mistral", "stablelm",
 ))  # fmt: skip
 #: Those without a gate that keep the product too.
 _KEEPING = frozenset(("nemotron",))
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
-_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "phimoe"))
+_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "hyperclovax", "phimoe"))
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -71,6 +72,7 @@ class Making:
         #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
         self._keys: list[Tensor] | None = []
         self._sharing: set[int] = set()
+        self._turning: set[str] = set()
         self.architecture = ""
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -92,8 +94,11 @@ class Making:
                 torch.cuda.empty_cache()
                 self._check(model)
                 self._experts = blocks(model)
+                self._states = states(model) if self.own_code else {}
                 for block in self._experts.values():
-                    stand_in(block)
+                    stand_in(block.experts)
+                for path in self._states:
+                    stand_in(model.get_submodule(path.removeprefix("model.")))
                 _materialised(model, dtype)
                 seen = fusable(
                     model, lambda: _run(model, _WATCHED), own_code=self.own_code, attended=self.attended,
@@ -215,6 +220,7 @@ class Making:
         self._wide = seen.wide
         for name, module in model.named_modules():
             module._graphmem_name = f"model.{name}"
+        self._turning = {name for name, module in model.named_modules() if hasattr(module, "inv_freq")}
         if not self.own_code:  # before all others (``MoEMixin.recursive_replace``)
             for path, block in list(self._experts.items()):
                 self._of_experts(path, routed=block.is_routed and path not in seen.several)
@@ -232,6 +238,13 @@ class Making:
                 if self.own_code:
                     self._of_experts(path)
                 setattr(module, name, Block(self.called, path, seen.several.get(path, 0)))
+            elif path in self._states:
+                width = int(self.config.hidden_size)
+                self.layers.append(Layer("states", path, width, states=self._states[path]))
+                self._own |= {f"{path}.{one}" for one, _ in child.named_parameters()}
+                block = Block(self.called, path, 0)
+                _hold(block, module)  # as ``output``, a name of its own
+                setattr(module, name, block)
             elif isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
@@ -302,7 +315,7 @@ class Making:
         if weight is not None:
             self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
         named = path if weight is not None else ""
-        setattr(parent, name, Normed(self.called, named, own_code=self.own_code))
+        setattr(parent, name, Normed(self.called, named, weight, own_code=self.own_code))
 
     def _fused(self, module: nn.Module, path: str, seen: Fusable) -> None:
         """The projections of a module that read one input become one."""
@@ -313,7 +326,7 @@ class Making:
         packed = seen.packed.get(path)
         if packed is not None:
             first, last, gated = *packed, Gated(self.called)
-            module.forward = lambda given: module.get_submodule(last)(gated(module.get_submodule(first)(given)))
+            module.forward = lambda given, *_: module.get_submodule(last)(gated(module.get_submodule(first)(given)))
         inline = seen.inline.get(path)
         if inline is not None:
             self._inline(module, path, inline, seen.several.get(path, 0))
@@ -359,7 +372,7 @@ class Making:
             setattr(module, gated.act, multiplied)
         else:
             delattr(module, gated.up)
-            module.forward = lambda given: module.get_submodule(str(gated.down))(multiplied(product(given)))
+            module.forward = lambda given, *_: module.get_submodule(str(gated.down))(multiplied(product(given)))
 
     def _side_by_side(self, module: nn.Module, path: str, together: Together) -> None:
         """``QKVFuser`` and ``MergedColumnParallelFuser``: one product, cut."""
@@ -387,8 +400,8 @@ class Making:
         names = iter(self.called)
         few, output = self._ran(trace, marks[2], marks[3], names)
         twice, _ = self._ran(trace, marks[4], marks[5], names)
-        layers = range(len(self.attended))
-        if set(self.attended) != set(layers) or len(self.attended) != self.config.num_hidden_layers:
+        layers = sorted(self.attended)
+        if not self._states and layers != list(range(self.config.num_hidden_layers)):
             missing = next((one for one in range(self.config.num_hidden_layers) if one not in self.attended), 0)
             raise UsageError(
                 f"{self.name}: layer {missing} of {self.architecture} does not go through transformers' attention "
@@ -434,7 +447,8 @@ class Making:
             elif name:
                 found.append(Happening("returned", numbers[subject], name, storage.bytes))
             else:
-                found.append(Happening("new", numbers[subject], operator.module, storage.bytes))
+                named = ROTARY if operator.module in self._turning else operator.module
+                found.append(Happening("new", numbers[subject], named, storage.bytes))
         return found
 
     def _affine(self, few: list[Happening], twice: list[Happening]) -> Iterator[Happening]:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+#: The name of the module that makes cosines and sines, whatever the model calls it.
+ROTARY = "rotary_emb"
+
+
 @dataclass(frozen=True)
 class ExpertShape:
     """The experts of a layer: how many, how many a token is sent to, their width, and the width of those that every
@@ -35,13 +39,31 @@ class ExpertShape:
 
 
 @dataclass(frozen=True)
+class StateSizes:
+    """A layer of states: the ``kernel`` of its convolution; Mamba 2's heads, their width, the groups that share
+    projections, the ``size`` of a state for each element of a head, and the tokens of a chunk; whether what is gated
+    is ``normed``, and what is projected ``scaled``. Without heads a convolution alone, of so many channels."""
+
+    kernel: int
+    conv_bias: bool
+    bias: bool
+    heads: int = 0
+    head_dim: int = 0
+    groups: int = 0
+    size: int = 0
+    chunk: int = 0
+    normed: bool = True
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer of the engine's in place of some of the model's, or a ``parameter`` of one that runs as it is.
     Those that are ``left`` are made last. Sizes are one rank's; ``reduces``: what it returns is summed over the ranks,
     ``gathers``: it is put side by side, ``splits``: what it is given is this rank's part of what the others have too.
     """
 
-    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts"]
+    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts", "states"]
     name: str
     inputs: int = 0
     outputs: tuple[int, ...] = ()
@@ -51,6 +73,7 @@ class Layer:
     splits: bool = False
     bytes: int = 0
     experts: ExpertShape | None = None
+    states: StateSizes | None = None
 
 
 @dataclass(frozen=True)

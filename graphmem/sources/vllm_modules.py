@@ -132,9 +132,10 @@ class Normed(nn.Module):  # type: ignore[misc]
     """A norm, or an activation, with an output like its input; of the engine's ``own_code`` with its rows where those
     of the input lie, since that norms heads before it turns them around, or not at all."""
 
-    def __init__(self, calls: Calls, name: str, *, own_code: bool = False) -> None:
+    def __init__(self, calls: Calls, name: str, weight: Tensor | None = None, *, own_code: bool = False) -> None:
         super().__init__()
         self.calls, self.name, self.own_code = calls, name, own_code
+        self.__dict__["weight"] = weight  # for code that looks at its type
 
     def forward(self, given: Tensor) -> Tensor:
         """The output; that of a residual's sum takes the place of what was added."""

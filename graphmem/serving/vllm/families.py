@@ -20,7 +20,6 @@ from graphmem.serving.vllm.models import deltanet, mamba1
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Family, LatentShape, Shape
 from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder, Style
-from graphmem.serving.vllm.models.hybrid import GraniteHybrid
 from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.models.sliced import SlicedDecoder
@@ -59,7 +58,7 @@ _OWN: dict[str, tuple[Callable[[ServedModel, int, LinearMethod], Shape], Callabl
     **dict.fromkeys(deltanet.KINDS, (deltanet.delta_shape, deltanet.DeltaDecoder)),
 }
 #: Every ``model_type`` that is followed.
-MODEL_TYPES = (*_STYLES, "opt", "mamba2", "granitemoehybrid", *_OWN)
+MODEL_TYPES = (*_STYLES, "opt", "mamba2", *_OWN)
 #: ``model_type`` whose embeddings are tied where the configuration does not say (transformers' defaults).
 _TIED = ("gemma", "gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
@@ -88,8 +87,6 @@ def family(run: Run, shape: Shape) -> Family:
         return OPT(run, shape)
     if shape.kind == "mamba2":
         return Mamba2(run, shape)
-    if shape.kind == "granitemoehybrid":
-        return GraniteHybrid(run, shape)
     if shape.kind in _LATENT and run.experts.sliced:
         return SlicedDecoder(run, shape, _STYLES[shape.kind])
     return Decoder(run, shape, _STYLES[shape.kind])
@@ -135,8 +132,6 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         return _OWN[kind][0](model, itemsize, method)
     if kind == "mamba2":
         return _state_only(model, itemsize, method)
-    if kind == "granitemoehybrid":
-        return _granite(model, itemsize, method)
     hidden, heads, layers = (count(model, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     kv_heads = count(model, "num_key_value_heads", heads)
     head_dim = counted(model, "head_dim", config.get("head_dim") or hidden // heads)
@@ -187,34 +182,6 @@ def _state_only(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
         head_dim=state.head_dim, vocab=count(model, "vocab_size"), positions=1, itemsize=itemsize, linear=method,
         tied=bool(model.config.get("tie_word_embeddings", True)), windows=(None,) * layers, rope_positions=1,
         rotary_dim=1, state=state,
-    )  # fmt: skip
-
-
-def _granite(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
-    """Granite 4 without experts."""
-    config = model.config
-    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    if config.get("num_local_experts"):
-        raise UsageError(f"{model.name}: experts beside layers of states are not followed")
-    kinds = _list(model, "layer_types") or _list(model, "layers_block_type")
-    if len(kinds) != layers or not set(kinds) <= {"mamba", "attention"}:
-        raise UsageError(f"{model.name}: layer_types are {shown(kinds)}; accepted: mamba or attention for each layer")
-    state = ScanShape(
-        count(model, "mamba_n_heads"), count(model, "mamba_d_head"), count(model, "mamba_n_groups", 1),
-        count(model, "mamba_d_state"), count(model, "mamba_d_conv", 4, least=2), count(model, "mamba_chunk_size", 256),
-        conv_bias=bool(config.get("mamba_conv_bias", True)), bias=bool(config.get("mamba_proj_bias")),
-        conv_bytes=itemsize, state_bytes=itemsize,
-    )  # fmt: skip
-    head_dim = counted(model, "hidden_size / heads", hidden // heads)
-    positions = count(model, "max_position_embeddings")
-    return Shape(
-        kind="granitemoehybrid", hidden=hidden, intermediate=count(model, "shared_intermediate_size"), layers=layers,
-        heads=heads, kv_heads=count(model, "num_key_value_heads", heads), head_dim=head_dim,
-        vocab=count(model, "vocab_size"), positions=positions, itemsize=itemsize, linear=method,
-        tied=bool(config.get("tie_word_embeddings")), windows=(None,) * layers, rope_positions=positions,
-        rotary_dim=head_dim if config.get("position_embedding_type") == "rope" else 0,
-        attention_bias=bool(config.get("attention_bias")), state=state,
-        attends=tuple(index for index, kind in enumerate(kinds) if kind == "attention"),
     )  # fmt: skip
 
 
