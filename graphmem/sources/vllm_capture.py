@@ -18,7 +18,6 @@ from graphmem.errors import UsageError
 from graphmem.sources.vllm_experts import blocks, shape_of, stand_in
 from graphmem.sources.vllm_fusing import Fusable, Gate, Inline, Together, fusable
 from graphmem.sources.vllm_layers import ROTARY, Backend, Happening, Layer
-from graphmem.sources.vllm_states import states
 from graphmem.sources.vllm_modules import (
     Absent,
     Block,
@@ -33,6 +32,7 @@ from graphmem.sources.vllm_modules import (
     Sums,
     look_up,
 )
+from graphmem.sources.vllm_states import states
 from graphmem.trace import Category, EventKind, Place, Trace
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama", "llama4_text", "ministral3",
-    "mistral", "stablelm",
+    "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama",
+    "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
-#: Those without a gate that keep the product too.
-_KEEPING = frozenset(("nemotron",))
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
 _RETURNING = frozenset(("cohere", "cohere2", "exaone4", "hyperclovax", "phimoe"))
 #: The name of attention among the layers.

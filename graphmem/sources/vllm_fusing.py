@@ -296,7 +296,8 @@ def _queries_first(names: list[str], linears: Linears) -> tuple[str, ...] | None
 
 def _packed(module: nn.Module, linears: Linears) -> tuple[str, str] | None:
     """(the projection that gate and what it multiplies share, the one that reads their product)."""
-    if len(linears) != 2 or not any(type(child).__name__ in _MULTIPLYING for child in module.children()):
+    more = sum(isinstance(one, nn.Linear) for one in module.modules()) > len(linears)  # something is added between
+    if len(linears) != 2 or more or not any(type(child).__name__ in _MULTIPLYING for child in module.children()):
         return None
     (first, wide), (last, narrow) = sorted(linears.items(), key=lambda item: -item[1].out_features)
     return (first, last) if wide.out_features == 2 * narrow.in_features else None

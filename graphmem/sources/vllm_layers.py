@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
 #: The name of the module that makes cosines and sines, whatever the model calls it.
 ROTARY = "rotary_emb"
 

@@ -27,13 +27,15 @@ from graphmem.serving.vllm.settings import Settings
 from graphmem.sources.vllm_backend import followed, values_of_class
 from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
 
-#: ``model_type`` of decoders that vllm 0.32.0 runs by transformers' code: those that its registry says so of
-#: (``_TRANSFORMERS_SUPPORTED_MODELS``, model_executor/models/registry.py), and transformers' that it has not.
-BY_TRANSFORMERS = frozenset((
-    "arcee", "cwm", "glm", "gpt_bigcode", "gpt_neox", "hunyuan_v1_dense", "jais2", "nanbeige", "olmo", "olmo2", "olmo3",
-    "phi", "seed_oss", "smollm3", "starcoder2", "vaultgemma", "flex_olmo", "hunyuan_v1_moe", "mellum",
-    "biogpt", "bitnet", "diffllama", "doge", "gpt_neo", "gpt_neox_japanese", "helium", "ministral", "mpt", "nanochat",
-    "persimmon", "xglm",
+#: ``model_type`` of captured decoders that vllm 0.32.0 has code of its own for (``_TEXT_GENERATION_MODELS``,
+#: model_executor/models/registry.py); all others that transformers knows it runs by transformers' code.
+OWN_CODE = frozenset((
+    "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite",
+    "gpt2", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
+    "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "laguna", "lfm2",
+    "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral3", "nemotron",
+    "nemotron_h", "olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "stablelm", "zamba2",
 ))  # fmt: skip
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
 _WIDE_TABLES = ("gpt_oss", "hy_v3")
@@ -45,7 +47,7 @@ def is_captured(question: Question) -> bool:
     """True if a capture of the model is used. Raises :class:`UsageError` for options that the engine lacks."""
     asked = arguments.read(question.arguments).model_impl
     kind = question.model.config.get("model_type")
-    if asked == "vllm" and kind in BY_TRANSFORMERS:
+    if asked == "vllm" and kind not in OWN_CODE and kind not in families.MODEL_TYPES:
         raise UsageError(
             f"{question.model.name}: vLLM has no implementation of model_type {shown(kind)} of its own; leave "
             "--model-impl out, or give transformers"
@@ -82,7 +84,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         if given:
             raise UsageError(f"{name} is not followed for a model by a capture; leave it out")
     text = json.dumps({key: one for key, one in model.config.items() if key != "quantization_config"}, sort_keys=True)
-    own = more.model_impl != "transformers" and model.config.get("model_type") not in BY_TRANSFORMERS
+    own = more.model_impl != "transformers" and model.config.get("model_type") in OWN_CODE
     captured = _followed(text, model.name, settings.dtype, tp, own)
     backend = _handed_on(captured) if own else captured
     values, layers, rope = model.config, len(backend.attention), rope_of(model)
@@ -103,7 +105,8 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         attends=tuple(range(layers)) if states else (), rope_positions=families.rope_positions(model, rope, positions),
         rotary_dim=_turned(model, rope, backend.head_dim) if turns else 0, ropes=_tables(model, backend, positions),
         soft_cap=bool(values.get("final_logit_softcapping")), backend=backend, cached=backend.cached,
-        in_chunks=bool(values.get("attention_chunk_size")), rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
+        in_chunks=bool(values.get("attention_chunk_size")),
+        rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ Its scratch is the engine's own: one tensor for all layers, as large as the larg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.feed_forward import FeedForward, Style
@@ -65,7 +67,7 @@ class Experts:
         """The output; the input is the caller's."""
         run = self.run
         if not run.experts.sliced:
-            return run.all_reduce(self.own(tokens))
+            return self.own(tokens, run.all_reduce)
         row, slice_of = self.shape.hidden * self.shape.itemsize, cdiv(tokens, run.tp)
         whole = slice_of * run.tp * row  # padded; a slice of what was padded is a view of it
         kept = run.new(slice_of * row if tokens % run.tp == 0 else whole, "slice of tokens")
@@ -74,13 +76,14 @@ class Experts:
         run.free(output, kept)
         return gathered
 
-    def own(self, tokens: int) -> Tensor:
-        """The output of this rank's tokens, of this rank's share of every expert."""
+    def own(self, tokens: int, reduce: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+        """The output of this rank's tokens, of this rank's share of every expert; what is added up is there until the
+        sum is reduced (``MoERunner.forward``)."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
         if not self.experts.routed:
             output = run.new(tokens * self.shape.hidden * size, "experts' output")
             self._multiply(tokens)
-            return output
+            return reduce(output)
         shared = self._beside(tokens)
         scores = self._scores(tokens)
         if shared is None and self.shared is not None:
@@ -96,11 +99,11 @@ class Experts:
         output = run.new(tokens * self.shape.hidden * size, "experts' output")
         self._multiply(tokens)
         run.free(weights, ids, scores)
-        if shared is not None:
-            total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
-            run.free(shared, output)
-            output = total
-        return output
+        if shared is None:
+            return reduce(output)
+        total = reduce(run.new(output.bytes, "experts' and shared output", Category.ACTIVATION))
+        run.free(shared, output)
+        return total
 
     def _scores(self, tokens: int) -> Tensor:
         """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
