@@ -25,7 +25,7 @@ from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import without_encoder
-from graphmem.serving.options import DTYPE, flag, one_of, options_of, share, whole
+from graphmem.serving.options import DTYPE, Option, flag, one_of, options_of, share, whole
 from graphmem.serving.values import count, counted
 from graphmem.sources.configurations import generation_values
 from graphmem.trace import Category, EventKind, Place
@@ -33,17 +33,12 @@ from graphmem.training import WEIGHTS, Inference
 from graphmem.training.generation import CACHE_IMPLEMENTATIONS, Generation
 from graphmem.units import format_bytes
 
-#: Options, and how their values are read.
-READERS = {
-    "batch_size": whole(1, 1 << 20), "max_length": whole(2), "max_new_tokens": whole(), "dtype": DTYPE,
-    "quantization": one_of(*WEIGHTS), "cache_implementation": one_of(*CACHE_IMPLEMENTATIONS),
-    "num_beams": whole(1, 1 << 10), "num_return_sequences": whole(1, 1 << 10), "do_sample": flag,
-    "top_k": whole(0), "top_p": share, "prefill_chunk_size": whole(), "disable_compile": flag,
-}  # fmt: skip
-#: Other spellings.
-SHORT: dict[str, str] = {}
-_FIELDS = {
-    "max_model_len": "max_length", "max_num_seqs": "batch_size", "quantization": "quantization", "dtype": "dtype"
+OPTIONS = {
+    "batch_size": Option(whole(1, 1 << 20), "max_num_seqs"), "max_length": Option(whole(2), "max_model_len"),
+    "max_new_tokens": Option(whole()), "dtype": DTYPE, "quantization": Option(one_of(*WEIGHTS), "quantization"),
+    "cache_implementation": Option(one_of(*CACHE_IMPLEMENTATIONS)), "num_beams": Option(whole(1, 1 << 10)),
+    "num_return_sequences": Option(whole(1, 1 << 10)), "do_sample": Option(flag), "top_k": Option(whole(0)),
+    "top_p": Option(share), "prefill_chunk_size": Option(whole()), "disable_compile": Option(flag),
 }  # fmt: skip
 #: Fields of :class:`Generation`; other options of the generation are arguments of it.
 _OF_GENERATION = ("do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size")
@@ -127,7 +122,7 @@ class Transformers:
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
         without_encoder(question.model)
-        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
+        found = options_of(question, self, OPTIONS)
         return _Asked(self, question, found, _run(question, found)).answer()
 
     def analysed(self, run: _Run, batch: int, length: int) -> _Analysis:
@@ -355,7 +350,7 @@ def _run(question: Question, found: dict[str, Any]) -> _Run:
         question.device,
         question.alloc_conf or None,
         Generation(new, arguments=tuple(arguments.items()), **given),
-        _dtype(question, found.get("dtype", "auto")),
+        _dtype(question, found["dtype"]),
         found.get("quantization"),
     )
 

@@ -12,37 +12,32 @@ from dataclasses import replace
 from typing import Any
 
 from graphmem.serving.base import Question, Served
-from graphmem.serving.options import DTYPE, QUANTIZATION, flag, options_of, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, whole
+from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside
 from graphmem.units import GIB
 
-#: Options, and how their values are read.
-READERS = {
-    "max_length": whole(), "batch_size": whole(1, 1 << 16), "num_beams": whole(1, 1 << 10),
-    "past_present_share_buffer": flag, "quantization": QUANTIZATION,
+OPTIONS = {
+    "max_length": Option(whole(), "max_model_len"),
+    "batch_size": Option(whole(1, 1 << 16), "max_num_seqs", 1),
+    "num_beams": Option(whole(1, 1 << 10), default=1),
+    "past_present_share_buffer": Option(flag, default=True),
+    "quantization": QUANTIZATION,
     "dtype": DTYPE,
-}  # fmt: skip
-#: Other spellings.
-SHORT: dict[str, str] = {}
-_FIELDS = {
-    "max_model_len": "max_length", "max_num_seqs": "batch_size", "quantization": "quantization", "dtype": "dtype"
-}  # fmt: skip
+}
 
 
-class OnnxRuntimeGenAI:
+class OnnxRuntimeGenAI(Formula):
     """The engine."""
 
     name = "onnxruntimegenai"
     title = "ONNX Runtime GenAI"
     newest = "0.16"
+    options, length = OPTIONS, "max_length"
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
-        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
-        own = decoder(question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")), 1)
-        length = length_of(own, found.get("max_length"), "--max-length")
-        batch, beams = found.get("batch_size", 1), found.get("num_beams", 1)
-        shared = found.get("past_present_share_buffer", True)
+        found, own, length = self.asked(question)
+        batch, beams, shared = found["batch_size"], found["num_beams"], found["past_present_share_buffer"]
         before = outside(question.device, 1)
         token = own.token_bytes(CACHE_BYTES["auto"]) * beams * (1 if shared else 2)
         answer = filled(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Protocol
 
 from graphmem.base.documents import shown
@@ -79,16 +79,21 @@ class Named(Protocol):
 Reader = Callable[[str, str], Any]
 
 
+@dataclass(frozen=True)
+class Option:
+    """An engine's option: how its value is read, the question's field that is the same, and the engine's default where
+    that is the same for all questions."""
+
+    read: Reader
+    field: str = ""
+    default: Any = None
+
+
 def options_of(
-    question: Question,
-    engine: Named,
-    readers: Mapping[str, Reader],
-    *,
-    fields_as: Mapping[str, str] | None = None,
-    short: Mapping[str, str] | None = None,
+    question: Question, engine: Named, options: Mapping[str, Option], short: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Values by the engine's names: those of ``arguments``, and those of the question's fields that ``fields_as`` gives
-    a name of the engine's. ``short``: other spellings. Raises :class:`UsageError` for options it lacks."""
+    """Values by the engine's names: those of ``arguments``, those of the question's fields, and defaults; others are
+    left out. ``short``: other spellings. Raises :class:`UsageError` for options it lacks."""
     title = engine.title
     if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
         raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")
@@ -96,30 +101,27 @@ def options_of(
     for name, text in question.arguments:
         key = name.replace("-", "_")
         key = (short or {}).get(key, key)
-        if key in HARMLESS and key not in readers:
+        if key in HARMLESS and key not in options:
             continue
-        if key not in readers:
-            raise UsageError(here(name) or f"{title}: --{name} is not followed; {nearest(key, tuple(readers))}")
+        if key not in options:
+            raise UsageError(here(name) or f"{title}: --{name} is not followed; {nearest(key, tuple(options))}")
         if key in found:
             raise UsageError(f"{title}: --{name} is given twice")
-        found[key] = readers[key](name, text)
+        found[key] = options[key].read(name, text)
+    known = {option.field: key for key, option in options.items()}
     for field, value in _given(question):
-        key = (fields_as or {}).get(field, "")
-        if not key:
-            spelled = _SPELLED.get(field, field.replace("_", "-"))
-            raise UsageError(f"{title} has no --{spelled}; accepted: {_accepted(readers)}")
-        found.setdefault(key, readers[key](field, value) if isinstance(value, str) else value)
-    return found
+        if field not in known:
+            accepted = ", ".join("--" + name.replace("_", "-") for name in options)
+            raise UsageError(f"{title} has no --{_SPELLED.get(field, field.replace('_', '-'))}; accepted: {accepted}")
+        read = options[known[field]].read
+        found.setdefault(known[field], read(field, value) if isinstance(value, str) else value)
+    return {key: option.default for key, option in options.items() if option.default is not None} | found
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """The three options of a name like this one, as a message ends."""
     close = difflib.get_close_matches(key, known, n=3, cutoff=0.0)
     return f"nearest: {', '.join('--' + one.replace('_', '-') for one in close)}"
-
-
-def _accepted(readers: Mapping[str, Reader]) -> str:
-    return ", ".join("--" + name.replace("_", "-") for name in readers)
 
 
 def _given(question: Question) -> list[tuple[str, object]]:
@@ -167,8 +169,8 @@ def one_of(*accepted: str) -> Reader:
 
 
 #: How several engines spell the type of weights, and those of quantised files.
-DTYPE = one_of("auto", "half", "float16", "bfloat16", "float", "float32")
-QUANTIZATION = one_of("awq", "gptq", "fp8")
+DTYPE = Option(one_of("auto", "half", "float16", "bfloat16", "float", "float32"), "dtype", "auto")
+QUANTIZATION = Option(one_of("awq", "gptq", "fp8"), "quantization")
 
 
 def flag(name: str, text: str) -> bool:

@@ -15,25 +15,29 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
 from graphmem.serving.logs import Reader, said, settings_in
-from graphmem.serving.options import DTYPE, QUANTIZATION, flag, one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, decoder, filled, first_parts, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside
 from graphmem.serving.stored import matrices
 from graphmem.serving.values import count
 from graphmem.units import MIB
 
-#: Options, and how their values are read.
-READERS = {
-    "mem_fraction_static": share, "context_length": whole(), "max_running_requests": whole(),
-    "max_total_tokens": whole(), "chunked_prefill_size": whole(-1), "kv_cache_dtype": one_of(*CACHE_BYTES),
-    "tp_size": whole(1, 1024), "page_size": whole(1, 1 << 12), "quantization": QUANTIZATION,
-    "dtype": DTYPE, "cuda_graph_max_bs": whole(), "disable_cuda_graph": flag, "max_prefill_tokens": whole(),
-}  # fmt: skip
+OPTIONS = {
+    "mem_fraction_static": Option(share),
+    "context_length": Option(whole(), "max_model_len"),
+    "max_running_requests": Option(whole(), "max_num_seqs"),
+    "max_total_tokens": Option(whole()),
+    "chunked_prefill_size": Option(whole(-1)),
+    "kv_cache_dtype": Option(one_of(*CACHE_BYTES), "kv_cache_dtype", "auto"),
+    "tp_size": Option(whole(1, 1024), "tensor_parallel_size", 1),
+    "page_size": Option(whole(1, 1 << 12), "block_size", 1),
+    "quantization": QUANTIZATION,
+    "dtype": DTYPE,
+    "cuda_graph_max_bs": Option(whole()),
+    "disable_cuda_graph": Option(flag),
+    "max_prefill_tokens": Option(whole()),
+}
 #: Other spellings.
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
-_FIELDS = {
-    "tensor_parallel_size": "tp_size", "max_model_len": "context_length", "max_num_seqs": "max_running_requests",
-    "kv_cache_dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype", "block_size": "page_size",
-}  # fmt: skip
 #: Cards up to so many MiB: tokens of a prefill's chunk, largest batch of CUDA graphs on fewer than four cards, on more.
 #: ``srt/arg_groups/memory_hook.py`` of 0.5.23, "GPU-dependent capacity defaults"; in 0.5.6 (``srt/server_args.py``,
 #: ``_handle_gpu_memory_settings``) cards from 20 to 35 GiB had 2,048, 24 and 80, the others the same.
@@ -56,7 +60,7 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
             made = settings_in(line)
             found |= {name: made[name] for name in ("chunked_prefill_size", "max_running_requests") if name in made}
             found |= {"context_length": made["context_len"]} if "context_len" in made else {}
-    names = (*READERS, *SHORT, "model_path")
+    names = (*OPTIONS, *SHORT, "model_path")
     return {name: text for name, text in found.items() if name in names and text != "auto"}
 
 
@@ -76,24 +80,19 @@ _READER = Reader(
 )
 
 
-class SGLang:
+class SGLang(Formula):
     """The engine."""
 
     name = "sglang"
     title = "SGLang"
     newest = "0.5"
     log = _READER
+    options, short, length, accepted = OPTIONS, SHORT, "context_length", FOLLOWED | LATENT
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
-        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
-        cards = found.get("tp_size", 1)
-        own = decoder(
-            question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")),
-            cards,
-            FOLLOWED | LATENT,
-        )
-        length = length_of(own, found.get("context_length"), "--context-length")
+        found, own, length = self.asked(question)
+        cards, page = found["tp_size"], found["page_size"]
         chunk, graphs = _defaults(question.device, cards)
         chunk = found.get("chunked_prefill_size", chunk)
         chunk = found.get("max_prefill_tokens", _LARGEST[0]) if chunk < 1 else chunk  # prompts are not cut
@@ -103,8 +102,7 @@ class SGLang:
         before = outside(question.device, cards)
         context = sum(figure.bytes for figure in before)
         free = question.device.capacity_bytes - context
-        page = found.get("page_size", 1)
-        token = own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")])
+        token = own.token_bytes(CACHE_BYTES[found["kv_cache_dtype"]])
         plain = question.model.checkpoint is None and not found.get("quantization")
         beside = beside_weights(question.model, cards) if plain else 0
         parts = [
@@ -125,7 +123,7 @@ class SGLang:
             settings={
                 "mem_fraction_static": fraction, "context_length": length, "max_running_requests": requests,
                 "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": cards, "page_size": page,
-                "kv_cache_dtype": found.get("kv_cache_dtype", "auto"),
+                "kv_cache_dtype": found["kv_cache_dtype"],
             },
             advice="raise --mem-fraction-static, or give more cards (--tp)",
             basis="logs",

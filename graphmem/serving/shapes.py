@@ -15,7 +15,7 @@ from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
-from graphmem.serving.options import Named
+from graphmem.serving.options import Named, Option, options_of
 from graphmem.serving.stored import kind_of, stored
 from graphmem.serving.values import count
 from graphmem.units import GIB
@@ -93,6 +93,30 @@ def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: i
     return stored(model, quantization, width, cards) - stored(without, quantization, width, cards)
 
 
+class Formula:
+    """An engine that is followed by a formula over its ``options``: its cache gets what is left of the card. ``cards``
+    and ``length`` are its names of how many cards share the model and of the longest request, ``quantization`` of how
+    weights are kept; ``accepted``: models that are followed."""
+
+    title: str
+    newest: str
+    options: Mapping[str, Option]
+    short: Mapping[str, str] = {}
+    cards, length, quantization = "tp_size", "max_seq_len", "quantization"
+    accepted = FOLLOWED
+
+    def asked(self, question: Question) -> tuple[dict[str, Any], Decoder, int]:
+        """(values of its options, one card's share of the model, the longest request)."""
+        found = options_of(question, self, self.options, self.short)
+        weights = question.with_(quantization=found.get(self.quantization), dtype=found["dtype"])
+        own = decoder(weights, found.get(self.cards, 1), self.accepted)
+        asked = found.get(self.length, own.longest)
+        if not 1 <= asked <= own.longest:
+            option = self.length.replace("_", "-")
+            raise UsageError(f"--{option} {asked}; accepted: 1 to {own.longest}, the model's own")
+        return found, own, asked
+
+
 #: Bytes of an element of the cache by the names that engines use.
 CACHE_BYTES = {
     "auto": 2, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
@@ -139,12 +163,3 @@ def filled(
         parts=tuple(parts), kv_cache=cache, graphs_bytes=0, fragmentation_bytes=0, outside=(),
         request_blocks=lambda asked: max(1, -(-asked // page)), refusal=refusal, notes=notes, basis=basis,
     )  # fmt: skip
-
-
-def length_of(own: Decoder, asked: int | None, option: str) -> int:
-    """The longest request; the model's where none is asked for. Raises :class:`UsageError`."""
-    if asked is None:
-        return own.longest
-    if not 1 <= asked <= own.longest:
-        raise UsageError(f"{option} {asked}; accepted: 1 to {own.longest}, the model's own")
-    return asked

@@ -65,13 +65,13 @@ def stored(model: ServedModel, quantization: str | None = None, width: int = _HA
     config = dict(mapping(model, "quantization_config"))
     if quantization is not None and not config:
         config = {"quant_method": quantization, **_USUAL.get(quantization, {})}
-    packed = _method(model, config, width) if config else None
+    takes, packed = _method(model, config, width) if config else (lambda _: False, lambda _: 0)
     total = (_tables(model) * width) // cards + _norms(model) * width + _corrections(model) * 4
     for matrix in matrices(model):
         biases = matrix.outputs * width if matrix.bias else 0
         cut = matrix.cut(cards)
-        if packed is not None and packed.takes(matrix):
-            total += matrix.count * packed.bytes(matrix) // cut + matrix.count * biases // cut
+        if takes(matrix):
+            total += matrix.count * packed(matrix) // cut + matrix.count * biases // cut
         else:
             total += matrix.count * (matrix.numel * width + biases) // cut
     return total
@@ -220,12 +220,18 @@ def _corrections(model: ServedModel) -> int:
 # --- quantisations ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """The format in which a quantisation keeps a product's weight. ``takes``: whether it applies to this one."""
+#: Bytes of a weight as a quantisation packs it.
+_Packed = Callable[[Matrix], int]
 
-    takes: Callable[[Matrix], bool]
-    bytes: Callable[[Matrix], int]
+
+@dataclass(frozen=True)
+class _Method:
+    """A quantisation: what reads its settings, of a model whose plain tensors have so many bytes a value; the keys that
+    name the modules it leaves as they are; and whether it can be applied to a weight at all."""
+
+    packed: Callable[[ServedModel, Mapping[str, Any], int], _Packed]
+    excluded: tuple[str, ...] = ()
+    applies: Callable[[Matrix], bool] = lambda matrix: matrix.name != "lm_head"
 
 
 #: What a method has where the configuration names it alone.
@@ -239,14 +245,21 @@ _USUAL: dict[str, dict[str, Any]] = {
 }
 
 
-def _method(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
-    """The quantisation that a configuration names. Raises :class:`UsageError`."""
-    method = config.get("quant_method")
-    method = "bitsandbytes" if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")) else method
-    made = _METHODS.get(method) if isinstance(method, str) else None
-    if made is None:
-        raise UsageError(f"quantization {shown(method)} is not followed here; accepted: {', '.join(sorted(_METHODS))}")
-    return made(model, config, width)
+def _method(model: ServedModel, config: Mapping[str, object], width: int) -> tuple[Callable[[Matrix], bool], _Packed]:
+    """(whether a weight is packed, its bytes then) by the quantisation that a configuration names. Raises
+    :class:`UsageError`."""
+    name = config.get("quant_method")
+    name = "bitsandbytes" if name is None and (config.get("load_in_4bit") or config.get("load_in_8bit")) else name
+    method = _METHODS.get(name) if isinstance(name, str) else None
+    if method is None:
+        raise UsageError(f"quantization {shown(name)} is not followed here; accepted: {', '.join(sorted(_METHODS))}")
+    listed = [given for key in method.excluded if isinstance(given := config.get(key), list)]
+    excluded = [one for given in listed for one in given if isinstance(one, str)]
+
+    def takes(matrix: Matrix) -> bool:
+        return method.applies(matrix) and not any(_is_named(matrix.name, one) for one in excluded)
+
+    return takes, method.packed(model, config, width)
 
 
 def _object(value: object) -> Mapping[str, object]:
@@ -262,38 +275,29 @@ def _groups(inputs: int, group: int) -> int:
     return 1 if group < 1 else -(-inputs // group)
 
 
-def _awq(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
+def _grouped(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
+    """AWQ's: packed values, and of every group of inputs packed zeros and scales in 16 bits."""
     bits, group = _whole(model, config, "bits", 4), _whole(model, config, "group_size", 128, -1)
 
     def of(matrix: Matrix) -> int:
-        groups = _groups(matrix.inputs, group)
-        return (matrix.numel + groups * matrix.outputs) * bits // 8 + groups * matrix.outputs * _HALF
+        scales = _groups(matrix.inputs, group) * matrix.outputs
+        return (matrix.numel + scales) * bits // 8 + scales * _HALF
 
-    return _Packed(_not_named(config, "modules_to_not_convert"), of)
+    return of
 
 
 def _gptq(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
-    """With the order of groups (``g_idx``), which is written whether it is used or not; and with a bias for every
-    product, which AutoGPTQ up to 0.7.1 adds (``_utils.make_quant``), GPTQModel does not."""
+    """The same with the order of groups (``g_idx``), which is written whether it is used or not; and with a bias for
+    every product, which AutoGPTQ up to 0.7.1 adds (``_utils.make_quant``), GPTQModel does not."""
     quantizer = str(_object(config.get("meta")).get("quantizer", ""))
     added = 0 if "gptqmodel" in quantizer.lower() else _HALF
-    bits, group = _whole(model, config, "bits", 4), _whole(model, config, "group_size", 128, -1)
-
-    def of(matrix: Matrix) -> int:
-        groups = _groups(matrix.inputs, group)
-        packed = (matrix.numel + groups * matrix.outputs) * bits // 8
-        biases = 0 if matrix.bias else added * matrix.outputs
-        return packed + groups * matrix.outputs * _HALF + 4 * matrix.inputs + biases
-
-    takes = _not_named(config, "modules_in_block_to_not_quantize")
-    return _Packed(lambda matrix: takes(matrix) and not _is_router(matrix), of)
+    packed = _grouped(model, config, width)
+    return lambda matrix: packed(matrix) + 4 * matrix.inputs + (0 if matrix.bias else added * matrix.outputs)
 
 
 def _bitsandbytes(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
-    skipped = config.get("llm_int8_skip_modules")
-    takes = _not_named({"skipped": skipped}, "skipped")
     if config.get("load_in_8bit"):  # values, the largest of every row in fp32, and one byte that names the order
-        return _Packed(takes, lambda matrix: matrix.numel + 4 * matrix.outputs + 1)
+        return lambda matrix: matrix.numel + 4 * matrix.outputs + 1
     nested = config.get("bnb_4bit_use_double_quant") is True
     kind = config.get("bnb_4bit_quant_type", "fp4")
 
@@ -302,7 +306,7 @@ def _bitsandbytes(model: ServedModel, config: Mapping[str, object], width: int) 
         found = matrix.numel // 2 + 16 * 4 + _state_bytes(matrix, str(kind), nested, width)
         return found + (blocks + 4 * -(-blocks // _NESTED_BLOCK) + 256 * 4 if nested else 4 * blocks)
 
-    return _Packed(takes, of)
+    return of
 
 
 def _state_bytes(matrix: Matrix, kind: str, nested: bool, width: int) -> int:
@@ -322,21 +326,14 @@ def _fp8(model: ServedModel, config: Mapping[str, object], width: int) -> _Packe
     """Values with a scale in fp32 for every block, or one for all; Qwen's files have scales of blocks in 16 bits. A
     static scheme has one more, of the inputs."""
     block = config.get("weight_block_size")
-    takes = _not_named(config, "modules_to_not_convert", "ignored_layers")
     static = 4 if config.get("activation_scheme") == "static" else 0
     if block is None:
-        return _Packed(
-            lambda matrix: takes(matrix) and not _is_router(matrix), lambda matrix: matrix.numel + 4 + static
-        )
+        return lambda matrix: matrix.numel + 4 + static
     if not (isinstance(block, list) and len(block) == 2):
         raise UsageError(f"{model.name}: weight_block_size is {shown(block)}; accepted: two whole numbers")
     rows, columns = (counted(model, "weight_block_size", size) for size in block)
     size = _HALF if kind_of(model).startswith("qwen") else 4
-
-    def of(matrix: Matrix) -> int:
-        return matrix.numel + size * -(-matrix.outputs // rows) * -(-matrix.inputs // columns) + static
-
-    return _Packed(lambda matrix: takes(matrix) and not _is_router(matrix), of)
+    return lambda matrix: matrix.numel + size * -(-matrix.outputs // rows) * -(-matrix.inputs // columns) + static
 
 
 def _compressed(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
@@ -367,10 +364,10 @@ def _compressed(model: ServedModel, config: Mapping[str, object], width: int) ->
         return matrix.numel + width * scales + (width if static else 0)
 
     if form == "nvfp4-pack-quantized":
-        return _Packed(_not_named(config, "ignore"), lambda matrix: _nvfp4(matrix, static))
+        return lambda matrix: _nvfp4(matrix, static)
     if form not in ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"):
         raise UsageError(f"{model.name}: format {shown(form)} of compressed-tensors is not followed here")
-    return _Packed(_not_named(config, "ignore"), packed if form == "pack-quantized" else bytewise)
+    return packed if form == "pack-quantized" else bytewise
 
 
 def _nvfp4(matrix: Matrix, static: bool) -> int:
@@ -380,48 +377,37 @@ def _nvfp4(matrix: Matrix, static: bool) -> int:
 
 def _modelopt(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     algorithm = config.get("quant_algo")
-    takes = _not_named(config, "ignore", "exclude_modules")
     if algorithm == "NVFP4":
-        return _Packed(takes, lambda matrix: _nvfp4(matrix, static=True))
+        return lambda matrix: _nvfp4(matrix, static=True)
     if algorithm == "FP8":
-        return _Packed(takes, lambda matrix: matrix.numel + 4 + 4)
+        return lambda matrix: matrix.numel + 4 + 4
     raise UsageError(f"{model.name}: quant_algo {shown(algorithm)} is not followed here; accepted: NVFP4, FP8")
 
 
 def _mxfp4(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
-    """Experts only: two values a byte, and a scale of eight bits for 32 of them."""
-    return _Packed(
-        lambda matrix: ".experts" in matrix.name,
-        lambda matrix: matrix.numel // 2 + matrix.outputs * -(-matrix.inputs // 32),
-    )
+    """Two values a byte, and a scale of eight bits for 32 of them."""
+    return lambda matrix: matrix.numel // 2 + matrix.outputs * -(-matrix.inputs // 32)
 
 
-_METHODS: dict[str, Callable[[ServedModel, Mapping[str, Any], int], _Packed]] = {
-    "awq": _awq, "gptq": _gptq, "bitsandbytes": _bitsandbytes, "fp8": _fp8, "compressed-tensors": _compressed,
-    "modelopt": _modelopt, "mxfp4": _mxfp4,
-}  # fmt: skip
+def _is_product(matrix: Matrix) -> bool:
+    return matrix.name != "lm_head" and not matrix.name.endswith((".gate", ".router"))
 
 
-def _is_router(matrix: Matrix) -> bool:
-    return matrix.name.endswith((".gate", ".router"))
-
-
-def _not_named(config: Mapping[str, object], *names: str) -> Callable[[Matrix], bool]:
-    """A test that a module is not excluded: as a part of its name, a pattern with ``*``, or ``re:`` and an expression.
-    By default the head stays as it is, as all of these leave it."""
-    excluded: list[str] = []
-    for name in names:
-        given = config.get(name)
-        excluded += [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
-
-    def takes(matrix: Matrix) -> bool:
-        return matrix.name != "lm_head" and not any(_is_named(matrix.name, one) for one in excluded)
-
-    return takes
+#: The head stays as it is, as all of these leave it.
+_METHODS: dict[str, _Method] = {
+    "awq": _Method(_grouped, ("modules_to_not_convert",)),
+    "gptq": _Method(_gptq, ("modules_in_block_to_not_quantize",), _is_product),
+    "bitsandbytes": _Method(_bitsandbytes, ("llm_int8_skip_modules",)),
+    "fp8": _Method(_fp8, ("modules_to_not_convert", "ignored_layers"), _is_product),
+    "compressed-tensors": _Method(_compressed, ("ignore",)),
+    "modelopt": _Method(_modelopt, ("ignore", "exclude_modules")),
+    "mxfp4": _Method(_mxfp4, applies=lambda matrix: ".experts" in matrix.name),
+}
 
 
 def _is_named(module: str, excluded: str) -> bool:
-    """Of layers the first one stands for all, so numbers of layers are not compared."""
+    """True if a part of its name is excluded, or a pattern with ``*`` or an expression behind ``re:`` finds it. Of
+    layers the first one stands for all, so numbers of layers are not compared."""
     if excluded.startswith("re:"):
         return matches(excluded[3:], module)
     plain = re.sub(r"\.layers\.\d+\.", ".layers.0.", excluded)

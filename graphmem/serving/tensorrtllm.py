@@ -13,30 +13,27 @@ from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
 from graphmem.serving.logs import Reader, said, settings_in
-from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside
 from graphmem.units import MIB
 
-#: Options, and how their values are read.
-READERS = {
-    "free_gpu_memory_fraction": share, "max_seq_len": whole(), "max_batch_size": whole(), "max_num_tokens": whole(),
-    "tokens_per_block": whole(1, 1 << 12), "kv_cache_dtype": one_of(*CACHE_BYTES), "tp_size": whole(1, 1024),
+#: Defaults as its logs print them where nothing is said; pages were of 64 tokens before.
+OPTIONS = {
+    "free_gpu_memory_fraction": Option(share, default=0.9),
+    "max_seq_len": Option(whole(), "max_model_len"),
+    "max_batch_size": Option(whole(), "max_num_seqs", 2048),
+    "max_num_tokens": Option(whole(), "max_num_batched_tokens", 8192),
+    "tokens_per_block": Option(whole(1, 1 << 12), "block_size", 32),
+    "kv_cache_dtype": Option(one_of(*CACHE_BYTES), "kv_cache_dtype", "auto"),
+    "tp_size": Option(whole(1, 1024), "tensor_parallel_size", 1),
     "quantization": QUANTIZATION,
     "dtype": DTYPE,
-}  # fmt: skip
+}
 #: Other spellings: of Triton's backend, of trtllm-serve and of the Python API.
 SHORT = {
     "kv_cache_free_gpu_mem_fraction": "free_gpu_memory_fraction", "tensor_parallel_size": "tp_size", "tp": "tp_size",
     "kv_cache_free_gpu_memory_fraction": "free_gpu_memory_fraction",
 }  # fmt: skip
-_FIELDS = {
-    "tensor_parallel_size": "tp_size", "max_model_len": "max_seq_len", "max_num_seqs": "max_batch_size",
-    "max_num_batched_tokens": "max_num_tokens", "kv_cache_dtype": "kv_cache_dtype", "quantization": "quantization",
-    "dtype": "dtype", "block_size": "tokens_per_block",
-}  # fmt: skip
-#: As its logs print them where nothing is said; pages were of 64 tokens before.
-_FRACTION, _BATCH, _TOKENS, _PAGE = 0.9, 2048, 8192, 32
-
 #: Settings in words of its logs: ``TRTGptModel maxBatchSize: 8``.
 _WORDS = {
     "maxBatchSize": "max_batch_size", "maxNumTokens": "max_num_tokens", "maxSequenceLen": "max_seq_len",
@@ -53,7 +50,7 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
                 found.setdefault(name, match[1])
         if "KvCacheConfig(" in line or "LlmArgs(" in line:
             found |= settings_in(line)
-    names = (*READERS, *SHORT, "model")
+    names = (*OPTIONS, *SHORT, "model")
     return {name: text for name, text in found.items() if name in names and text != "auto"}
 
 
@@ -72,22 +69,20 @@ _READER = Reader(
 )
 
 
-class TensorRTLLM:
+class TensorRTLLM(Formula):
     """The engine."""
 
     name = "tensorrtllm"
     title = "TensorRT-LLM"
     newest = "1.0"
     log = _READER
+    options, short = OPTIONS, SHORT
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
-        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
-        cards = found.get("tp_size", 1)
-        own = decoder(question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")), cards)
-        length = length_of(own, found.get("max_seq_len"), "--max-seq-len")
-        batch, tokens = found.get("max_batch_size", _BATCH), found.get("max_num_tokens", _TOKENS)
-        fraction, page = found.get("free_gpu_memory_fraction", _FRACTION), found.get("tokens_per_block", _PAGE)
+        found, own, length = self.asked(question)
+        cards, batch, tokens = found["tp_size"], found["max_batch_size"], found["max_num_tokens"]
+        fraction, page = found["free_gpu_memory_fraction"], found["tokens_per_block"]
         before = outside(question.device, cards)
         context = sum(figure.bytes for figure in before)
         peak = own.activations(tokens, min(batch, tokens))
@@ -99,11 +94,11 @@ class TensorRTLLM:
         ]
         return filled(
             self, question, own, cards, parts=parts, page=page, length=length, requests=batch,
-            token_bytes=own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")]),
+            token_bytes=own.token_bytes(CACHE_BYTES[found["kv_cache_dtype"]]),
             settings={
                 "free_gpu_memory_fraction": fraction, "max_seq_len": length, "max_batch_size": batch,
                 "max_num_tokens": tokens, "tokens_per_block": page, "tp_size": cards,
-                "kv_cache_dtype": found.get("kv_cache_dtype", "auto"),
+                "kv_cache_dtype": found["kv_cache_dtype"],
             },
             advice="give more cards (--tp), or quantised weights",
             basis="formula",

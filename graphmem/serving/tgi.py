@@ -13,25 +13,22 @@ from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
 from graphmem.serving.logs import Reader, said, settings_in
-from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside
 
-#: Options, and how their values are read.
-READERS = {
-    "max_total_tokens": whole(), "max_batch_prefill_tokens": whole(), "max_concurrent_requests": whole(),
-    "cuda_memory_fraction": share, "num_shard": whole(1, 1024), "kv_cache_dtype": one_of(*CACHE_BYTES),
+#: Defaults of launcher/src/main.rs; of tokens of a prefill where it does not choose by FLOPs.
+OPTIONS = {
+    "max_total_tokens": Option(whole(), "max_model_len"),
+    "max_batch_prefill_tokens": Option(whole(), "max_num_batched_tokens", 4096),
+    "max_concurrent_requests": Option(whole(), "max_num_seqs", 128),
+    "cuda_memory_fraction": Option(share, default=1.0),
+    "num_shard": Option(whole(1, 1024), "tensor_parallel_size", 1),
+    "kv_cache_dtype": Option(one_of(*CACHE_BYTES), "kv_cache_dtype", "auto"),
     "quantize": QUANTIZATION,
     "dtype": DTYPE,
-}  # fmt: skip
-#: Other spellings.
-SHORT: dict[str, str] = {}
-_FIELDS = {
-    "tensor_parallel_size": "num_shard", "max_model_len": "max_total_tokens", "max_num_seqs": "max_concurrent_requests",
-    "max_num_batched_tokens": "max_batch_prefill_tokens", "kv_cache_dtype": "kv_cache_dtype",
-    "quantization": "quantize", "dtype": "dtype",
-}  # fmt: skip
-#: ``TGI_WIGGLE_ROOM``; launcher/src/main.rs: requests; tokens of a prefill where the launcher does not choose by FLOPs.
-_WIGGLE, _REQUESTS, _PREFILL = 0.9, 128, 4096
+}
+#: ``TGI_WIGGLE_ROOM``.
+_WIGGLE = 0.9
 
 
 def _logged(lines: Sequence[str]) -> dict[str, str]:
@@ -44,7 +41,7 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
             found.setdefault("max_batch_prefill_tokens", match[1])
     found = {name: re.sub(r"^Some\((.*)\)$", r"\1", text, flags=re.DOTALL).strip('"') for name, text in found.items()}
     found = {name: text.strip() for name, text in found.items()}
-    return {name: text for name, text in found.items() if name in (*READERS, "model_id") and text != "None"}
+    return {name: text for name, text in found.items() if name in (*OPTIONS, "model_id") and text != "None"}
 
 
 _READER = Reader(
@@ -57,22 +54,20 @@ _READER = Reader(
 )
 
 
-class TGI:
+class TGI(Formula):
     """The engine."""
 
     name = "tgi"
     title = "Text Generation Inference"
     newest = "3.3"
     log = _READER
+    options, cards, length, quantization = OPTIONS, "num_shard", "max_total_tokens", "quantize"
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
-        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
-        cards = found.get("num_shard", 1)
-        own = decoder(question.with_(quantization=found.get("quantize"), dtype=found.get("dtype", "auto")), cards)
-        length = length_of(own, found.get("max_total_tokens"), "--max-total-tokens")
-        prefill = found.get("max_batch_prefill_tokens", _PREFILL)
-        requests, fraction = found.get("max_concurrent_requests", _REQUESTS), found.get("cuda_memory_fraction", 1.0)
+        found, own, length = self.asked(question)
+        cards, prefill = found["num_shard"], found["max_batch_prefill_tokens"]
+        requests, fraction = found["max_concurrent_requests"], found["cuda_memory_fraction"]
         before = outside(question.device, cards)
         kept = round(question.device.capacity_bytes * (1 - fraction * _WIGGLE))
         parts = [
@@ -82,11 +77,11 @@ class TGI:
         ]
         return filled(
             self, question, own, cards, parts=parts, page=1, length=length, requests=requests,
-            token_bytes=own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")]),
+            token_bytes=own.token_bytes(CACHE_BYTES[found["kv_cache_dtype"]]),
             settings={
                 "max_total_tokens": length, "max_batch_prefill_tokens": prefill, "max_concurrent_requests": requests,
                 "cuda_memory_fraction": fraction, "num_shard": cards,
-                "kv_cache_dtype": found.get("kv_cache_dtype", "auto"),
+                "kv_cache_dtype": found["kv_cache_dtype"],
             },
             advice="give more cards (--num-shard), or quantised weights (--quantize)",
             basis="formula",

@@ -50,6 +50,14 @@ def mapping(model: ServedModel, name: str) -> Mapping[str, object]:
     return value
 
 
+def listed(model: ServedModel, name: str) -> list[object]:
+    """The list of this name, an empty one where there is none."""
+    value = model.config.get(name) or []
+    if not isinstance(value, list):
+        raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: a list")
+    return value
+
+
 def rope_of(model: ServedModel) -> Mapping[str, object]:
     """The scaling of rotary tables."""
     return mapping(model, "rope_scaling") or mapping(model, "rope_parameters")

@@ -52,7 +52,7 @@ _LETTING_GO = frozenset((
     "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
-_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "hyperclovax", "phimoe"))
+_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -240,7 +240,7 @@ class Making:
                 width = int(self.config.hidden_size)
                 self.layers.append(Layer("states", path, width, states=self._states[path]))
                 self._own |= {f"{path}.{one}" for one, _ in child.named_parameters()}
-                block = Block(self.called, path, 0)
+                block = Block(self.called, path, keeps=True)
                 _hold(block, module)  # as ``output``, a name of its own
                 setattr(module, name, block)
             elif isinstance(child, nn.Linear):

@@ -19,12 +19,13 @@ ADDING = (torch.Tensor.__add__, torch.Tensor.add, torch.add)
 
 
 class Calls(list[str]):
-    """Names of the layers that made tensors; the ``latest`` tensor, and with ``sums`` those of residuals, which norms
-    take over."""
+    """Names of the layers that made tensors; the ``latest`` tensor, what is ``kept`` until the next one is made, and
+    with ``sums`` those of residuals, which norms take over."""
 
     def __init__(self) -> None:
         super().__init__()
         self.latest: weakref.ref[Tensor] | None = None
+        self.kept: list[Tensor] = []
         self.sums: Sums | None = None
 
 
@@ -78,6 +79,7 @@ class Sums(TorchFunctionMode):  # type: ignore[misc]
 
 def _made(calls: Calls, name: str, given: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     calls.append(name)
+    calls.kept.clear()
     made = torch.empty(shape, dtype=dtype or given.dtype, device=given.device)
     calls.latest = weakref.ref(made)
     return made
@@ -150,15 +152,18 @@ class Normed(nn.Module):  # type: ignore[misc]
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A layer of experts, which returns ``several`` things where that is not 0, of which only the first is read."""
+    """A layer of experts, which returns ``several`` things where that is not 0, of which only the first is read; or one
+    of states, whose input the engine's own code keeps (``keeps``) until its output is added to the residual."""
 
-    def __init__(self, calls: Calls, name: str, several: int) -> None:
+    def __init__(self, calls: Calls, name: str, several: int = 0, *, keeps: bool = False) -> None:
         super().__init__()
-        self.calls, self.name, self.several = calls, name, several
+        self.calls, self.name, self.several, self.keeps = calls, name, several, keeps
 
     def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor | None, ...]:
         """The output."""
         made = _made(self.calls, self.name, hidden_states, *hidden_states.shape)
+        if self.keeps:
+            self.calls.kept.append(hidden_states)
         return (made, *[None] * (self.several - 1)) if self.several else made
 
 

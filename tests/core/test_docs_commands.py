@@ -49,7 +49,8 @@ def test_commands_and_options_are_there() -> None:
         known = {flag for parameter in cli.commands[name].params for flag in parameter.opts}
         if "--engine" in words:  # that engine's own options, by its names
             engine = importlib.import_module(f"graphmem.serving.{words[words.index('--engine') + 1]}")
-            known |= {f"--{key.replace('_', '-')}" for key in engine.READERS} | {f"-{key}" for key in engine.SHORT}
+            known |= {f"--{key.replace('_', '-')}" for key in engine.OPTIONS}
+            known |= {f"-{key}" for key in getattr(engine, "SHORT", ())}
         assert {word for word in words if word.startswith("-")} <= known, line
 
 

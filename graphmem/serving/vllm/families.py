@@ -13,14 +13,13 @@ from graphmem.base.documents import shown
 from graphmem.base.versions import Version
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
-from graphmem.serving.values import count, counted, number, rope_of
+from graphmem.serving.values import count, counted, listed, number, rope_of
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.models import deltanet, mamba1
-from graphmem.serving.vllm.models.base import LOCAL_ROPE, Family, LatentShape, Shape
+from graphmem.serving.vllm.models import deltanet, mamba, mamba1
+from graphmem.serving.vllm.models.base import LOCAL_ROPE, Family, LatentShape, Shape, plain_shape
 from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder, Style
-from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.models.sliced import SlicedDecoder
 from graphmem.serving.vllm.run import Run
@@ -53,12 +52,13 @@ _STYLES: dict[str, Style] = {
 }
 #: Families in files of their own: what reads their sizes, and what they are.
 _OWN: dict[str, tuple[Callable[[ServedModel, int, LinearMethod], Shape], Callable[[Run, Shape], Family]]] = {
+    "mamba2": (mamba.mamba2_shape, mamba.Mamba2),
     **dict.fromkeys(("mamba", "falcon_mamba"), (mamba1.mamba_shape, mamba1.Mamba)),
     "jamba": (mamba1.jamba_shape, mamba1.Jamba),
     **dict.fromkeys(deltanet.KINDS, (deltanet.delta_shape, deltanet.DeltaDecoder)),
 }
 #: Every ``model_type`` that is followed.
-MODEL_TYPES = (*_STYLES, "opt", "mamba2", *_OWN)
+MODEL_TYPES = (*_STYLES, "opt", *_OWN)
 #: ``model_type`` whose embeddings are tied where the configuration does not say (transformers' defaults).
 _TIED = ("gemma", "gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
@@ -85,8 +85,6 @@ def family(run: Run, shape: Shape) -> Family:
         return _OWN[shape.kind][1](run, shape)
     if shape.kind == "opt":
         return OPT(run, shape)
-    if shape.kind == "mamba2":
-        return Mamba2(run, shape)
     if shape.kind in _LATENT and run.experts.sliced:
         return SlicedDecoder(run, shape, _STYLES[shape.kind])
     return Decoder(run, shape, _STYLES[shape.kind])
@@ -130,59 +128,30 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     config, kind = model.config, checked_kind(model)
     if kind in _OWN:
         return _OWN[kind][0](model, itemsize, method)
-    if kind == "mamba2":
-        return _state_only(model, itemsize, method)
     hidden, heads, layers = (count(model, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-    kv_heads = count(model, "num_key_value_heads", heads)
     head_dim = counted(model, "head_dim", config.get("head_dim") or hidden // heads)
-    positions = count(model, "max_position_embeddings")
     if kind == "opt" and config.get("word_embed_proj_dim", hidden) != hidden:
         raise UsageError(f"{model.name}: OPT with projected embeddings is not followed")
     rope = rope_of(model)
-    latent = _latent(model) if kind in _LATENT else None
-    return Shape(
-        kind=kind,
-        hidden=hidden,
+    return plain_shape(
+        model,
+        itemsize,
+        method,
         intermediate=count(model, "ffn_dim" if kind == "opt" else "intermediate_size"),
         experts=_experts(model, kind),
-        latent=latent,
+        latent=_latent(model) if kind in _LATENT else None,
         rope_linear=is_linear(rope),
         rope_scaled=is_multiplied(rope),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=count(model, "vocab_size"),
-        positions=positions,
-        itemsize=itemsize,
-        linear=method,
         tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
         windows=_windows(model, kind, layers),
-        rope_positions=rope_positions(model, rope, positions),
+        rope_positions=rope_positions(model, rope, count(model, "max_position_embeddings")),
         rotary_dim=int(head_dim * min(1.0, number(model, "rotary", config.get("partial_rotary_factor"), 1.0))),
         ropes=_ropes(model, kind, layers),
-        attention_bias=bool(config.get("attention_bias")),
         output_bias=bool(config.get("attention_bias")) and kind not in ("qwen2", "qwen3"),
         mlp_bias=bool(config.get("mlp_bias")),
         predicts=count(model, "num_nextn_predict_layers", 0, least=0) if kind == "deepseek_v3" else 0,
     )
-
-
-def _state_only(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
-    """Mamba 2, which has no attention."""
-    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_heads"))
-    state = ScanShape(
-        heads, count(model, "head_dim"), count(model, "n_groups", 1), count(model, "state_size", 128),
-        count(model, "conv_kernel", 4, least=2), count(model, "chunk_size", 256),
-        conv_bias=bool(model.config.get("use_conv_bias", True)), bias=bool(model.config.get("use_bias")),
-        conv_bytes=itemsize, state_bytes=itemsize,
-    )  # fmt: skip
-    return Shape(
-        kind="mamba2", hidden=hidden, intermediate=hidden, layers=layers, heads=heads, kv_heads=heads,
-        head_dim=state.head_dim, vocab=count(model, "vocab_size"), positions=1, itemsize=itemsize, linear=method,
-        tied=bool(model.config.get("tie_word_embeddings", True)), windows=(None,) * layers, rope_positions=1,
-        rotary_dim=1, state=state,
-    )  # fmt: skip
 
 
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
@@ -213,7 +182,7 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
             count(model, "num_experts_per_tok"),
             count(model, "moe_intermediate_size"),
             every=count(model, "decoder_sparse_step", 1),
-            dense_layers=tuple(one for one in _list(model, "mlp_only_layers") if type(one) is int),
+            dense_layers=tuple(one for one in listed(model, "mlp_only_layers") if type(one) is int),
         )
     if kind in _LATENT and config.get("n_routed_experts"):
         width = count(model, "moe_intermediate_size")
@@ -227,13 +196,6 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
             grouped=True,
         )
     return None
-
-
-def _list(model: ServedModel, name: str) -> list[object]:
-    value = model.config.get(name) or []
-    if not isinstance(value, list):
-        raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: a list")
-    return value
 
 
 def _latent(model: ServedModel) -> LatentShape:

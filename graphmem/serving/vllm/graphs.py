@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphmem.serving.vllm.attention import AttentionBackend
+from graphmem.serving.vllm.attention import FlashAttention2
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family
 from graphmem.serving.vllm.run import CAPTURE_STREAM, Batch, Run, Tensor
@@ -96,7 +96,7 @@ class GraphProfile:
     """The capture of all graphs, written down."""
 
     def __init__(
-        self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int, kinds: Kinds
+        self, run: Run, model: Family, batch: Batch, backend: FlashAttention2, layers: int, kinds: Kinds
     ) -> None:
         self.run, self.model, self.batch, self.backend, self.layers = run, model, batch, backend, layers
         self.kinds = kinds
@@ -218,6 +218,6 @@ def plainly() -> Iterator[None]:
 
 
 def block_table_bytes(batch: Batch, block_size: int) -> int:
-    """A row for each request, padded to 128 tokens (v1/worker/block_table.py)."""
+    """A row for each request, padded to 128 tokens (v1/worker/block_table.py, ``get_block_table_width``)."""
     step = max(1, 128 // block_size)
     return batch.requests * cdiv(cdiv(batch.length, block_size), step) * step * 4

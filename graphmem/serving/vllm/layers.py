@@ -6,8 +6,11 @@ are bytes of one rank: ``tp`` ranks share heads, columns and rows.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from graphmem.serving.vllm.lora import Adapters, Slots, TableSlots
 from graphmem.serving.vllm.run import Run, Tensor
@@ -40,52 +43,67 @@ class CacheScales(Enum):
 
 
 class LinearMethod(Protocol):
-    """The memory layout of a linear layer's weight, and the memory that multiplying with it takes."""
+    """How a model keeps the weights of its linear layers."""
 
     @property
     def cache_scales(self) -> CacheScales:
         """The scales that come with it for layers of attention."""
 
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """The parameters of a layer with these sizes on this rank, as they are after loading. ``outputs`` are the
-        parts that were fused."""
+    def of(self, name: str) -> WeightMethod:
+        """That of the layer of this name."""
 
-    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """``process_weights_after_loading``."""
 
+class WeightMethod(ABC):
+    """The memory layout of a linear layer's weight, told by its tensors, and the memory that multiplying with it takes.
+    Experts have the tensors that ``of_experts`` names, stacked: gate and up in one, down in another."""
+
+    cache_scales: CacheScales = CacheScales.NONE
+    of_experts: tuple[str, ...] = ("weight",)
+
+    def of(self, name: str) -> WeightMethod:
+        """The same for every layer."""
+        return self
+
+    @abstractmethod
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        """Names and bytes of the tensors of a weight, in the order in which they are made. ``outputs`` are the parts
+        that were fused."""
+
+    @abstractmethod
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         """The product, of so many rows."""
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """The parameters of so many experts: gate and up in one tensor, down in another."""
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        """The parameters of a layer with these sizes on this rank, as they are after loading."""
+        for part, size in self.tensors(inputs, outputs).items():
+            run.named[f"{name}.{part}"] = run.new(size, f"{name}.{part}")
 
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:  # noqa: B027
+        """``process_weights_after_loading``; by default they stay as they were loaded."""
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """The parameters of so many experts."""
+        for part, inputs, outputs in (("w13", hidden, [width, width]), ("w2", width, [hidden])):
+            tensors = self.tensors(inputs, outputs)
+            for one in self.of_experts:
+                if one in tensors:
+                    run.named[f"{name}.{part}_{one}"] = run.new(count * tensors[one], f"{name}.{part}_{one}")
+
+    def finish_experts(self, run: Run, name: str) -> None:  # noqa: B027
         """``process_weights_after_loading`` of experts."""
 
 
-class Unquantized:
+@dataclass(frozen=True)
+class Unquantized(WeightMethod):
     """``UnquantizedLinearMethod`` (layers/linear.py)."""
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    itemsize: int
 
-    def __init__(self, itemsize: int) -> None:
-        self.itemsize = itemsize
-
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        run.named[f"{name}.weight"] = run.new(sum(outputs) * inputs * self.itemsize, f"{name}.weight")
-
-    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """As they were loaded."""
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        return {"weight": inputs * sum(outputs) * self.itemsize}
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         return run.matmul(tokens * outputs * self.itemsize)
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        run.new(count * 2 * width * hidden * self.itemsize, f"{name}.w13_weight")
-        run.new(count * hidden * width * self.itemsize, f"{name}.w2_weight")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """As they were loaded."""
 
 
 class Linear:
@@ -104,10 +122,10 @@ class Linear:
         reduce: bool = False,
     ) -> None:
         self.run, self.name = run, name
-        self.inputs, self.outputs, self.method, self.reduce = inputs, outputs, method, reduce
+        self.inputs, self.outputs, self.method, self.reduce = inputs, outputs, method.of(name), reduce
         self.itemsize = itemsize
         self.slots: Slots | None = None
-        method.make(run, inputs, outputs, name)
+        self.method.make(run, inputs, outputs, name)
         if bias:
             run.new(sum(outputs) * itemsize, f"{name}.bias")
 
@@ -162,8 +180,7 @@ class Embedding:
         adapters = self.slots.looked_up(tokens) if self.slots is not None else None
         if run.tp == 1:
             ids = run.new(tokens * 8, "ids")
-            found = run.new(tokens * self.width * self.itemsize, "embedded")
-            run.free(ids)
+            found = run.replacing(ids, run.new(tokens * self.width * self.itemsize, "embedded"))
         else:
             found = run.all_reduce(run.new(tokens * self.width * self.itemsize, "embedded"))
         if adapters is not None:
@@ -175,17 +192,11 @@ class Embedding:
         run = self.run
         run.enter("logits_processor")
         logits = run.matmul(rows * self.rows * self.itemsize, "logits")
-        if run.tp > 1:
-            gathered = run.new(logits.bytes * run.tp, "gathered logits")
-            whole = run.new(logits.bytes * run.tp, "logits")
-            run.free(gathered, logits)
-            logits = whole
+        logits = run.all_gather(logits, "logits")
         if self.head_slots is not None:
             self.head_slots.add(rows)
         for _ in range(3 if soft_cap else 0):  # logits / cap, tanh, logits * cap: each before the last is let go
-            after = run.new(logits.bytes, "capped logits")
-            run.free(logits)
-            logits = after
+            logits = run.replacing(logits, run.new(logits.bytes, "capped logits"))
         return logits
 
 
@@ -203,6 +214,23 @@ class LayerNorm:
         result = self.run.new(rows * self.width * self.itemsize, "normed")
         self.run.temporary(rows * 4, rows * 4)
         return result
+
+
+def root_mean_square(run: Run, rows: int, wide: int) -> tuple[Tensor, Tensor]:
+    """(the mean of the squares, the states times its inverse root) of rows in fp32, ``wide`` bytes in all: what torch
+    operators of a norm begin with (vllm/ir/ops/layernorm.py)."""
+    squares = run.new(wide)
+    mean = run.replacing(squares, run.new(rows * 4))
+    root = run.replacing(run.new(rows * 4), run.new(rows * 4))
+    return mean, run.replacing(root, run.new(wide))
+
+
+def turned_by_halves(run: Run, size: int, label: str = "") -> Tensor:
+    """Heads that torch operators rotate: themselves times cosines, and halves that changed places times sines."""
+    straight = run.new(size)
+    turned = run.replacing(run.new(size // 2), run.new(size))
+    product = run.replacing(turned, run.new(size))
+    return run.replacing(product, straight, run.new(size, label))
 
 
 def dropped_head(run: Run, vocab: int, width: int, itemsize: int, tied: Embedding | None) -> Embedding:
@@ -225,31 +253,21 @@ def rotary(
     frequencies = run.new(half * 4)
     at = run.new(positions * 4)
     if linear:
-        divided = run.new(at.bytes)
-        run.free(at)
-        at = divided
+        at = run.replacing(at, run.new(at.bytes))
     angles = run.new(positions * half * 4)
     cosines, sines = (_table(run, positions * half * 4, scaled) for _ in range(2))
     both = run.new(positions * width * 4)
     if linear:
-        joined = run.new(both.bytes)
-        run.free(both)
-        both = joined
+        both = run.replacing(both, run.new(both.bytes))
     run.free(frequencies, at, angles, cosines, sines)
     if itemsize == 4:
         return both
-    table = run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER)
-    run.free(both)
-    return table
+    return run.replacing(both, run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER))
 
 
 def _table(run: Run, size: int, scaled: bool) -> Tensor:
     table = run.new(size)
-    if not scaled:
-        return table
-    product = run.new(size)
-    run.free(table)
-    return product
+    return run.replacing(table, run.new(size)) if scaled else table
 
 
 class AttentionScales:

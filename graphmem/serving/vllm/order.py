@@ -6,8 +6,7 @@ Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py``: ``init_device``, ``load_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphmem.devices import Device
@@ -17,7 +16,7 @@ from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.encoders.budget import Items
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
-from graphmem.serving.vllm.lora import Fillable
+from graphmem.serving.vllm.lora import Slots
 from graphmem.serving.vllm.models.base import Family, Shape, Tower
 from graphmem.serving.vllm.run import ExpertRanks, Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
@@ -68,7 +67,7 @@ def start(
         runner.make()
     buffers = run.mark() - 1
     with (
-        _limited(run, versions.SPLIT_WHILE_LOADING.holds(version)),
+        run.limited_split(versions.SPLIT_WHILE_LOADING.holds(version)),
         run.phase("weights", Category.PARAMETER),
     ):
         tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
@@ -95,7 +94,7 @@ def start(
     plain = not compiles or draft is not None
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
-        _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
+        run.limited_split(versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
         encoded = (
@@ -151,20 +150,11 @@ def _encoded(run: Run, tower: Tower, settings: Settings, items: Items) -> list[T
     return embeddings
 
 
-def _fill(slots: list[Fillable], settings: Settings) -> None:
+def _fill(slots: list[Slots], settings: Settings) -> None:
     """Dummy adapters are put into all slots."""
     for _ in range(settings.more.adapters.slots if settings.more.adapters else 0):
         for one in slots:
             one.fill()
-
-
-@contextmanager
-def _limited(run: Run, applies: bool) -> Iterator[None]:
-    if applies:
-        with run.limited_split():
-            yield
-    else:
-        yield
 
 
 def _compiled(model: Family, run: Run, shape: Shape, settings: Settings) -> Callable[[int], Tensor]:

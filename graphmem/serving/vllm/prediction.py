@@ -16,9 +16,6 @@ from graphmem.serving.vllm.models.deltanet import GatedAttention
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.serving.vllm.speculation import Dependent, Draft
 
-#: Bytes of an index.
-_LONG = 8
-
 
 class Predictor(Dependent):
     """``MTPSpeculator``."""
@@ -40,10 +37,6 @@ class Predictor(Dependent):
     def make_layers(self) -> list[Embedding]:
         """Its layers; tables that are replaced by the target's."""
 
-    @abstractmethod
-    def step(self, tokens: int, layer: int) -> tuple[Tensor, Tensor | None]:
-        """(hidden states that logits are made of, those of the next step where they are others)."""
-
     def table(self, name: str) -> Embedding:
         """A table of embeddings, or a head."""
         shape = self._shape()
@@ -64,30 +57,14 @@ class Predictor(Dependent):
         """The target's attention."""
         return self.target.mixing(name, index)
 
-    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
-        run, width = self.run, rows * self._shape().hidden * self._shape().itemsize
-        places = [run.new(rows * _LONG), run.new(rows * _LONG)]
-        hidden, following = self.step(tokens, 0)
-        sampled = run.new(width, "sampled hidden states")
-        self.sampled(rows)
-        if following is not None:
-            run.temporary(width)
-            run.free(following)
-        run.free(*places, hidden, sampled)
-        for step in range(1, self.draft.tokens):
-            hidden, following = self.step(rows, step % len(self.layers))
-            self.sampled(rows)
-            run.free(hidden, *([following] if following is not None else []))
-
-    def sampled(self, rows: int) -> None:
-        """Logits, and the likeliest token of each row."""
-        logits = self.target.head.logits(rows)
-        chosen = self.run.new(rows * _LONG)
-        self.run.free(logits, chosen)
+    def logits(self, rows: int) -> Tensor:
+        return self.target.head.logits(rows)
 
 
 class GatedPredictor(Predictor):
     """Qwen's: one projection, and norms before it and at the end."""
+
+    continues_rows = False
 
     def make_layers(self) -> list[Embedding]:
         run, shape = self.run, self._shape()
@@ -102,31 +79,16 @@ class GatedPredictor(Predictor):
     def mixing(self, name: str, index: int) -> Mixing:
         return GatedAttention(self.run, f"{name}.self_attn", self._shape())
 
-    def step(self, tokens: int, layer: int) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: int, number: int) -> list[Tensor]:
         run = self.run
-        embedded = self.target.embedding(tokens)
-        normed = self.before_embedding.plain(tokens)
-        run.free(embedded)
+        normed = run.replacing(self.target.embedding(tokens), self.before_embedding.plain(tokens))
         states = self.before_hidden.plain(tokens)
-        beside = run.new(normed.bytes + states.bytes, "embedded and hidden states")
-        run.free(states)
-        fused = self._fused(tokens)
-        run.free(beside)
-        hidden, residual = self.layers[layer](tokens, fused, None)
+        beside = run.replacing(states, run.new(normed.bytes + states.bytes, "embedded and hidden states"))
+        fused = run.replacing(beside, run.all_gather(self.fuse(tokens), "projected"))
+        hidden, residual = self.layers[number % len(self.layers)](tokens, fused, None)
         result, added = self.last.added(tokens, hidden, residual)
         run.free(*dict.fromkeys((residual, added, normed, fused, hidden)))
-        return result, None
-
-    def _fused(self, tokens: int) -> Tensor:
-        """The projection, whose columns are gathered and put side by side."""
-        run = self.run
-        fused = self.fuse(tokens)
-        if run.tp == 1:
-            return fused
-        gathered = run.new(fused.bytes * run.tp, "gathered")
-        whole = run.new(gathered.bytes, "projected")
-        run.free(gathered, fused)
-        return whole
+        return [result]
 
 
 class DeepSeekPredictor(Predictor):
@@ -143,30 +105,26 @@ class DeepSeekPredictor(Predictor):
             self.layers.append(self.layer(index))
         return [*own, self.table("embed_tokens")]
 
-    def step(self, tokens: int, layer: int) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: int, number: int) -> list[Tensor]:
         """Embeddings of first positions are taken as zero; the caller keeps them as they were. Logits are of the sum,
         the next step of its norm."""
         run = self.run
         embedded = self.target.embedding(tokens)
         first = [run.new(tokens, "whether the position is the first"), run.new(self._shape().itemsize)]
-        masked = run.new(embedded.bytes, "embedded or zero")
-        run.free(*reversed(first))
-        normed = self.before_embedding.plain(tokens)
-        run.free(masked)
+        masked = run.replacing(*reversed(first), run.new(embedded.bytes, "embedded or zero"))
+        normed = run.replacing(masked, self.before_embedding.plain(tokens))
         states = self.before_hidden.plain(tokens)
         beside = run.new(2 * normed.bytes, "embedded and hidden states")
-        fused = run.matmul(normed.bytes, "projected")
-        run.free(beside)
-        hidden, residual = self.layers[layer](tokens, fused, None)
-        total = run.new(normed.bytes, "hidden states of the draft")
-        run.free(hidden)
+        fused = run.replacing(beside, run.matmul(normed.bytes, "projected"))
+        hidden, residual = self.layers[number % len(self.layers)](tokens, fused, None)
+        total = run.replacing(hidden, run.new(normed.bytes, "hidden states of the draft"))
         following = self.last.plain(tokens)
         run.free(*dict.fromkeys((states, normed, residual, fused, embedded)))
-        return total, following
+        return [total, following]
 
-    def sampled(self, rows: int) -> None:
+    def drafted(self, rows: int) -> None:
         normed = self.last.plain(rows)
-        super().sampled(rows)
+        super().drafted(rows)
         self.run.free(normed)
 
 

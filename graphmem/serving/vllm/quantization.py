@@ -7,9 +7,9 @@ Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compres
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.base.versions import Version
@@ -18,7 +18,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import counted, mapping, matches
 from graphmem.serving.vllm import versions
-from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, cdiv
+from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, WeightMethod, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: Marlin (csrc/quantization/marlin): rows and columns of a multiprocessor's share of sums in fp32, and locks for four
@@ -35,7 +35,7 @@ _USUAL = (4, 128)
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(WeightMethod):
     """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin.
 
     ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
@@ -43,7 +43,7 @@ class Packed:
     ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
     """
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    of_experts = ("qweight", "scales", "qzeros")
 
     bits: int
     group: int
@@ -57,19 +57,14 @@ class Packed:
     def _groups(self, inputs: int) -> int:
         return 1 if self.group < 0 else cdiv(inputs, self.group)
 
-    def _sizes(self, inputs: int, outputs: int) -> tuple[int, int, int]:
-        """Bytes of (values, zeros, scales)."""
-        groups = self._groups(inputs)
-        return inputs * outputs * self.bits // 8, groups * outputs * self.bits // 8, groups * outputs * self.itemsize
-
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        values, zeros, scales = self._sizes(inputs, sum(outputs))
-        run.named[f"{name}.qweight"] = run.new(values, f"{name}.qweight")
-        if self.zeros or self.drops_zeros:
-            run.named[f"{name}.qzeros"] = run.new(zeros, f"{name}.qzeros")
-        run.named[f"{name}.scales"] = run.new(scales, f"{name}.scales")
-        if self.shape_tensor:
-            run.new(16, f"{name}.weight_shape")
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        columns, groups = sum(outputs), self._groups(inputs) * sum(outputs)
+        return {
+            "qweight": inputs * columns * self.bits // 8,
+            **({"qzeros": groups * self.bits // 8} if self.zeros or self.drops_zeros else {}),
+            "scales": groups * self.itemsize,
+            **({"weight_shape": 16} if self.shape_tensor else {}),
+        }
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go."""
@@ -89,20 +84,14 @@ class Packed:
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
-        _replace(run, f"{name}.qweight")
-        _replace(run, f"{name}.scales")
+        _replace(run, f"{name}.qweight", f"{name}.scales")
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
         """``_convert_awq_to_standard_format``: shifted, masked, put in order, shifted again, and summed up."""
-        shifted = run.new(wide)
-        masked = run.new(wide)
-        run.free(shifted)
-        ordered = run.new(wide)
-        run.free(masked)
-        again = run.new(wide)
-        after = run.new(run.named[name].bytes, name)
-        run.free(again, ordered, run.named[name])
-        run.named[name] = after
+        masked = run.replacing(run.new(wide), run.new(wide))
+        ordered = run.replacing(masked, run.new(wide))
+        again, before = run.new(wide), run.named[name]
+        run.named[name] = run.replacing(again, ordered, before, run.new(before.bytes, name))
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = outputs * self.itemsize * tokens
@@ -111,22 +100,11 @@ class Packed:
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
-        result = run.matmul(size)
-        run.free(unpacked)
-        return result
+        return run.replacing(unpacked, run.matmul(size))
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
-            values, zeros, scales = self._sizes(inputs, outputs)
-            run.named[f"{name}.{part}_qweight"] = run.new(count * values, f"{name}.{part}_qweight")
-            run.named[f"{name}.{part}_scales"] = run.new(count * scales, f"{name}.{part}_scales")
-            if self.zeros or self.drops_zeros:
-                run.named[f"{name}.{part}_qzeros"] = run.new(count * zeros, f"{name}.{part}_qzeros")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def finish_experts(self, run: Run, name: str) -> None:
         for part in ("w13", "w2"):
-            _replace(run, f"{name}.{part}_qweight")
-            _replace(run, f"{name}.{part}_scales")
+            _replace(run, f"{name}.{part}_qweight", f"{name}.{part}_scales")
             if self.zeros:
                 _replace(run, f"{name}.{part}_qzeros")
             elif self.drops_zeros:
@@ -134,14 +112,14 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Float8:
+class Float8(WeightMethod):
     """Eight-bit floating point with scales in fp32: of the whole (``block`` 0), of every output (-1), or of blocks.
 
     ``online``: the checkpoint has 16 bits, and every layer is quantised when it has been loaded. ``native``: the card
     multiplies it, and inputs are quantised too; else Marlin does.
     """
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    of_experts = ("weight", "weight_scale")
 
     itemsize: int
     block: int = 0
@@ -149,59 +127,44 @@ class Float8:
     native: bool = True
     static_inputs: bool = False
 
-    def _scales(self, inputs: int, outputs: int, parts: int) -> int:
-        if self.block > 0:
-            return cdiv(outputs, self.block) * cdiv(inputs, self.block) * 4
-        return (outputs if self.block < 0 else parts) * 4
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        columns, parts = sum(outputs), len(outputs)
+        blocks = cdiv(columns, self.block) * cdiv(inputs, self.block) if self.block > 0 else 0
+        scales = blocks or (columns if self.block < 0 else parts)
+        found = {"weight": inputs * columns, "weight_scale": scales * 4}
+        return found | {"input_scale": parts * 4} if self.static_inputs else found
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        if self.online:
-            return  # on the meta device until the layer has been loaded
-        columns = sum(outputs)
-        run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
-        run.new(self._scales(inputs, columns, len(outputs)), f"{name}.weight_scale")
-        if self.static_inputs:
-            run.new(len(outputs) * 4, f"{name}.input_scale")
+        if not self.online:  # else on the meta device until the layer has been loaded
+            super().make(run, inputs, outputs, name)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         run.enter(f"{name}.quantize")
         columns = sum(outputs)
         if self.online:
             loaded = run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")
-            scale = run.new(4, f"{name}.weight_scale")
-            run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
-            run.free(loaded)
-            del scale
+            run.new(4, f"{name}.weight_scale")
+            run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
         if not self.native:
             _replace(run, f"{name}.weight")
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        size = tokens * outputs * self.itemsize
         if not self.native:
-            return _marlin(run, tokens, tokens * outputs * self.itemsize)
+            return _marlin(run, tokens, size)
         scales = tokens * 4 if self.block < 0 else tokens * cdiv(inputs, self.block) * 4 if self.block else 4
-        quantised = [run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales")]
-        result = run.new(tokens * outputs * self.itemsize)
-        run.free(*quantised)
-        return result
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
-            run.new(count * inputs * outputs, f"{name}.{part}_weight")
-            run.new(count * self._scales(inputs, outputs, 2 if part == "w13" else 1), f"{name}.{part}_scale")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """As they were loaded."""
+        return run.replacing(run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales"), run.new(size))
 
 
 @dataclass(frozen=True)
-class Float4:
+class Float4(WeightMethod):
     """Four-bit floating point: bitsandbytes' nf4 and fp4 (blocks of 64 with fp32), nvfp4 (16, 8 bits), mxfp4 (32, 8).
 
     ``unpacks``: a product unpacks the whole weight first (bitsandbytes). ``nested``: so many scales are quantised
     together to a byte each with one in fp32 (bitsandbytes' ``compress_statistics``), and unpacked for a product too.
     """
 
-    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+    of_experts = ("weight", "scale")
 
     itemsize: int
     block: int
@@ -210,90 +173,61 @@ class Float4:
     native: bool = False
     nested: int = 0
 
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        columns = sum(outputs)
-        scales = cdiv(inputs * columns, self.block)
-        run.named[f"{name}.weight"] = run.new(inputs * columns // 2, f"{name}.weight")
-        run.named[f"{name}.scale"] = run.new(scales * (1 if self.nested else self.scale_bytes), f"{name}.scale")
-        if self.nested:
-            run.new(cdiv(scales, self.nested) * self.scale_bytes, f"{name}.scale_of_scales")
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        values = inputs * sum(outputs)
+        scales = cdiv(values, self.block)
+        found = {"weight": values // 2, "scale": scales * (1 if self.nested else self.scale_bytes)}
+        return found | ({"scale_of_scales": cdiv(scales, self.nested) * self.scale_bytes} if self.nested else {})
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """Scales of experts are unpacked."""
+        WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:
             run.enter(f"{name}.repack")
-            _replace(run, f"{name}.weight")
-            _replace(run, f"{name}.scale")
+            _replace(run, f"{name}.weight", f"{name}.scale")
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
-        size = tokens * outputs * self.itemsize
-        if not self.unpacks:
-            if not self.native:
-                return _marlin(run, tokens, size)
-            quantised = [run.new(tokens * inputs // 2), run.new(tokens * cdiv(inputs, self.block))]
+        size, values = tokens * outputs * self.itemsize, inputs * outputs
+        if self.unpacks:
             result = run.new(size)
-            run.free(*quantised)
+            scales = [run.new(cdiv(values, self.block) * self.scale_bytes)] if self.nested else []
+            unpacked = run.new(values * self.itemsize, "unpacked weight")
+            run.free(run.matmul(size), unpacked, *scales)
             return result
-        result = run.new(size)
-        scales = [run.new(cdiv(inputs * outputs, self.block) * self.scale_bytes)] if self.nested else []
-        unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
-        run.free(run.matmul(size), unpacked, *scales)
-        return result
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        for part, values in (("w13", 2 * width * hidden), ("w2", width * hidden)):
-            run.new(count * values // 2, f"{name}.{part}_weight")
-            run.new(count * cdiv(values, self.block) * self.scale_bytes, f"{name}.{part}_scale")
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        """As they were loaded."""
+        if not self.native:
+            return _marlin(run, tokens, size)
+        return run.replacing(run.new(tokens * inputs // 2), run.new(tokens * cdiv(inputs, self.block)), run.new(size))
 
 
 @dataclass(frozen=True)
 class Excluding:
     """A method for all layers but those that the configuration names, which stay plain."""
 
-    method: LinearMethod
-    plain: LinearMethod
+    method: WeightMethod
+    plain: WeightMethod
     patterns: tuple[str, ...]
     cache_scales: CacheScales
 
     #: Layers that the engine fuses, by what their parts are called in checkpoints.
     _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
 
-    def _of(self, name: str) -> LinearMethod:
+    def of(self, name: str) -> WeightMethod:
         names = [name, *(name.replace(fused, part) for fused, part in self._PARTS if fused in name)]
-        return (
-            self.plain
-            if any(self._excludes(pattern, one) for pattern in self.patterns for one in names)
-            else self.method
-        )
+        excluded = any(self._excludes(pattern, one) for pattern in self.patterns for one in names)
+        return self.plain if excluded else self.method
 
     @staticmethod
     def _excludes(pattern: str, name: str) -> bool:
-        if pattern.startswith("re:"):
-            return matches(pattern[3:], name)
-        return pattern in name
-
-    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        self._of(name).make(run, inputs, outputs, name)
-
-    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        self._of(name).finish(run, inputs, outputs, name)
-
-    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
-        return self._of(run.module).apply(run, tokens, inputs, outputs)
-
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        self._of(name).make_experts(run, name, count, hidden, width)
-
-    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
-        self._of(name).finish_experts(run, name, count, hidden, width)
+        return matches(pattern[3:], name) if pattern.startswith("re:") else pattern in name
 
 
-def _replace(run: Run, name: str) -> None:
-    after = run.new(run.named[name].bytes, name)
-    run.free(run.named[name])
-    run.named[name] = after
+def _replace(run: Run, *names: str) -> None:
+    """Parameters are made anew, one after another."""
+    for name in names:
+        before = run.named[name]
+        run.named[name] = run.replacing(before, run.new(before.bytes, name))
 
 
 def _marlin(run: Run, tokens: int, size: int) -> Tensor:
@@ -407,7 +341,7 @@ def _number(capability: tuple[int, int]) -> str:
 
 def _method(
     question: Question, name: str, own: Mapping[str, object], itemsize: int
-) -> tuple[LinearMethod, tuple[str, ...]]:
+) -> tuple[WeightMethod, tuple[str, ...]]:
     """(the method, patterns of layers that are left out)."""
     device = question.device
     model, listed = question.model, own.get("modules_to_not_convert") or own.get("ignore") or ()
@@ -463,7 +397,7 @@ def _bits(model: ServedModel, value: object) -> int:
 _NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
 
 
-def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> LinearMethod:
+def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> WeightMethod:
     """``compressed-tensors``: the scheme of its first group (schemes/)."""
     groups = own.get("config_groups") or {}
     found: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}

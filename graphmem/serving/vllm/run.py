@@ -108,8 +108,11 @@ class Run:
         self._phase, self._operator, self.category = before
 
     @contextmanager
-    def limited_split(self) -> Iterator[None]:
-        """The allocator does not split blocks from 20 MiB on."""
+    def limited_split(self, applies: bool) -> Iterator[None]:
+        """The allocator does not split blocks from 20 MiB on, where that ``applies``."""
+        if not applies:
+            yield
+            return
         text = f"{self._alloc_conf},{MAX_SPLIT}" if self._alloc_conf else MAX_SPLIT
         self.builder.allocator_settings(text, self._operator)
         yield
@@ -144,6 +147,12 @@ class Run:
         """Nothing refers to them any more."""
         for tensor in tensors:
             self.builder.free(tensor.storage, self._operator)
+
+    def replacing(self, *tensors: Tensor) -> Tensor:
+        """The last of these, which was made of the others or while somebody held them; they are let go now."""
+        *held, made = tensors
+        self.free(*held)
+        return made
 
     def temporary(self, *sizes: int) -> None:
         """Tensors that live together for one call."""
@@ -193,9 +202,14 @@ class Run:
         """The sum over the ranks, out of place: the operand's frame still holds it (device_communicators)."""
         if self.tp == 1:
             return tensor
-        result = self.new(tensor.bytes, "all-reduced")
-        self.free(tensor)
-        return result
+        return self.replacing(tensor, self.new(tensor.bytes, "all-reduced"))
+
+    def all_gather(self, part: Tensor, label: str) -> Tensor:
+        """The parts of all ranks: gathered, then put side by side; the operand's frame holds it until then."""
+        if self.tp == 1:
+            return part
+        gathered = self.new(part.bytes * self.tp, "gathered")
+        return self.replacing(gathered, part, self.new(gathered.bytes, label))
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from graphmem.serving.vllm.graphs import block_table_bytes
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.experts import balance, rearrange
@@ -28,8 +29,6 @@ _LOGPROB_IDS = 128
 _SORTED_BY_SEGMENT = 128
 #: Columns of a block of the Gumbel sampler (sample/gumbel.py).
 _GUMBEL_BLOCK = 1024
-#: Rows of block tables are padded to so many tokens (v1/worker/block_table.py, ``get_block_table_width``).
-_TABLE_ALIGNMENT = 128
 
 
 class ModelRunner(ABC):
@@ -147,12 +146,7 @@ class V2(ModelRunner):
         run = self.run
         run.enter("sampler")
         batch = self._dummy_batch(rows)
-        indices = run.new(rows * 8)
-        positions = run.new(rows * 8)
-        run.free(indices)
-        indices = run.new(rows * 8)
-        ids = run.new(rows * 4)
-        run.free(indices)
+        positions, ids = (run.replacing(run.new(rows * 8), run.new(rows * size)) for size in (8, 4))
         blocks = rows * cdiv(self.shape.vocab, _GUMBEL_BLOCK)
         best, scores = run.new(blocks * 8), run.new(blocks * 4)
         run.temporary(rows * 8, rows * 8)
@@ -166,12 +160,9 @@ class V1(ModelRunner):
 
     def make(self) -> None:
         tokens, requests, batch = self.batch.tokens, self.batch.requests, self.batch
-        blocks = cdiv(batch.length, batch.block_size)
-        step = max(1, _TABLE_ALIGNMENT // batch.block_size)
-        width = cdiv(blocks, step) * step
         # The least probability's is left out where tokens are drafted (v1/sample/logits_processor).
         self.buffers("logits processors", *([] if self.speculator is not None else [requests * 4]), 4)
-        self.buffers("block table", requests * width * 4, tokens * 8)
+        self.buffers("block table", block_table_bytes(batch, batch.block_size), tokens * 8)
         # Temperature, top-p, top-k and three penalties.
         self.buffers("sampling parameters", *[requests * 4] * 6)
         self.buffers("input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, *[requests * 4] * 3)
@@ -229,8 +220,7 @@ class V1(ModelRunner):
             self._sample(rows, first=False, greedy=not sampled)
             held.append(run.new(rows * 4))
             target = self._copied(rows, row)
-            held.append(run.new(rows * self.shape.vocab * 4, "logits of drafts in fp32"))
-            run.free(target)
+            held.append(run.replacing(target, run.new(rows * self.shape.vocab * 4, "logits of drafts in fp32")))
             held.append(run.new(rows * self.shape.vocab * 4, "processed logits"))
             if sampled:
                 run.temporary(rows * 4, rows * 8, rows * 4, rows * 4)
@@ -244,10 +234,7 @@ class V1(ModelRunner):
 
     def _copied(self, rows: int, row: int) -> Tensor:
         """Rows of the logits, by index."""
-        index = self.run.new(rows * 8)
-        copy = self.run.new(rows * row)
-        self.run.free(index)
-        return copy
+        return self.run.replacing(self.run.new(rows * 8), self.run.new(rows * row))
 
     def _recover(self, rows: int) -> None:
         """Tokens in place of rejected ones: probabilities, noise, and the rest of the target's."""
@@ -271,9 +258,8 @@ class V1(ModelRunner):
         run.temporary(rows, 4, rows * 4)
         kept = [] if self.unsorted else [self._sorted(rows)]
         if first and self.buffered:
-            run.new(self.run.device.sm_count * self.shape.vocab * 4, "top-k and top-p buffer", Category.WORKSPACE)
-            run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
-            run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
+            for size in (run.device.sm_count * self.shape.vocab * 4, 800, 800):
+                run.new(size, "top-k and top-p buffer", Category.WORKSPACE)
         probabilities = run.new(wide, "probabilities")
         noise = run.new(wide, "exponential noise")
         chosen = run.new(rows * 8)
@@ -293,9 +279,7 @@ class V1(ModelRunner):
             run.temporary(items * 8, items * 8, items * 4, items * (4 + 8))
         run.temporary(items)
         run.temporary(items * 4)
-        result = run.new(items * 4, "logits that are left")
-        run.free(values, places)
-        return result
+        return run.replacing(values, places, run.new(items * 4, "logits that are left"))
 
 
 RUNNERS: dict[str, type[ModelRunner]] = {runner.name: runner for runner in (V1, V2)}

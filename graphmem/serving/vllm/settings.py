@@ -43,6 +43,15 @@ _SHARED_OUT = {"mamba2": "num_heads", "mamba": "hidden_size", "falcon_mamba": "h
 _IN_ONE_BATCH = 32 * 1024
 #: Keys that name the longest context, in the order of transformers_utils/model_arch_config_convertor.py.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+#: Fields of :class:`Arguments` -> what an answer calls them, where they are not as usual.
+_SHOWN = {
+    "pipeline": "pipeline_parallel_size", "data": "data_parallel_size", "expert_parallel": "enable_expert_parallel",
+    "redundant_experts": "num_redundant_experts", "graph_mode": "cudagraph_mode",
+    "cache_bytes": "kv_cache_memory_bytes", "blocks": "num_gpu_blocks_override",
+    "prefix_caching": "enable_prefix_caching", "chunked_prefill": "enable_chunked_prefill",
+    "offloaded_bytes": "cpu_offload_bytes", "context_parallel": "decode_context_parallel_size",
+    "performance": "performance_mode", "pools": "pooling",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,22 +100,12 @@ class Settings:
     def _shown_further(self) -> dict[str, object]:
         """Options that are not as usual."""
         more, usual = self.more, Arguments()
-        found: dict[str, Any] = {
-            "pipeline_parallel_size": more.pipeline, "data_parallel_size": more.data,
-            "enable_expert_parallel": more.expert_parallel, "num_redundant_experts": more.redundant_experts,
-            "cudagraph_mode": more.graph_mode, "kv_cache_memory_bytes": more.cache_bytes,
-            "num_gpu_blocks_override": more.blocks, "enable_prefix_caching": more.prefix_caching,
-            "enable_chunked_prefill": more.chunked_prefill, "cpu_offload_bytes": more.offloaded_bytes,
-            "decode_context_parallel_size": more.context_parallel, "performance_mode": more.performance,
-            "pooling": more.pools,
-        }  # fmt: skip
-        plain = (1, 1, False, 0, usual.graph_mode, None, None, True, True, 0, 1, usual.performance, False)
-        shown = {name: value for (name, value), one in zip(found.items(), plain, strict=True) if value != one}
+        given = {name: getattr(more, one) for one, name in _SHOWN.items() if getattr(more, one) != getattr(usual, one)}
         if more.adapters:
-            shown |= {"max_loras": more.adapters.slots, "max_lora_rank": more.adapters.rank}
+            given |= {"max_loras": more.adapters.slots, "max_lora_rank": more.adapters.rank}
         if more.speculation:
-            shown |= {"speculative_method": more.speculation.method, "num_speculative_tokens": more.speculation.tokens}
-        return shown
+            given |= {"speculative_method": more.speculation.method, "num_speculative_tokens": more.speculation.tokens}
+        return given
 
 
 def resolve(question: Question) -> Settings:
@@ -182,15 +181,14 @@ def _pooling(question: Question, more: Arguments) -> Arguments:
 
 def _check_followed(more: Arguments, runner: str) -> None:
     """Refuse the settings that are read and not followed yet."""
+    if more.speculation is None:
+        return
+    first_only = more.speculation.method in _FIRST_RUNNER_ONLY
     asked = {
-        "speculative_config with model_runner v1": (
-            more.speculation and runner == "V1" and more.speculation.method not in _FIRST_RUNNER_ONLY
-        ),
-        "speculative method medusa with model_runner v2": (
-            more.speculation and runner == "V2" and more.speculation.method in _FIRST_RUNNER_ONLY
-        ),
-        "speculative_config with a pipeline": more.speculation and more.pipeline > 1,
-    }  # fmt: skip
+        "speculative_config with model_runner v1": runner == "V1" and not first_only,
+        "speculative method medusa with model_runner v2": runner == "V2" and first_only,
+        "speculative_config with a pipeline": more.pipeline > 1,
+    }
     for name, given in asked.items():
         if given:
             raise UsageError(f"vLLM's {name} is not followed yet: leave it out")

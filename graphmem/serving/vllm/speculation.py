@@ -69,11 +69,6 @@ class Draft:
         """Tokens of every request that the engine keeps free of a batch (``_set_max_num_scheduled_tokens``)."""
         return 1 if self.method == "draft_model" else 0
 
-    @property
-    def layers(self) -> int:
-        """Layers that the KV cache has for it."""
-        return 0 if self.shape is None else len(self.shape.windows)
-
 
 class Speculator(ABC):
     """``Speculator``: its buffers, weights, and steps."""
@@ -163,7 +158,11 @@ class DraftModel(Speculator):
 
 
 class Dependent(Speculator):
-    """Continues the target's hidden states (``TargetDependentARSpeculator``)."""
+    """Continues the target's hidden states (``TargetDependentARSpeculator``): a step of all tokens, then one of a token
+    for each request, as many as are drafted after the first."""
+
+    #: Whether the rows' hidden states are picked out for the next step.
+    continues_rows = True
 
     def make(self) -> None:
         shape = self._shape()
@@ -174,6 +173,39 @@ class Dependent(Speculator):
     def _shape(self) -> Shape:
         assert self.draft.shape is not None
         return self.draft.shape
+
+    @abstractmethod
+    def step(self, tokens: int, number: int) -> list[Tensor]:
+        """[hidden states that logits are made of; those of the next step where they are others]."""
+
+    @abstractmethod
+    def logits(self, rows: int) -> Tensor:
+        """Of the rows' hidden states."""
+
+    def combined(self, tokens: int, taps: list[Tensor]) -> list[Tensor]:
+        """What is made of the target's states first, and stays."""
+        return []
+
+    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
+        run, width = self.run, rows * self._shape().hidden * self._shape().itemsize
+        kept = self.combined(tokens, taps)
+        places = [run.new(rows * _LONG), run.new(rows * _LONG)]
+        hidden, *following = self.step(tokens, 0)
+        sampled = run.new(width, "sampled hidden states")
+        self.drafted(rows)
+        if self.continues_rows:
+            run.temporary(width)
+        run.free(*following, *places, hidden, sampled)
+        for number in range(1, self.draft.tokens):
+            states = self.step(rows, number)
+            self.drafted(rows)
+            run.free(*states)
+        run.free(*kept)
+
+    def drafted(self, rows: int) -> None:
+        """Logits, and the likeliest token of each row."""
+        logits = self.logits(rows)
+        self.run.free(logits, self.run.new(rows * _LONG))
 
 
 class Eagle(Dependent):
@@ -232,38 +264,21 @@ class Eagle(Dependent):
         shape = self._shape()
         self.fuse = Linear(self.run, "draft.fc", inputs, [shape.hidden], shape.linear, shape.itemsize)
 
-    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
-        run, shape = self.run, self._shape()
-        combined: list[Tensor] = []
-        if self.third:
-            beside = run.new(sum(tap.bytes for tap in taps), "hidden states of three layers")
-            combined.append(self.fuse(tokens))
-            run.free(beside)
-        places = [run.new(rows * _LONG), run.new(rows * _LONG)]
-        hidden = self._forward(tokens)
-        sampled = run.new(rows * shape.hidden * shape.itemsize, "sampled hidden states")
-        self._drafted(rows)
-        run.temporary(rows * shape.hidden * shape.itemsize)
-        run.free(*places, hidden, sampled)
-        for _ in range(self.draft.tokens - 1):
-            hidden = self._forward(rows)
-            self._drafted(rows)
-            run.free(hidden)
-        run.free(*combined)
+    def combined(self, tokens: int, taps: list[Tensor]) -> list[Tensor]:
+        if not self.third:
+            return []
+        beside = self.run.new(sum(tap.bytes for tap in taps), "hidden states of three layers")
+        return [self.run.replacing(beside, self.fuse(tokens))]
 
-    def _forward(self, tokens: int) -> Tensor:
+    def step(self, tokens: int, number: int) -> list[Tensor]:
         run, shape = self.run, self._shape()
         width = tokens * shape.hidden * shape.itemsize
         embedded = self.embedding(tokens)
-        if not self.third:
-            beside = run.new(2 * width, "embedded, and the target's hidden states")
-            fused = self.fuse(tokens)
-            run.free(beside)
-            hidden, residual = self.model.through(tokens, fused)
-            total = run.new(width, "hidden states of the draft")
-            run.free(hidden, embedded, residual)
-            return total
-        return self._third_layer(tokens, embedded, width)
+        if self.third:
+            return [self._third_layer(tokens, embedded, width)]
+        beside = run.new(2 * width, "embedded, and the target's hidden states")
+        hidden, residual = self.model.through(tokens, run.replacing(beside, self.fuse(tokens)))
+        return [run.replacing(hidden, embedded, residual, run.new(width, "hidden states of the draft"))]
 
     def _third_layer(self, tokens: int, embedded: Tensor, width: int) -> Tensor:
         """The layer of EAGLE-3, whose queries, keys and values are of twice the width."""
@@ -271,28 +286,21 @@ class Eagle(Dependent):
         attention = self._attention()
         assert self.wide is not None
         normed, own = run.new(width, "normed"), run.new(width, "normed hidden states")
-        beside = run.new(2 * width, "embedded and hidden states")
-        run.free(own)
+        beside = run.replacing(own, run.new(2 * width, "embedded and hidden states"))
         qkv = self.wide(tokens)
         attended = run.new(tokens * attention.q * size, "attention output")
-        output = attention.o_proj(tokens)
-        run.free(qkv, attended, beside)
-        hidden = layer.mlp(tokens)
-        run.free(output, normed, embedded)
-        return hidden
+        output = run.replacing(qkv, attended, beside, attention.o_proj(tokens))
+        return run.replacing(output, normed, embedded, layer.mlp(tokens))
 
-    def _drafted(self, rows: int) -> None:
-        """``compute_draft_logits`` and ``sample_draft``: those of a smaller vocabulary are put where the target's
-        are."""
+    def logits(self, rows: int) -> Tensor:
+        """``compute_draft_logits``: those of a smaller vocabulary are put where the target's are."""
         run, shape = self.run, self._shape()
         logits = self.head.logits(rows)
-        if self.third and self.draft.draft_vocab:
-            ids = [run.new(self.draft.draft_vocab * _LONG) for _ in range(2)]
-            whole = run.new(rows * shape.vocab * shape.itemsize, "logits of the target's vocabulary")
-            run.free(logits, *ids)
-            logits = whole
-        chosen = run.new(rows * _LONG)
-        run.free(logits, chosen)
+        if not self.third or not self.draft.draft_vocab:
+            return logits
+        ids = [run.new(self.draft.draft_vocab * _LONG) for _ in range(2)]
+        whole = run.new(rows * shape.vocab * shape.itemsize, "logits of the target's vocabulary")
+        return run.replacing(logits, *ids, whole)
 
 
 class Medusa(Speculator):

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number
 from graphmem.serving.vllm.encoders import parts
-from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.budget import Items, Pictured
 from graphmem.serving.vllm.layers import LayerNorm
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -44,21 +43,18 @@ class InternVL(Encoder):
         return _Tower(run, self)
 
 
-def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
-) -> dict[str, int]:
+def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
     """Tokens of the largest image and of the longest video beside it."""
-    tile = _tile_tokens(model)
-    image = _tiles(model, processor) * tile
-    frames = max(1, (length - (image if limits["image"] else 0)) // tile)
+    tile = _tile_tokens(asked.model)
+    image = _tiles(asked) * tile
+    frames = max(1, (asked.length - (image if limits["image"] else 0)) // tile)
     return {"image": image, "video": frames * tile}
 
 
-def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
-) -> InternVL:
+def encoder(asked: Pictured, items: Items, itemsize: int) -> InternVL:
     """The configuration's encoder. A video is profiled without the image beside which its tokens were counted."""
-    tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))
+    model, vision = asked.model, asked.vision
+    tiles = _tiles(asked) if items.modality == "image" else max(1, asked.length // _tile_tokens(model))
     patch = _first(vision, "patch_size")
     config = vision.config
     return InternVL(
@@ -83,16 +79,18 @@ def _tile_tokens(model: ServedModel) -> int:
     return count(model, "image_seq_length", 256)
 
 
-def _tiles(model: ServedModel, processor: Mapping[str, Any]) -> int:
+def _tiles(asked: Pictured) -> int:
     """Tiles of an image, and the whole beside them (``GotOcr2ImageProcessor``)."""
-    asked = processor.get("images_kwargs") or {}
-    cut = {**processor, **asked}.get("crop_to_patches")
+    usual, own = asked.scopes("images_kwargs")
+    values = {**usual, **own}
+    cut = values.get("crop_to_patches")
     if cut is None:
         raise UsageError(
-            f"{model.name}: whether images are cut into tiles is said by crop_to_patches in preprocessor_config.json; "
-            "put that beside the configuration, or give --mm-processor-kwargs '{\"crop_to_patches\": true}'"
+            f"{asked.model.name}: whether images are cut into tiles is said by crop_to_patches in "
+            "preprocessor_config.json; put that beside the configuration, or give "
+            "--mm-processor-kwargs '{\"crop_to_patches\": true}'"
         )
-    most = counted(model, "max_patches", {**processor, **asked}.get("max_patches"), 12)
+    most = counted(asked.model, "max_patches", values.get("max_patches"), 12)
     return most + 1 if cut and most > 1 else 1
 
 
@@ -121,50 +119,28 @@ class _Attention:
         """The projected output; the input is the caller's."""
         made = [part(sequences.rows) for part in self.parts]
         for index, norm in enumerate(self.norms):
-            normed = norm(sequences.rows)
-            self.run.free(made[index])
-            made[index] = normed
+            made[index] = self.run.replacing(made[index], norm(sequences.rows))
         self.run.enter(self.name)
         output = parts.attended(self.run, sequences, self.widths.heads, self.widths)
-        result = self.proj(sequences.rows)
-        self.run.free(output, *made)
-        return result
+        return self.run.replacing(output, *made, self.proj(sequences.rows))
 
 
-class _Block(parts.Block):
+class _Block(parts.SummedBlock):
     """``InternS1VisionLayer``: the outputs of attention and the feed-forward layer are scaled."""
 
     def __init__(self, run: Run, name: str, shape: InternVL) -> None:
-        self.run, self.widths = run, shape.widths
+        self.run = run
         hidden, size = shape.widths.hidden, shape.widths.itemsize
         self.attention = _Attention(run, f"{name}.attention", shape)
-        self.mlp = parts.FeedForward(run, f"{name}.mlp", shape.widths)
+        self.mlp = parts.feed_forward(run, f"{name}.mlp", shape.widths)
         self.norms = [LayerNorm(run, f"{name}.layernorm_{one}", hidden, size) for one in ("before", "after")]
         for number_ in (1, 2):
             ones = run.new(hidden * size)
             run.new(hidden * size, f"{name}.lambda_{number_}")
             run.free(ones)
 
-    def __call__(self, sequences: parts.Sequences) -> Tensor:
-        run, rows = self.run, sequences.rows
-        size = rows * self.widths.hidden * self.widths.itemsize
-        normed = self.norms[0](rows)
-        output = self.attention(sequences)
-        run.free(normed)
-        middle = self._added(size, output)
-        normed = self.norms[1](rows)
-        output = self.mlp(rows)
-        run.free(normed)
-        result = self._added(size, output)
-        run.free(middle)
-        return result
-
-    def _added(self, size: int, output: Tensor) -> Tensor:
-        scaled = self.run.new(size, "scaled")
-        self.run.free(output)
-        result = self.run.new(size, "added")
-        self.run.free(scaled)
-        return result
+    def added(self, output: Tensor) -> Tensor:
+        return super().added(self.run.replacing(output, self.run.new(output.bytes, "scaled")))
 
 
 class _Tower(Tower):
@@ -179,9 +155,7 @@ class _Tower(Tower):
         run.new(hidden * _CHANNELS * shape.patch**2 * size, f"{name}.patch_embeddings.projection.weight")
         run.new(hidden * size, f"{name}.patch_embeddings.projection.bias")
         run.new(tokens * hidden * size, f"{name}.position_embeddings")
-        self.blocks: list[parts.Block] = [
-            _Block(run, f"vision_tower.encoder.layer.{index}", shape) for index in range(shape.layers)
-        ]
+        self.blocks = [_Block(run, f"vision_tower.encoder.layer.{index}", shape) for index in range(shape.layers)]
         self.norm = LayerNorm(run, "vision_tower.layernorm", hidden, size) if shape.normed else None
         name, wide = "multi_modal_projector", hidden * shape.merge**2
         self.projected = LayerNorm(run, f"{name}.layer_norm", wide, size)
@@ -200,37 +174,22 @@ class _Tower(Tower):
         patches = shape.tiles * shape.side**2
         states = self._states(patches * width, self.rows * width)
         once = run.new(patches * width, "patches side by side")
-        merged = run.new(patches * width, "merged")
-        run.free(once, states)
-        embedded = self._project(patches // shape.merge**2)
-        run.free(merged)
-        return [embedded]
+        merged = run.replacing(once, states, run.new(patches * width, "merged"))
+        return [run.replacing(merged, self._project(patches // shape.merge**2))]
 
     def _states(self, patch_bytes: int, size: int) -> Tensor:
         """The last hidden states."""
         run, shape = self.run, self.shape
-        patches = run.new(patch_bytes, "patches")
-        joined = run.new(size, "with class tokens")
-        run.free(patches)
-        first = run.new(size, "with positions")
-        run.free(joined)
+        joined = run.replacing(run.new(patch_bytes, "patches"), run.new(size, "with class tokens"))
+        first = run.replacing(joined, run.new(size, "with positions"))
         sequences = parts.Sequences(self.rows, shape.tiles, shape.side**2 + 1, known=False)
         hidden = parts.through(run, self.blocks, first, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)
-        if self.norm is not None:
-            normed = self.norm(self.rows)
-            run.free(hidden)
-            hidden = normed
-        return hidden
+        return hidden if self.norm is None else run.replacing(hidden, self.norm(self.rows))
 
     def _project(self, rows: int) -> Tensor:
         """Embeddings; the input is the caller's."""
-        normed = self.projected(rows)
-        first = self.first(rows)
-        self.run.free(normed)
-        acted = self.run.new(first.bytes, "activated")
-        self.run.free(first)
-        result = self.second(rows)
-        self.run.free(acted)
-        return result
+        run, first = self.run, self.run.replacing(self.projected(rows), self.first(rows))
+        acted = run.replacing(first, run.new(first.bytes, "activated"))
+        return run.replacing(acted, self.second(rows))

@@ -18,8 +18,8 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping
 from graphmem.serving.vllm.encoders import parts
-from graphmem.serving.vllm.encoders.budget import Items
-from graphmem.serving.vllm.layers import LayerNorm
+from graphmem.serving.vllm.encoders.budget import Items, Pictured
+from graphmem.serving.vllm.layers import LayerNorm, turned_by_halves
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -80,17 +80,16 @@ class Images(Encoder):
         return self.items.count * (1 + self.grid[0] * self.grid[1])
 
 
-def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
-) -> dict[str, int]:
+def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
     """Tokens of the largest image."""
-    side, merge = _side(model, vision, processor)
+    model, vision = asked.model, asked.vision
+    side, merge = _side(asked)
     tokens = (side // merge) ** 2
-    if model.config["model_type"] == "gemma3":
+    if asked.kind == "gemma3":
         tokens = count(model, "mm_tokens_per_image", 256)
     whole = vision.config.get("model_type") == CLIP and model.config.get("vision_feature_select_strategy") == "full"
     tokens += 1 if whole else 0
-    if model.config["model_type"] == "llava_next":
+    if asked.kind == "llava_next":
         down, across = _largest_grid(model, vision)
         tokens += down * across * side**2 + down * side
     return {"image": tokens}
@@ -112,69 +111,52 @@ def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
     return max(grids, key=lambda grid: grid[0] * grid[1] * side**2 + grid[0] * side)
 
 
-def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
-) -> Images:
+def encoder(asked: Pictured, items: Items, itemsize: int) -> Images:
     """The encoder that the configuration describes."""
-    side, merge = _side(model, vision, processor)
+    model, vision = asked.model, asked.vision
+    side, merge = _side(asked)
     layers, kind = count(vision, "num_hidden_layers"), str(vision.config.get("model_type"))
     widths = parts.Widths(
         count(vision, "hidden_size"), count(vision, "intermediate_size"), count(vision, "num_attention_heads"), itemsize
     )
     return Images(
-        str(model.config["model_type"]),
+        asked.kind,
         kind,
         widths,
-        layers if model.config["model_type"] == "gemma3" else _feature_layers(model, layers),
+        layers if asked.kind == "gemma3" else _feature_layers(asked, layers),
         count(vision, "patch_size"),
         side,
         items,
         count(model, "hidden_size"),
         merge,
         selects=model.config.get("vision_feature_select_strategy") != "full",
-        grid=_largest_grid(model, vision) if model.config["model_type"] == "llava_next" else (0, 0),
+        grid=_largest_grid(model, vision) if asked.kind == "llava_next" else (0, 0),
         quick=vision.config.get("hidden_act", "quick_gelu" if kind == CLIP else "") == "quick_gelu",
-        biased=bool(model.config.get("multimodal_projector_bias", str(model.config["model_type"]).startswith("llava"))),
+        biased=bool(model.config.get("multimodal_projector_bias", asked.kind.startswith("llava"))),
     )
 
 
-def check(model: ServedModel, vision: ServedModel) -> None:
-    """Raises :class:`UsageError` for an encoder that such a model has and that is not followed."""
-    kind, own = vision.config.get("model_type"), _ENCODERS[str(model.config["model_type"])]
-    if kind not in own:
-        raise UsageError(
-            f"{model.name}: an encoder of model_type {shown(kind)} is not followed; accepted: {', '.join(own)}, or the "
-            "language model alone by --language-model-only"
-        )
-
-
-_ENCODERS = {
-    "llava": (CLIP, SIGLIP, PIXTRAL),
-    "llava_next": (CLIP, SIGLIP),
-    "gemma3": (SIGLIP,),
-    "mistral3": (PIXTRAL,),
-}
-
-
-def _side(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any]) -> tuple[int, int]:
+def _side(asked: Pictured) -> tuple[int, int]:
     """(patches of the largest image's side, of those one embedding's)."""
+    model, vision = asked.model, asked.vision
     patch, size = count(vision, "patch_size"), count(vision, "image_size")
     if vision.config.get("model_type") != PIXTRAL:
         return size // patch, 1
-    merge = count(model, "spatial_merge_size", 2) if model.config["model_type"] == "mistral3" else 1
+    merge = count(model, "spatial_merge_size", 2) if asked.kind == "mistral3" else 1
     if merge > 1:
-        for values in (processor, processor.get("images_kwargs") or {}):
+        for values in asked.scopes("images_kwargs"):
             sizes = mapping(ServedModel(model.name, values), "size")
             size = counted(model, "longest_edge of size", sizes.get("longest_edge"), size)
     return ((size - 1) // (patch * merge) + 1) * merge, merge
 
 
-def _feature_layers(model: ServedModel, layers: int) -> int:
+def _feature_layers(asked: Pictured, layers: int) -> int:
     """Layers up to the deepest whose states are taken (``_get_num_hidden_layers``)."""
-    asked = model.config.get("vision_feature_layer", -2 if str(model.config["model_type"]).startswith("llava") else -1)
-    if type(asked) is not int or not -layers <= asked <= layers:
-        raise UsageError(f"{model.name}: vision_feature_layer is {shown(asked)}; accepted: one of {layers} layers")
-    return asked if asked >= 0 else layers + asked + 1
+    deepest = asked.model.config.get("vision_feature_layer", -2 if asked.kind.startswith("llava") else -1)
+    if type(deepest) is not int or not -layers <= deepest <= layers:
+        name = asked.model.name
+        raise UsageError(f"{name}: vision_feature_layer is {shown(deepest)}; accepted: one of {layers} layers")
+    return deepest if deepest >= 0 else layers + deepest + 1
 
 
 class _Vision(ABC):
@@ -213,7 +195,7 @@ class _Clip(_Vision):
         run.new(self.positions, "vision_tower.position_embedding.weight")
         run.new(tokens * 8, "vision_tower.position_ids", Category.BUFFER)
         self.norm = LayerNorm(run, "vision_tower.pre_layrnorm", hidden, size)
-        self.blocks: list[parts.Block] = [
+        self.blocks = [
             _ClipBlock(run, f"vision_tower.layers.{index}", shape.widths, quick=shape.quick)
             for index in range(shape.layers)
         ]
@@ -225,10 +207,8 @@ class _Clip(_Vision):
         patches = run.new(shape.patches * shape.widths.hidden * shape.widths.itemsize, "patches")
         joined = run.new(size, "with class tokens")
         positions = run.new(self.positions, "learned positions")
-        embedded = run.new(size, "with positions")
-        run.free(positions, joined, patches)
-        hidden = self.norm(self.rows)
-        run.free(embedded)
+        embedded = run.replacing(positions, joined, patches, run.new(size, "with positions"))
+        hidden = run.replacing(embedded, self.norm(self.rows))
         first, sequences = hidden, parts.Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
         hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=True)
         if hidden is not first:
@@ -240,10 +220,10 @@ class _ClipBlock(parts.SummedBlock):
     """``CLIPEncoderLayer``."""
 
     def __init__(self, run: Run, name: str, widths: parts.Widths, *, quick: bool = False) -> None:
-        self.run, self.widths = run, widths
+        self.run = run
         self.attention = parts.Attention(run, f"{name}.self_attn", widths, named=("qkv_proj", "out_proj"))
         first = LayerNorm(run, f"{name}.layer_norm1", widths.hidden, widths.itemsize)
-        self.mlp = parts.FeedForward(run, f"{name}.mlp", widths, quick=quick)
+        self.mlp = parts.feed_forward(run, f"{name}.mlp", widths, quick=quick)
         self.norms = [first, LayerNorm(run, f"{name}.layer_norm2", widths.hidden, widths.itemsize)]
 
 
@@ -259,9 +239,7 @@ class _Siglip(_Vision):
         run.new(hidden * size, "vision_tower.patch_embedding.bias")
         run.new(self.positions, "vision_tower.position_embedding.weight")
         run.new(tokens * 8, "vision_tower.position_ids", Category.BUFFER)
-        self.blocks: list[parts.Block] = [
-            _SiglipBlock(run, f"vision_tower.layers.{index}", shape.widths) for index in range(shape.layers)
-        ]
+        self.blocks = [_SiglipBlock(run, f"vision_tower.layers.{one}", shape.widths) for one in range(shape.layers)]
         self.norm = LayerNorm(run, "vision_tower.post_layernorm", hidden, size) if normed else None
 
     def states(self) -> Tensor:
@@ -271,30 +249,18 @@ class _Siglip(_Vision):
         run.temporary(self.positions)
         sequences = parts.Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
         # The first layer's input lies channel by channel, which its norm puts in order first.
-        unordered = run.new(embedded.bytes, "patches in order")
-        hidden = self.blocks[0](sequences)
-        run.free(unordered)
+        hidden = run.replacing(run.new(embedded.bytes, "patches in order"), self.blocks[0](sequences))
         hidden = parts.through(run, self.blocks[1:], hidden, sequences, keeps_first=False)
         if self.norm is not None:
-            normed = self.norm(self.rows)
-            run.free(hidden)
-            hidden = normed
-        run.free(embedded)
-        return hidden
+            hidden = run.replacing(hidden, self.norm(self.rows))
+        return run.replacing(embedded, hidden)
 
 
 class _SiglipBlock(_ClipBlock):
-    """``SiglipEncoderLayer``."""
+    """``SiglipEncoderLayer``: adds in place."""
 
-    def __call__(self, sequences: parts.Sequences) -> Tensor:
-        run, rows = self.run, sequences.rows
-        normed = self.norms[0](rows)
-        attended = self.attention(sequences)
-        run.free(normed)
-        normed = self.norms[1](rows)
-        fed = self.mlp(rows)
-        run.free(normed, attended)
-        return fed
+    def added(self, output: Tensor) -> Tensor:
+        return output
 
 
 class _Pixtral(_Vision):
@@ -308,7 +274,7 @@ class _Pixtral(_Vision):
             run.new(_CHANNELS * 4, f"vision_tower.input_norm.{side}", Category.BUFFER)
         run.new(hidden * _CHANNELS * shape.patch**2 * size, "vision_tower.patch_conv.weight")
         self.norm = parts.RMSNorm(run, "vision_tower.ln_pre", hidden, size)
-        self.blocks: list[parts.Block] = [
+        self.blocks = [
             _PixtralBlock(run, f"vision_tower.transformer.layers.{index}", widths) for index in range(shape.layers)
         ]
         for _ in range(2):
@@ -334,33 +300,21 @@ class _Pixtral(_Vision):
         if self.normalises:
             packed = run.new(pixels, "packed patches")
             normalised = run.new(pixels * self.shape.widths.itemsize, "normalised patches")
-            projected = [run.matmul(size, "patches")]
-            run.free(normalised, packed)
+            projected = [run.replacing(normalised, packed, run.matmul(size, "patches"))]
             return [self.norm(self.rows), *projected]
         count = self.shape.items.count
         projected = [run.new(size // count, "patches of an image") for _ in range(count)]
         joined = run.new(size, "patches")
-        normed = self.norm(self.rows)
-        run.free(joined)
-        return [normed, *projected]
+        return [run.replacing(joined, self.norm(self.rows)), *projected]
 
     def _rotary_tables(self) -> list[Tensor]:
         """``PixtralRotaryEmbedding``: made anew for every batch, in fp32; rows and columns are put together."""
         run = self.run
         wide = self.rows * self.shape.widths.head_dim * 4
-        axes = run.new(self.rows * 8)
-        angles = run.new(wide)
-        run.free(axes)
-        tables = []
-        for _ in range(2):  # cosines and sines, and each times a factor
-            raw = run.new(wide)
-            tables.append(run.new(wide))
-            run.free(raw)
-        composed = []
-        for table in tables:
-            half = run.new(wide // 2)
-            composed.append(run.new(wide))
-            run.free(half, table)
+        angles = run.replacing(run.new(self.rows * 8), run.new(wide))
+        # Cosines and sines, and each times a factor.
+        tables = [run.replacing(run.new(wide), run.new(wide)) for _ in range(2)]
+        composed = [run.replacing(run.new(wide // 2), table, run.new(wide)) for table in tables]
         made = [run.new(wide * self.shape.widths.itemsize // 4, "rotary table") for _ in range(2)]
         run.free(*composed, angles)
         return made
@@ -370,25 +324,15 @@ class _PixtralAttention(parts.Attention):
     """Turned by torch operators: queries times cosines, and halves that change places times sines."""
 
     def rotated(self, rows: int) -> list[Tensor]:
-        run, size = self.run, rows * self.width * self.widths.itemsize
-        made = []
-        for _ in range(2):
-            straight = run.new(size)
-            half = run.new(size // 2)
-            turned = run.new(size)
-            run.free(half)
-            product = run.new(size)
-            run.free(turned)
-            made.append(run.new(size, "rotated"))
-            run.free(product, straight)
-        return made
+        size = rows * self.width * self.widths.itemsize
+        return [turned_by_halves(self.run, size, "rotated") for _ in range(2)]
 
 
 class _PixtralBlock(parts.Block):
     """``PixtralHFTransformerBlock``, which holds attention's output until the feed-forward layer has."""
 
     def __init__(self, run: Run, name: str, widths: parts.Widths) -> None:
-        self.run, self.widths = run, widths
+        self.run = run
         first = parts.RMSNorm(run, f"{name}.attention_norm", widths.hidden, widths.itemsize)
         self.attention = _PixtralAttention(
             run, f"{name}.attention", widths, bias=False, named=("qkv_proj", "o_proj")
@@ -398,16 +342,10 @@ class _PixtralBlock(parts.Block):
 
     def __call__(self, sequences: parts.Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
-        size = rows * self.widths.hidden * self.widths.itemsize
-        normed = self.norms[0](rows)
-        attended = self.attention(sequences)
-        run.free(normed)
-        middle = run.new(size, "with attention")
-        fed = self.mlp(rows, given=self.norms[1](rows))
-        run.free(attended)
-        result = run.new(size, "with the feed-forward layer")
-        run.free(fed, middle)
-        return result
+        attended = run.replacing(self.norms[0](rows), self.attention(sequences))
+        middle = run.new(attended.bytes, "with attention")
+        fed = run.replacing(attended, self.mlp(rows, given=self.norms[1](rows)))
+        return run.replacing(fed, middle, run.new(fed.bytes, "with the feed-forward layer"))
 
 
 class _Llava(_Images):
@@ -424,7 +362,7 @@ class _Llava(_Images):
             self.vision = _Pixtral(run, shape, normalises=False)
         if shape.model == "llava_next":
             run.new(shape.text_hidden * shape.widths.itemsize, "image_newline")
-        self.projector = _Projector(run, shape)
+        self.projector = _projector(run, shape)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
@@ -432,8 +370,7 @@ class _Llava(_Images):
         if shape.kind == PIXTRAL:
             states.append(run.new(states[0].bytes, "patches of all images"))
         whole = shape.side**2 + (0 if shape.selects or shape.kind != CLIP else 1)
-        embedded = self.projector(shape.views * whole)
-        run.free(*states)
+        embedded = run.replacing(*states, self.projector(shape.views * whole))
         if shape.model != "llava_next":
             return [embedded]
         made = [self._put_together() for _ in range(shape.items.count)]
@@ -446,26 +383,17 @@ class _Llava(_Images):
         run, shape, width = self.run, self.shape, self.shape.text_hidden * self.shape.widths.itemsize
         crops = shape.grid[0] * shape.grid[1] * shape.side**2 * width
         placed = run.new(crops, "crops in their places")
-        ended = run.new(crops + shape.grid[0] * shape.side * width, "with ends of rows")
-        run.free(placed)
-        result = run.new(ended.bytes + shape.side**2 * width, "embeddings of an image")
-        run.free(ended)
-        return result
+        ended = run.replacing(placed, run.new(crops + shape.grid[0] * shape.side * width, "with ends of rows"))
+        return run.replacing(ended, run.new(ended.bytes + shape.side**2 * width, "embeddings of an image"))
 
 
-class _Projector:
+def _projector(run: Run, shape: Images) -> parts.FeedForward:
     """Two layers into the language model's width."""
-
-    def __init__(self, run: Run, shape: Images) -> None:
-        size, inner = shape.widths.itemsize, parts.shared(run, "projected channels", shape.text_hidden)
-        self.run, bias = run, shape.biased
-        name = "multi_modal_projector.linear"
-        self.first = parts.linear(run, f"{name}_1", shape.widths.hidden, [inner], size, bias=bias)
-        self.second = parts.linear(run, f"{name}_2", inner, [shape.text_hidden], size, bias=bias, reduce=True)
-
-    def __call__(self, rows: int) -> Tensor:
-        """Embeddings; the input is the caller's."""
-        return parts.fed_forward(self.run, self.first, self.second, rows)
+    named, width = ("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"), shape.text_hidden
+    return parts.FeedForward(
+        run, named, shape.widths.hidden, width, width, shape.widths.itemsize, what="projected channels",
+        bias=shape.biased,
+    )  # fmt: skip
 
 
 class _Gemma3(_Images):
@@ -489,8 +417,7 @@ class _Gemma3(_Images):
         normed = self.norm.plain(rows)
         ordered = run.new(normed.bytes, "normed, in order")
         embedded = run.matmul(rows * shape.text_hidden * size, "embeddings")
-        run.free(ordered, normed, pooled, planes, states)
-        return [embedded]
+        return [run.replacing(ordered, normed, pooled, planes, states, embedded)]
 
 
 class _Mistral3(_Images):
@@ -504,7 +431,7 @@ class _Mistral3(_Images):
         self.vision = _Pixtral(run, shape, normalises=True)
         self.norm = parts.RMSNorm(run, "multi_modal_projector.norm", hidden, size)
         run.new(shape.merge**2 * hidden * hidden * size, "multi_modal_projector.patch_merger.merging_layer.weight")
-        self.projector = _Projector(run, shape)
+        self.projector = _projector(run, shape)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
@@ -517,11 +444,8 @@ class _Mistral3(_Images):
             unfolded.append(run.new(states.bytes // shape.items.count, "patches side by side"))
             run.temporary(unfolded[-1].bytes)
         together = run.new(states.bytes, "patches side by side")
-        merged = run.matmul(states.bytes // shape.merge**2, "merged")
-        run.free(together, *unfolded, normed)
-        embedded = self.projector(shape.patches // shape.merge**2)
-        run.free(merged, joined, states)
-        return [embedded]
+        merged = run.replacing(together, *unfolded, normed, run.matmul(states.bytes // shape.merge**2, "merged"))
+        return [run.replacing(merged, joined, states, self.projector(shape.patches // shape.merge**2))]
 
 
 _MODELS: dict[str, Callable[[Run, Images], Tower]] = {

@@ -9,12 +9,13 @@ Python holds it. Sizes are bytes of one rank.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.attention import FlashAttention3
-from graphmem.serving.vllm.layers import LayerNorm, Linear, Unquantized, cdiv
+from graphmem.serving.vllm.layers import LayerNorm, Linear, Unquantized, cdiv, root_mean_square
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.units import MIB
 
@@ -77,8 +78,7 @@ class RMSNorm:
         run.enter(self.name)
         if not run.native:
             return run.new(size, "normed")
-        wide = run.new(rows * self.width * 4)
-        return self._native(rows, wide)
+        return self._native(rows, run.new(rows * self.width * 4))
 
     def added(self, rows: int) -> list[Tensor]:
         """(normed, sum): new tensors, or none where the kernel writes in place."""
@@ -96,29 +96,16 @@ class RMSNorm:
     def _native(self, rows: int, wide: Tensor) -> Tensor:
         """From the states in fp32: squares, their mean, its inverse root, two products, back to the model's type."""
         run, size = self.run, rows * self.width * self.itemsize
-        squares = run.new(wide.bytes)
-        mean = run.new(rows * 4)
-        run.free(squares)
-        shifted, root = run.new(rows * 4), run.new(rows * 4)
-        run.free(shifted)
-        scaled = run.new(wide.bytes)
-        run.free(root)
-        narrow = run.new(size)
-        result = run.new(size, "normed")
-        run.free(narrow, scaled, mean, wide)
-        return result
+        mean, scaled = root_mean_square(run, rows, wide.bytes)
+        return run.replacing(run.new(size), scaled, mean, wide, run.new(size, "normed"))
 
 
 def quick_gelu(run: Run, size: int) -> Tensor:
     """``QuickGELU``, by its kernel, or as torch operators: a product and its sigmoid before the result."""
     if not run.native:
         return run.new(size, "activated")
-    product = run.new(size)
-    sigmoid = run.new(size)
-    run.free(product)
-    result = run.new(size, "activated")
-    run.free(sigmoid)
-    return result
+    sigmoid = run.replacing(run.new(size), run.new(size))
+    return run.replacing(sigmoid, run.new(size, "activated"))
 
 
 def linear(
@@ -189,9 +176,7 @@ class Attention:
         self.run.enter(self.name)
         held = self.rotated(sequences.rows)
         output = attended(self.run, sequences, self.heads, self.widths)
-        result = self.proj(sequences.rows)
-        self.run.free(output, *reversed(held), qkv)
-        return result
+        return self.run.replacing(output, *reversed(held), qkv, self.proj(sequences.rows))
 
     def rotated(self, rows: int) -> list[Tensor]:
         """Queries and keys as they are rotated, which stay until the layer returns."""
@@ -206,30 +191,30 @@ class HalvesTogether(Attention):
         return [self.run.new(both, "queries and keys"), self.run.new(both, "rotated queries and keys")]
 
 
-def fed_forward(run: Run, first: Linear, second: Linear, rows: int, *, quick: bool = False) -> Tensor:
-    """Two layers with an activation between them, torch's own or QuickGELU; the input is the caller's."""
-    inner = first(rows)
-    acted = quick_gelu(run, inner.bytes) if quick else run.new(inner.bytes, "activated")
-    run.free(inner)
-    result = second(rows)
-    run.free(acted)
-    return result
-
-
 class FeedForward:
-    """Two layers with an activation between them, which is torch's own but for ``quick``: QuickGELU."""
+    """Two layers ``named`` so, shared out by their ``inner`` channels (``what`` these are, for people). The activation
+    between them is torch's own but for ``quick``: QuickGELU."""
 
     def __init__(
-        self, run: Run, name: str, widths: Widths, *, named: tuple[str, str] = ("fc1", "fc2"), quick: bool = False
-    ) -> None:
-        self.run, self.name, self.size, self.quick = run, name, widths.itemsize, quick
-        self.inner = shared(run, "intermediate channels", widths.inner)
-        self.first = linear(run, f"{name}.{named[0]}", widths.hidden, [self.inner], self.size)
-        self.second = linear(run, f"{name}.{named[1]}", self.inner, [widths.hidden], self.size, reduce=True)
+        self, run: Run, named: tuple[str, str], inputs: int, inner: int, outputs: int, itemsize: int, *,
+        what: str = "intermediate channels", bias: bool = True, quick: bool = False,
+    ) -> None:  # fmt: skip
+        self.run, self.quick, own = run, quick, shared(run, what, inner)
+        self.first = linear(run, named[0], inputs, [own], itemsize, bias=bias)
+        self.second = linear(run, named[1], own, [outputs], itemsize, bias=bias, reduce=True)
 
     def __call__(self, rows: int) -> Tensor:
         """The output; the input is the caller's."""
-        return fed_forward(self.run, self.first, self.second, rows, quick=self.quick)
+        run, inner = self.run, self.first(rows)
+        acted = quick_gelu(run, inner.bytes) if self.quick else run.new(inner.bytes, "activated")
+        run.free(inner)
+        return run.replacing(acted, self.second(rows))
+
+
+def feed_forward(run: Run, name: str, widths: Widths, layers: str = "fc", *, quick: bool = False) -> FeedForward:
+    """That of a layer of the encoder."""
+    named = f"{name}.{layers}1", f"{name}.{layers}2"
+    return FeedForward(run, named, widths.hidden, widths.inner, widths.hidden, widths.itemsize, quick=quick)
 
 
 class GatedFeedForward:
@@ -247,9 +232,7 @@ class GatedFeedForward:
         acted = self.run.new(rows * self.inner * self.size, "activated")
         if given is not None:
             self.run.free(given)
-        result = self.down(rows)
-        self.run.free(acted, both)
-        return result
+        return self.run.replacing(acted, both, self.down(rows))
 
 
 class Block(ABC):
@@ -261,36 +244,27 @@ class Block(ABC):
 
 
 class SummedBlock(Block):
-    """Attention and a feed-forward layer, each of normed states, each added into a new tensor."""
+    """Attention and a feed-forward layer, each of normed states, each added."""
 
     run: Run
-    widths: Widths
     norms: list[LayerNorm]
-    attention: Attention
+    attention: Callable[[Sequences], Tensor]
     mlp: FeedForward
 
     def __call__(self, sequences: Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
-        size = rows * self.widths.hidden * self.widths.itemsize
-        normed = self.norms[0](rows)
-        attended = self.attention(sequences)
-        run.free(normed)
-        middle = run.new(size, "with attention")
-        run.free(attended)
-        normed = self.norms[1](rows)
-        fed = self.mlp(rows)
-        run.free(normed)
-        result = run.new(size, "with the feed-forward layer")
-        run.free(fed, middle)
-        return result
+        middle = self.added(run.replacing(self.norms[0](rows), self.attention(sequences)))
+        result = self.added(run.replacing(self.norms[1](rows), self.mlp(rows)))
+        return run.replacing(middle, result)
+
+    def added(self, output: Tensor) -> Tensor:
+        """The sum of this output and what went in, as a new tensor; the output is let go."""
+        return self.run.replacing(output, self.run.new(output.bytes, "added"))
 
 
-def through(run: Run, blocks: list[Block], hidden: Tensor, sequences: Sequences, *, keeps_first: bool) -> Tensor:
+def through(run: Run, blocks: Iterable[Block], hidden: Tensor, sequences: Sequences, *, keeps_first: bool) -> Tensor:
     """Hidden states after all layers. ``keeps_first``: the first one's input is held by somebody else."""
-    first = hidden
-    for block in blocks:
+    for number, block in enumerate(blocks):
         after = block(sequences)
-        if not (keeps_first and hidden is first):
-            run.free(hidden)
-        hidden = after
+        hidden = after if keeps_first and not number else run.replacing(hidden, after)
     return hidden

@@ -7,16 +7,15 @@ Followed from vllm 0.32.0, ``model_executor/models/{qwen2_vl,qwen2_5_vl,qwen3_vl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, isqrt, sqrt
-from typing import Any
 
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping
 from graphmem.serving.vllm.encoders import parts
-from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.budget import Items, Pictured
 from graphmem.serving.vllm.layers import LayerNorm, cdiv, rotary
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -89,21 +88,17 @@ class Qwen(Encoder):
         return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
 
 
-def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
-) -> dict[str, int]:
+def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
     """Tokens of the largest image and of the largest video (``get_mm_max_tokens_per_item``)."""
-    images, videos = _grids(model, vision, processor, length)
-    merged = count(vision, "spatial_merge_size", 2) ** 2
+    images, videos = _grids(asked)
+    merged = count(asked.vision, "spatial_merge_size", 2) ** 2
     return {"image": images.patches // merged, "video": videos.patches // merged}
 
 
-def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
-) -> Qwen:
+def encoder(asked: Pictured, items: Items, itemsize: int) -> Qwen:
     """The encoder that the configuration describes."""
-    kind = str(model.config["model_type"])
-    images, videos = _grids(model, vision, processor, length)
+    model, vision, kind = asked.model, asked.vision, asked.kind
+    images, videos = _grids(asked)
     old = kind == "qwen2_vl"
     hidden = count(vision, "embed_dim", 1280) if old else count(vision, "hidden_size")
     inner = int(hidden * count(vision, "mlp_ratio", 4)) if old else count(vision, "intermediate_size")
@@ -138,15 +133,15 @@ def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
     return tuple(counted(vision, name, one, least=0) for one in value)
 
 
-def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int) -> tuple[Grid, Grid]:
+def _grids(asked: Pictured) -> tuple[Grid, Grid]:
     """Grids in patches: (of the largest image, of the largest video)."""
-    kind = str(model.config["model_type"])
+    vision, length = asked.vision, asked.length
     merge = count(vision, "spatial_merge_size", 2)
     unit = count(vision, "patch_size", 14) * merge
-    down, across = _largest(_pixels(model, processor, "images_kwargs", PIXELS[kind]) // unit**2)
+    down, across = _largest(_pixels(asked, "images_kwargs", PIXELS[asked.kind]) // unit**2)
     image = Grid(1, down * merge, across * merge)
-    if kind in NEW:  # two frames, which are one patch deep, share the pixels of a video
-        pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
+    if asked.kind in NEW:  # two frames, which are one patch deep, share the pixels of a video
+        pixels = _pixels(asked, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
         down, across = _largest(pixels // unit**2)
         return image, Grid(1, down * merge, across * merge)
     pairs = max(1, length // (down * across))  # of frames
@@ -154,16 +149,15 @@ def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, obje
     return image, Grid(cdiv(frames, 2), image.height, image.width)
 
 
-def stamped(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int
-) -> tuple[Grid, int, int]:
+def stamped(asked: Pictured) -> tuple[Grid, int, int]:
     """Of Qwen3-VL's largest video up to 0.12: (its grid, its embeddings, its tokens). It has as many frames as a text
     has room for (``get_num_frames_with_most_features``), which share its pixels; text beside every embedding says its
     time."""
+    vision = asked.vision
     merge, deep = count(vision, "spatial_merge_size", 2), count(vision, "temporal_patch_size", 2)
     unit = count(vision, "patch_size", 14) * merge
-    image, _ = _grids(model, vision, processor, length)
-    pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS)
+    image, _ = _grids(asked)
+    pixels = _pixels(asked, "videos_kwargs", VIDEO_PIXELS)
     sides = [side // merge * unit for side in (image.height, image.width)]
 
     def grid(frames: int) -> Grid:
@@ -172,7 +166,7 @@ def stamped(
         return Grid(cdiv(frames, deep), down * merge, across * merge)
 
     frames = 2
-    while frames < _MOST_FRAMES and grid(frames + 1).patches <= length * merge**2:
+    while frames < _MOST_FRAMES and grid(frames + 1).patches <= asked.length * merge**2:
         frames += 1
     found = grid(frames)
     embedded = found.patches // merge**2
@@ -189,15 +183,14 @@ def _largest(patches: int) -> tuple[int, int]:
     raise UsageError("the largest image has less than one patch; give a larger max_pixels")
 
 
-def _pixels(model: ServedModel, processor: Mapping[str, Any], scope: str, otherwise: int) -> int:
+def _pixels(asked: Pictured, scope: str, otherwise: int) -> int:
     """The most of an item: ``max_pixels``, or the longest "edge" of ``size``, of the call before the processor's own
     (``_get_vision_size``)."""
     found = otherwise
-    size = mapping(ServedModel(model.name, processor), "size")
-    for values in (processor, processor.get(scope) or {}):
-        given = ServedModel(model.name, values)
+    for values in asked.scopes(scope):
+        given = ServedModel(asked.model.name, values)
         size = mapping(given, "size")
-        found = counted(model, "longest_edge of size", size.get("longest_edge"), found)
+        found = counted(given, "longest_edge of size", size.get("longest_edge"), found)
         found = count(given, "max_pixels", found)
     return found
 
@@ -210,35 +203,17 @@ class _Merger:
     ) -> None:
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.run, self.merged = run, shape.merge**2
-        self.wide = hidden * self.merged
+        wide = hidden * self.merged
         self.after = after
-        self.norm = norm(run, f"{name}.norm", self.wide if after else hidden, size)
-        inner = parts.shared(run, "merged channels", self.wide)
-        self.first = parts.linear(run, f"{name}.linear_fc1", self.wide, [inner], size)
-        self.second = parts.linear(run, f"{name}.linear_fc2", inner, [shape.out], size, reduce=True)
+        self.norm = norm(run, f"{name}.norm", wide if after else hidden, size)
+        named = f"{name}.linear_fc1", f"{name}.linear_fc2"
+        self.layers = parts.FeedForward(run, named, wide, wide, shape.out, size, what="merged channels")
 
     def __call__(self, patches: int) -> Tensor:
         """Embeddings; the input is the caller's."""
         rows = patches // self.merged
         normed = self.norm(rows if self.after else patches)
-        result = parts.fed_forward(self.run, self.first, self.second, rows)
-        self.run.free(normed)
-        return result
-
-
-class _Block(parts.SummedBlock):
-    """Qwen2-VL's and Qwen3-VL's: a sum is a new tensor."""
-
-    def __init__(
-        self, run: Run, name: str, widths: parts.Widths, named: tuple[str, str], *, quick: bool = False
-    ) -> None:
-        self.run, self.widths = run, widths
-        self.norms = [LayerNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
-        self.attention = self._attention(name)
-        self.mlp = parts.FeedForward(run, f"{name}.mlp", widths, named=named, quick=quick)
-
-    def _attention(self, name: str) -> parts.HalvesTogether:
-        return parts.HalvesTogether(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
+        return self.run.replacing(normed, self.layers(rows))
 
 
 class _Gathered(parts.HalvesTogether):
@@ -250,41 +225,41 @@ class _Gathered(parts.HalvesTogether):
             return super().rotated(rows)
         size = 3 * rows * self.width * self.widths.itemsize * run.tp
         gathered = run.new(size, "gathered")
-        whole = run.new(size, "gathered, side by side")
-        run.free(gathered)
-        return [whole, *super().rotated(rows)]
+        return [run.replacing(gathered, run.new(size, "gathered, side by side")), *super().rotated(rows)]
 
 
-class _OldBlock(_Block):
-    """Qwen2-VL's."""
+class _Block(parts.SummedBlock):
+    """Qwen2-VL's, and Qwen3-VL's (``new``)."""
 
-    def _attention(self, name: str) -> parts.HalvesTogether:
-        return _Gathered(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
+    def __init__(self, run: Run, name: str, widths: parts.Widths, *, new: bool) -> None:
+        self.run = run
+        self.norms = [LayerNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
+        attention, layers = (parts.HalvesTogether, "linear_fc") if new else (_Gathered, "fc")
+        self.attention = attention(run, f"{name}.attn", widths, named=("qkv", "proj"))
+        self.mlp = parts.feed_forward(run, f"{name}.mlp", widths, layers, quick=not new)
 
 
 class _GatedBlock(parts.Block):
     """Qwen2.5-VL's: the second norm adds, in place where it can."""
 
     def __init__(self, run: Run, name: str, widths: parts.Widths) -> None:
-        self.run, self.widths = run, widths
+        self.run = run
         self.norms = [parts.RMSNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
         self.attention = parts.HalvesTogether(run, f"{name}.attn", widths, named=("qkv", "proj"))
         self.mlp = parts.GatedFeedForward(run, f"{name}.mlp", widths, bias=True)
 
     def __call__(self, sequences: parts.Sequences) -> Tensor:
         run, rows = self.run, sequences.rows
-        normed = self.norms[0](rows)
-        attended = self.attention(sequences)
-        run.free(normed)
+        attended = run.replacing(self.norms[0](rows), self.attention(sequences))
         added = self.norms[1].added(rows)
         fed = self.mlp(rows)
-        result = run.new(rows * self.widths.hidden * self.widths.itemsize, "with the feed-forward layer")
-        run.free(fed, *added, attended)
-        return result
+        return run.replacing(fed, *added, attended, run.new(fed.bytes, "added"))
 
 
 class _Tower(Tower):
     """The common part of the three encoders."""
+
+    blocks: Sequence[parts.Block]
 
     def __init__(self, run: Run, shape: Qwen) -> None:
         self.run, self.shape = run, shape
@@ -298,6 +273,21 @@ class _Tower(Tower):
         """Half of every head is turned."""
         widths = self.shape.widths
         rotary(self.run, "visual.rotary_pos_emb", _ROTARY_ROWS, widths.head_dim // 2, widths.itemsize)
+
+    def _merger(self, name: str = "merger", norm: type[LayerNorm] | type[parts.RMSNorm] = LayerNorm) -> _Merger:
+        """What puts patches together; the norm of others than the last is over those side by side."""
+        return _Merger(self.run, f"visual.{name}", self.shape, norm=norm, after=name != "merger")
+
+    def _whole(self) -> parts.Sequences:
+        """Every moment of every item attends to itself."""
+        return parts.Sequences(self.rows, self.shape.items.count * self.shape.grid.time, self.shape.grid.frame)
+
+    def _rotations(self, positions: Tensor) -> list[Tensor]:
+        """Cosines and sines of all patches, of their positions, which are let go."""
+        run = self.run
+        turned = [run.new(self._turned_bytes(self.rows)) for _ in range(2)]
+        run.free(positions)
+        return turned
 
     def inputs(self) -> Tensor:
         """All patches."""
@@ -323,14 +313,10 @@ class _Tower(Tower):
         run, grid = self.run, self.shape.grid
         plane = grid.height * grid.width * 8
         rows, columns = run.new(grid.height * 8), run.new(grid.width * 8)
-        down = run.new(plane)
-        run.free(rows)
-        across = run.new(plane)
-        run.free(columns)
+        down = run.replacing(rows, run.new(plane))
+        across = run.replacing(columns, run.new(plane))
         pairs = run.new(2 * plane)
-        repeated = run.new(2 * plane * grid.time)
-        run.free(pairs, down, across)
-        return repeated
+        return run.replacing(pairs, down, across, run.new(2 * plane * grid.time))
 
     def _turned_bytes(self, patches: int) -> int:
         """Of the cosines of so many patches: a quarter of a head for the row and for the column."""
@@ -343,11 +329,8 @@ class _Qwen2(_Tower):
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
         super().__init__(run, shape)
         self.rotary_table()
-        self.blocks: list[parts.Block] = [
-            _OldBlock(run, f"visual.blocks.{index}", shape.widths, ("fc1", "fc2"), quick=True)
-            for index in range(shape.depth)
-        ]
-        self.merger = _Merger(run, "visual.merger", shape, norm=LayerNorm, after=False)
+        self.blocks = [_Block(run, f"visual.blocks.{index}", shape.widths, new=False) for index in range(shape.depth)]
+        self.merger = self._merger()
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
@@ -355,14 +338,10 @@ class _Qwen2(_Tower):
         each = [self._positions(1) for _ in range(shape.items.count)]
         positions = run.new(sum(one.bytes for one in each), "positions")
         run.free(*each)
-        cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
-        run.free(positions)
-        sequences = parts.Sequences(self.rows, shape.items.count * shape.grid.time, shape.grid.frame)
+        turned, sequences = self._rotations(positions), self._whole()
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=False)
-        embedded = self.merger(self.rows)
-        run.free(hidden, ends, cosines, sines)
-        return [embedded]
+        return [run.replacing(hidden, ends, *turned, self.merger(self.rows))]
 
 
 class _Qwen25(_Tower):
@@ -371,30 +350,20 @@ class _Qwen25(_Tower):
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
         super().__init__(run, shape)
         self.rotary_table()
-        self.blocks: list[parts.Block] = [
-            _GatedBlock(run, f"visual.blocks.{index}", shape.widths) for index in range(shape.depth)
-        ]
-        self.merger = _Merger(run, "visual.merger", shape, norm=parts.RMSNorm, after=False)
+        self.blocks = [_GatedBlock(run, f"visual.blocks.{index}", shape.widths) for index in range(shape.depth)]
+        self.merger = self._merger(norm=parts.RMSNorm)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
         hidden = self._embedded()
         held = self._metadata()
-        ordered = run.new(self._hidden_bytes, "patches by windows")
-        run.free(hidden)
-        hidden = ordered
-        items, grid = shape.items.count, shape.grid
-        whole = parts.Sequences(self.rows, items * grid.time, grid.frame)
-        windows = parts.Sequences(self.rows, items * grid.time * self._windows(), self._window_patches())
+        hidden = run.replacing(hidden, run.new(self._hidden_bytes, "patches by windows"))
+        whole = self._whole()
+        windows = parts.Sequences(self.rows, whole.count * self._windows(), self._window_patches())
         for index, block in enumerate(self.blocks):
-            after = block(whole if index in shape.full else windows)
-            run.free(hidden)
-            hidden = after
-        merged = self.merger(self.rows)
-        run.free(hidden)
-        embedded = run.new(merged.bytes, "embeddings in order")
-        run.free(merged, *held)
-        return [embedded]
+            hidden = run.replacing(hidden, block(whole if index in shape.full else windows))
+        merged = run.replacing(hidden, self.merger(self.rows))
+        return [run.replacing(merged, *held, run.new(merged.bytes, "embeddings in order"))]
 
     def _windows(self) -> int:
         """Windows of one frame."""
@@ -433,44 +402,29 @@ class _Qwen3(_Tower):
         run.new(hidden * size, "visual.patch_embed.proj.bias")
         run.new(shape.positions * hidden * size, "visual.pos_embed.weight")
         self.rotary_table()
-        self.merger = _Merger(run, "visual.merger", shape, norm=LayerNorm, after=False)
-        self.deep = [
-            _Merger(run, f"visual.deepstack_merger_list.{index}", shape, norm=LayerNorm, after=True)
-            for index in range(len(shape.deep))
-        ]
-        self.blocks: list[parts.Block] = [
-            _Block(run, f"visual.blocks.{index}", shape.widths, ("linear_fc1", "linear_fc2"))
-            for index in range(shape.depth)
-        ]
+        self.merger = self._merger()
+        self.deep = [self._merger(f"deepstack_merger_list.{index}") for index in range(len(shape.deep))]
+        self.blocks = [_Block(run, f"visual.blocks.{index}", shape.widths, new=True) for index in range(shape.depth)]
         for index in range(len(shape.deep)):
             run.new(batch.tokens * shape.text_hidden * size, f"deepstack_input_embeds.{index}", Category.BUFFER)
 
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
         hidden = self._embedded()
-        items, grid = shape.items.count, shape.grid
+        items = shape.items.count
         each = [run.new(self._hidden_bytes // items, "learned positions") for _ in range(items)]
-        learned = run.new(self._hidden_bytes, "learned positions")
-        run.free(*each)
-        positions = run.new(self.rows * 2 * 8, "positions")
-        cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
-        run.free(positions)
-        sequences = parts.Sequences(self.rows, items * grid.time, grid.frame)
+        learned = run.replacing(*each, run.new(self._hidden_bytes, "learned positions"))
+        turned, sequences = self._rotations(run.new(self.rows * 2 * 8, "positions")), self._whole()
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
-        added = run.new(self._hidden_bytes, "patches with positions")
-        run.free(hidden)
-        hidden, features = added, []
+        hidden = run.replacing(hidden, run.new(self._hidden_bytes, "patches with positions"))
+        features = []
         for index, block in enumerate(self.blocks):
-            after = block(sequences)
-            run.free(hidden)
-            hidden = after
+            hidden = run.replacing(hidden, block(sequences))
             if index in shape.deep:
                 features.append(self.deep[shape.deep.index(index)](self.rows))
-        features.insert(0, self.merger(self.rows))
-        run.free(hidden)
+        features.insert(0, run.replacing(hidden, self.merger(self.rows)))
         result = run.new(sum(one.bytes for one in features), "embeddings side by side")
-        run.free(*features, ends, cosines, sines, learned)
-        return [result]
+        return [run.replacing(*features, ends, *turned, learned, result)]
 
 
 class _ByItems(Tower):
@@ -494,9 +448,7 @@ class _ByItems(Tower):
         own = run.new(self.share * self.patch_bytes, "pixels of this rank")
         with run.alone():
             (embedded,) = self.tower.encode()
-        gathered = run.new(embedded.bytes * run.tp, "embeddings of all ranks")
-        run.free(embedded, own)
-        return [gathered]
+        return [run.replacing(embedded, own, run.new(embedded.bytes * run.tp, "embeddings of all ranks"))]
 
 
 _TOWERS: dict[str, Callable[[Run, Qwen, Batch], Tower]] = {

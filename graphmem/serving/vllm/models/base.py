@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import Embedding, LinearMethod
-from graphmem.serving.vllm.lora import Adapters, Fillable
+from graphmem.serving.vllm.lora import Adapters, Slots
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.sources.vllm_layers import Backend, ExpertShape
 
@@ -43,7 +45,7 @@ class Family(ABC):
     def finish(self) -> None:
         """``process_weights_after_loading`` of every layer, in order."""
 
-    def adapt(self, adapters: Adapters) -> list[Fillable]:
+    def adapt(self, adapters: Adapters) -> list[Slots]:
         """Room for adapters in every layer that can have one, in order. Raises :class:`UsageError` where the family is
         not followed with them."""
         raise UsageError("--enable-lora is followed for dense decoders of attention and gated feed-forward layers only")
@@ -221,3 +223,21 @@ class Shape:
     def rope_of(self, layer: int) -> object:
         """A key that is equal for layers with the same rotary table."""
         return self.ropes[layer % len(self.ropes)]
+
+
+def plain_shape(model: ServedModel, itemsize: int, linear: LinearMethod, **own: Any) -> Shape:
+    """The sizes by the names that most configurations have; ``own``: fields that this family has otherwise. Raises
+    :class:`UsageError` for a missing value."""
+    config, hidden, layers = model.config, count(model, "hidden_size"), count(model, "num_hidden_layers")
+    heads = own.get("heads") or count(model, "num_attention_heads")
+    head_dim = own.get("head_dim") or counted(model, "head_dim", config.get("head_dim") or hidden // heads)
+    positions = own.get("positions") or count(model, "max_position_embeddings")
+    usual: dict[str, Any] = {
+        "kind": config.get("model_type"), "hidden": hidden, "layers": layers, "heads": heads, "head_dim": head_dim,
+        "kv_heads": own.get("kv_heads") or count(model, "num_key_value_heads", heads),
+        "intermediate": own.get("intermediate") or count(model, "intermediate_size"),
+        "vocab": count(model, "vocab_size"), "positions": positions, "itemsize": itemsize, "linear": linear,
+        "tied": bool(config.get("tie_word_embeddings")), "windows": (None,) * layers, "rope_positions": positions,
+        "rotary_dim": head_dim, "attention_bias": bool(config.get("attention_bias")),
+    }  # fmt: skip
+    return Shape(**{**usual, **own})

@@ -7,12 +7,12 @@ in few places, each a field of :class:`Style`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
-from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, root_mean_square, rotary
+from graphmem.serving.vllm.lora import Adapters, Slots, wrapper
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
@@ -37,10 +37,7 @@ class Norm:
             return self.run.new(rows * width * self.itemsize, "normed")
         run, wide = self.run, rows * width * 4
         weight = self._weight()
-        wide_input = run.new(wide)
-        result = self._gemma(rows, wide)
-        run.free(wide_input, weight)
-        return result
+        return run.replacing(run.new(wide), weight, self._gemma(rows, wide))
 
     def added(self, tokens: int, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(normed, residual): in place, or both new; the old ones are the caller's to free."""
@@ -50,36 +47,20 @@ class Norm:
         run, wide = self.run, tokens * self.width * 4
         weight = self._weight()
         first, second = run.new(wide), run.new(wide)
-        total = run.new(wide)
-        run.free(second, first)
+        total = run.replacing(second, first, run.new(wide))
         new_residual = run.new(tokens * self.width * self.itemsize, "residual")
-        result = self._gemma(tokens, wide)
-        run.free(total, weight)
-        return result, new_residual
+        return run.replacing(total, weight, self._gemma(tokens, wide)), new_residual
 
     def _weight(self) -> Tensor:
         """``weight.float() + 1.0``."""
-        wide = self.run.new(self.width * 4)
-        weight = self.run.new(self.width * 4)
-        self.run.free(wide)
-        return weight
+        return self.run.replacing(self.run.new(self.width * 4), self.run.new(self.width * 4))
 
     def _gemma(self, rows: int, wide: int) -> Tensor:
-        """``rms_norm`` as torch operators (vllm/ir/ops/layernorm.py): squares, their mean, its inverse root, two
-        products, and back to the model's precision."""
+        """``rms_norm`` as torch operators: a product in fp32, and back to the model's precision."""
         run = self.run
-        squares = run.new(wide)
-        mean = run.new(rows * 4)
-        run.free(squares)
-        shifted, root = run.new(rows * 4), run.new(rows * 4)
-        run.free(shifted)
-        scaled = run.new(wide)
-        run.free(root)
-        weighted = run.new(wide)
-        run.free(scaled)
-        result = run.new(wide * self.itemsize // 4, "normed")
-        run.free(weighted, mean)
-        return result
+        mean, scaled = root_mean_square(run, rows, wide)
+        weighted = run.replacing(scaled, run.new(wide))
+        return run.replacing(weighted, mean, run.new(wide * self.itemsize // 4, "normed"))
 
 
 class Mixing(Protocol):
@@ -157,8 +138,7 @@ class Attention(Projected):
     def __call__(self, tokens: int) -> Tensor:
         """The projected output. No attention runs while the engine profiles: its output is an empty tensor."""
         run, size = self.run, self.shape.itemsize
-        qkv = self.qkv_proj(tokens)
-        own = [qkv]
+        own = [self.qkv_proj(tokens)]
         if self.norms is not None:
             own += [self.norms[0].plain(tokens, self.heads), self.norms[1].plain(tokens, self.kv_heads)]
         if self.shape.position_rows:  # rows of the table for each position, and both halves of what is taken of them
@@ -166,9 +146,7 @@ class Attention(Projected):
             run.temporary(table, table // 2, table // 2)
         run.enter(f"{self.name}.attn")
         attended = run.new(tokens * self.q * size, "attention output")
-        output = self.o_proj(tokens)
-        run.free(*own, attended)
-        return output
+        return run.replacing(*own, attended, self.o_proj(tokens))
 
 
 class Layer:
@@ -214,21 +192,20 @@ class Layer:
         attended = self.attention(tokens)
         drop(normed)
         if self.style.post_norms:
-            after = self.norms[1].plain(tokens)
-            run.free(attended)
-            attended = after
+            attended = run.replacing(attended, self.norms[1].plain(tokens))
         middle = residual
         normed, residual = self.norms[2 if self.style.post_norms else 1].added(tokens, attended, residual)
         if normed is not attended:
             run.free(attended)
             drop(middle, residual)
-        output = self.mlp(tokens)
-        run.free(normed)
+        output = run.replacing(normed, self.mlp(tokens))
         if self.style.post_norms:
-            after = self.norms[3].plain(tokens)
-            run.free(output)
-            output = after
+            output = run.replacing(output, self.norms[3].plain(tokens))
         return output, residual
+
+
+#: (tokens, hidden, residual) -> (hidden, residual).
+Step = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Decoder(Family):
@@ -268,16 +245,19 @@ class Decoder(Family):
 
     def through(self, tokens: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(hidden, residual) after the layers; the input is let go, or is the residual."""
-        run = self.run
         residual: Tensor | None = None
         for layer in self.layers:
-            before = hidden, residual
-            hidden, residual = layer(tokens, hidden, residual)
-            for old in dict.fromkeys(before):
-                if old is not None and old not in (hidden, residual):
-                    run.free(old)
+            hidden, residual = self.passed(layer, tokens, hidden, residual)
         assert residual is not None
         return hidden, residual
+
+    def passed(
+        self, layer: Step, tokens: int, hidden: Tensor, residual: Tensor | None, kept: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """(hidden, residual) after a layer; those before it are let go, but for what is ``kept``."""
+        after = layer(tokens, hidden, residual)
+        self.run.free(*[old for old in dict.fromkeys((hidden, residual)) if old and old not in (*after, *kept)])
+        return after
 
     def _head(self) -> Embedding:
         run, shape = self.run, self.shape
@@ -299,12 +279,12 @@ class Decoder(Family):
             if layer.attention.scales is not None:
                 layer.attention.scales.finish()
 
-    def adapt(self, adapters: Adapters) -> list[Fillable]:
+    def adapt(self, adapters: Adapters) -> list[Slots]:
         if self.shape.experts is not None or self.shape.latent is not None or self.shape.state is not None:
             return super().adapt(adapters)
         wrapper(self.run, adapters)
         stage, tables = self.shape.own, self.style.adapts_tables
-        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)] if stage.first and tables else []
+        made: list[Slots] = [self.embedding.adapt(adapters, head=False)] if stage.first and tables else []
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.mlp, FeedForward)
@@ -323,15 +303,9 @@ class Decoder(Family):
         kept = self._received or (() if self._given is None else (self._given,))
         deep = len(self.shape.encoder.deep) if self.shape.encoder is not None else 0
         for number, layer in enumerate(layers, start=1):
-            before = hidden, residual
-            hidden, residual = layer(tokens, hidden, residual)
-            for old in dict.fromkeys(before):
-                if old is not None and old not in (hidden, residual, *kept):
-                    run.free(old)
+            hidden, residual = self.passed(layer, tokens, hidden, residual, kept)
             if number <= deep:  # states of the encoder's layers are added
-                added = run.new(hidden.bytes, "with the encoder's states")
-                run.free(hidden)
-                hidden = added
+                hidden = run.replacing(hidden, run.new(hidden.bytes, "with the encoder's states"))
             if number in self.taps:
                 self.tapped.append(run.new(hidden.bytes, "kept for the draft"))
         assert residual is not None
@@ -339,9 +313,7 @@ class Decoder(Family):
             self._sent = residual
             return hidden
         normed, added = self.norm.added(tokens, hidden, residual)
-        for old in dict.fromkeys((hidden, residual, added)):
-            if old is not normed and old not in kept:
-                run.free(old)
+        run.free(*[old for old in dict.fromkeys((hidden, residual, added)) if old not in (normed, *kept)])
         return normed
 
     def _entered(self, tokens: int) -> tuple[Tensor, Tensor | None]:
@@ -352,9 +324,7 @@ class Decoder(Family):
             return self._given, None
         run, hidden = self.run, self.embedding(tokens)
         if self.style.scales_embedding:
-            scaled = run.new(hidden.bytes, "scaled embedding")
-            run.free(hidden)
-            hidden = scaled
+            hidden = run.replacing(hidden, run.new(hidden.bytes, "scaled embedding"))
         return hidden, None
 
     def give(self, embeddings: Tensor) -> None:
@@ -452,11 +422,8 @@ class Decoder(Family):
             return first, output, spare
         both = layer.mlp.gate_up_proj(tokens)
         run.free(normed)
-        acted = run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated")
-        run.free(both)
-        output = layer.mlp.down_proj.product(tokens)
-        run.free(acted)
-        return first, output, []
+        acted = run.replacing(both, run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated"))
+        return first, run.replacing(acted, layer.mlp.down_proj.product(tokens)), []
 
     def _middle_piece(
         self,
@@ -502,9 +469,7 @@ class Decoder(Family):
             first, output, written = self._fed(layer, tokens)
             run.free(*written)
             if run.tp > 1:
-                reduced = run.new(width, "all-reduced")
-                run.free(output)
-                output = reduced
+                output = run.replacing(output, run.new(width, "all-reduced"))
             if not self.shape.own.last:
                 self._sent = run.new(width, "residual for the next stage")
         run.free(first, attended)

@@ -10,7 +10,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, number, rope_of
 from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod
-from graphmem.serving.vllm.models.base import Shape, StateShape
+from graphmem.serving.vllm.models.base import Shape, StateShape, plain_shape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Projected, Style
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import ExpertShape
@@ -110,9 +110,7 @@ class DeltaNet:
         if not self._fused:
             held.append(run.new(tokens * own.values * size, "gated and normed"))
             run.temporary(tokens * own.value_heads * 4)
-        output = self.out_proj(tokens)
-        run.free(*reversed(held))
-        return output
+        return run.replacing(*reversed(held), self.out_proj(tokens))
 
     def _warm_up(self) -> None:
         """``_warmup_prefill_kernels``: a chunk, its parts, and a state; then FlashInfer's kernel, which takes the state
@@ -153,11 +151,8 @@ class GatedAttention(Projected):
         run.enter(f"{self.name}.attn")
         turned = [run.new(tokens * width * size) for width in (self.q, self.kv, self.q)]
         attended, weight = (run.new(tokens * self.q * size) for _ in range(2))
-        gated = run.new(tokens * self.q * size, "gated")
-        run.free(weight, attended)
-        output = self.o_proj(tokens)
-        run.free(*turned, qkv, gated)
-        return output
+        gated = run.replacing(weight, attended, run.new(tokens * self.q * size, "gated"))
+        return run.replacing(*turned, qkv, gated, self.o_proj(tokens))
 
 
 class DeltaDecoder(Decoder):
@@ -176,9 +171,7 @@ class DeltaDecoder(Decoder):
 def delta_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     """Its sizes (transformers, ``Qwen3NextConfig`` and ``Qwen3_5TextConfig``)."""
     config, kind = model.config, str(model.config.get("model_type"))
-    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    positions, head_dim = count(model, "max_position_embeddings"), count(model, "head_dim", 256)
-    rope = rope_of(model)
+    head_dim, rope = count(model, "head_dim", 256), rope_of(model)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     state = DeltaShape(
         count(model, "linear_num_key_heads", 16), count(model, "linear_num_value_heads", 32),
@@ -186,14 +179,12 @@ def delta_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
         count(model, "linear_conv_kernel_dim", 4, least=2), interleaved=kind == "qwen3_next",
         conv_bytes=itemsize, state_bytes=_state_bytes(model, kind, itemsize),
     )  # fmt: skip
-    return Shape(
-        kind=kind, hidden=hidden, intermediate=count(model, "intermediate_size", hidden), layers=layers, heads=heads,
-        kv_heads=count(model, "num_key_value_heads", heads), head_dim=head_dim, vocab=count(model, "vocab_size"),
-        positions=positions, itemsize=itemsize, linear=method, tied=bool(config.get("tie_word_embeddings")),
-        windows=(None,) * layers, rope_positions=positions,
+    return plain_shape(
+        model, itemsize, method, head_dim=head_dim,
+        intermediate=count(model, "intermediate_size", count(model, "hidden_size")),
         rotary_dim=int(head_dim * min(1.0, number(model, "partial_rotary_factor", partial, 0.25))),
         attention_bias=bool(config.get("qkv_bias")), experts=_experts(model, kind), state=state,
-        attends=_attends(model, layers),
+        attends=_attends(model, count(model, "num_hidden_layers")),
         predicts=count(model, _PREDICTS.get(kind, "mtp_num_hidden_layers"), 1, least=0),
     )  # fmt: skip
 

@@ -50,7 +50,8 @@ class Experts:
             )  # fmt: skip
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
-        shape.linear.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
+        self.method = shape.linear.of(f"{name}.experts")
+        self.method.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
         if experts.bias:
             run.new(self.local * 2 * self.width * size, f"{name}.experts.w13_bias")
             run.new(self.local * shape.hidden * size, f"{name}.experts.w2_bias")
@@ -59,9 +60,7 @@ class Experts:
         """After loading."""
         if self.shared is not None:
             self.shared.finish()
-        self.shape.linear.finish_experts(
-            self.run, f"{self.name}.experts", self.local, self.shape.hidden, self.width
-        )  # fmt: skip
+        self.method.finish_experts(self.run, f"{self.name}.experts")
 
     def __call__(self, tokens: int) -> Tensor:
         """The output; the input is the caller's."""
@@ -72,9 +71,7 @@ class Experts:
         whole = slice_of * run.tp * row  # padded; a slice of what was padded is a view of it
         kept = run.new(slice_of * row if tokens % run.tp == 0 else whole, "slice of tokens")
         output = self.own(slice_of)
-        gathered = run.new(whole, "gathered slices")
-        run.free(output, kept)
-        return gathered
+        return run.replacing(output, kept, run.new(whole, "gathered slices"))
 
     def own(self, tokens: int, reduce: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
         """The output of this rank's tokens, of this rank's share of every expert; what is added up is there until the
@@ -93,17 +90,14 @@ class Experts:
         if not self.experts.grouped:
             run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
         if run.experts.balanced:  # ids of copies (``eplb_map_to_physical_and_record``)
-            mapped = run.new(tokens * chosen * 4)
-            run.free(ids)
-            ids = mapped
+            ids = run.replacing(ids, run.new(tokens * chosen * 4))
         output = run.new(tokens * self.shape.hidden * size, "experts' output")
         self._multiply(tokens)
         run.free(weights, ids, scores)
         if shared is None:
             return reduce(output)
         total = reduce(run.new(output.bytes, "experts' and shared output", Category.ACTIVATION))
-        run.free(shared, output)
-        return total
+        return run.replacing(shared, output, total)
 
     def _scores(self, tokens: int) -> Tensor:
         """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
@@ -114,9 +108,7 @@ class Experts:
             run.enter(self.gate.name)
             return run.matmul(tokens * experts.count * experts.score_bytes)
         wide = run.new(tokens * self.shape.hidden * experts.router_bytes, "tokens as wide as the router")
-        scores = self.gate(tokens)
-        run.free(wide)
-        return scores
+        return run.replacing(wide, self.gate(tokens))
 
     def _beside(self, tokens: int) -> Tensor | None:
         """The output of the shared experts, where batches are small: before the rest, on a stream of its own
@@ -173,10 +165,17 @@ def balance(run: Run, shape: Shape) -> None:
         run.new(layers * size, "load of experts", Category.BUFFER)
     run.new(4, "load of experts", Category.BUFFER)
     run.new(1, "load of experts", Category.BUFFER)
-    local = cdiv(copies, run.experts.ranks)
-    shape.linear.make_experts(run, "experts on their way", local, shape.hidden, experts.width // run.experts.slices)
+    _make_layer(run, shape, "experts on their way")
     run.new(layers * experts.count * 8, "load of experts", Category.BUFFER)
     run.free(*made)
+
+
+def _make_layer(run: Run, shape: Shape, name: str) -> None:
+    """The experts of one layer."""
+    assert shape.experts is not None
+    local = cdiv(shape.experts.count + run.experts.redundant, run.experts.ranks)
+    width = shape.experts.width // run.experts.slices
+    shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
 
 
 def rearrange(run: Run, shape: Shape) -> None:
@@ -193,7 +192,6 @@ def rearrange(run: Run, shape: Shape) -> None:
     total = run.new(layers * experts.count * 8, "sum of the load")
     run.temporary(_WINDOW * layers * experts.count * 8)
     before = len(run.builder.storage_bytes)
-    local, width = cdiv(copies, run.experts.ranks), experts.width // run.experts.slices
-    shape.linear.make_experts(run, "experts that are gathered", local, shape.hidden, width)
+    _make_layer(run, shape, "experts that are gathered")
     made = [Tensor(index, run.builder.storage_bytes[index]) for index in range(before, len(run.builder.storage_bytes))]
     run.free(*made, load, total)

@@ -70,8 +70,7 @@ class FeedForward:
         acted = run.new(tokens * self.width * self.size, "activated")
         if not self.style.holds_gate_up:
             run.free(both)
-        result = self.down_proj(tokens)
-        run.free(acted)
+        result = run.replacing(acted, self.down_proj(tokens))
         if self.gate is not None:
             result = self._gated(tokens, self.gate, result)
         if self.style.holds_gate_up:
@@ -82,8 +81,5 @@ class FeedForward:
         """The product with a token's gate, which is made last."""
         run = self.run
         raw = gate(tokens)
-        weight = run.new(raw.bytes)
-        run.free(raw)
-        product = run.new(result.bytes, "gated")
-        run.free(weight, result)
-        return product
+        weight = run.replacing(raw, run.new(raw.bytes))
+        return run.replacing(weight, result, run.new(result.bytes, "gated"))

@@ -3,7 +3,7 @@ layers/attention/mla_attention.py)."""
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import AttentionScales, Linear, cdiv, rotary
+from graphmem.serving.vllm.layers import AttentionScales, Linear, cdiv, rotary, turned_by_halves
 from graphmem.serving.vllm.models.base import LatentShape, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 
@@ -20,7 +20,6 @@ class LatentAttention:
         size, method, hidden = shape.itemsize, shape.linear, shape.hidden
         self.heads = shape.heads // run.tp
         queries, self.compressed = self.heads * (latent.nope + latent.rope), latent.kv_rank + latent.rope
-        self.query_bytes = queries * size
         self.linears: list[Linear] = []
 
         def linear(part: str, inputs: int, outputs: list[int], *, reduce: bool = False) -> Linear:
@@ -82,18 +81,5 @@ class LatentAttention:
         run.enter(f"{self.name}.rotary_emb")
         width = tokens * self.latent.rope * size
         tables = [run.new(width) for _ in range(3)]
-        queries, keys = self._turn(width * self.heads), self._turn(width)
-        run.free(*tables, queries)
-        return keys
-
-    def _turn(self, width: int) -> Tensor:
-        run = self.run
-        straight = run.new(width)
-        half = run.new(width // 2)
-        turned = run.new(width)
-        run.free(half)
-        product = run.new(width)
-        run.free(turned)
-        result = run.new(width)
-        run.free(straight, product)
-        return result
+        queries, keys = turned_by_halves(run, width * self.heads), turned_by_halves(run, width)
+        return run.replacing(*tables, queries, keys)

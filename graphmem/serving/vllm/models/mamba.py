@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from graphmem.serving.vllm.layers import Embedding, Linear
-from graphmem.serving.vllm.models.base import Family, Shape, StateShape
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count
+from graphmem.serving.vllm.layers import Embedding, Linear, LinearMethod
+from graphmem.serving.vllm.models.base import Family, Shape, StateShape, plain_shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import StateSizes
@@ -93,16 +95,12 @@ class Mixer:
         projected = self.in_proj(tokens)
         run.enter(self.name)
         if self.state.scaled:
-            scaled = run.new(projected.bytes, "scaled")
-            run.free(projected)
-            projected = scaled
+            projected = run.replacing(projected, run.new(projected.bytes, "scaled"))
         scanned = run.new(tokens * self.own.inner * size, "scanned")
         self._warm_up()
         run.temporary(tokens * self.own.convolved * size)  # what would be convolved, copied
         normed = self._gated(tokens)
-        output = self.out_proj(tokens)
-        run.free(normed, scanned, projected)
-        return output
+        return run.replacing(normed, scanned, projected, self.out_proj(tokens))
 
     def _gated(self, tokens: int) -> Tensor:
         """``Mixer2RMSNormGated``: a kernel of one group that no other rank has a part of; else torch operators in
@@ -113,28 +111,16 @@ class Mixer:
             normed = run.new(narrow, "gated and normed")
             run.temporary(tokens * 4)
             return normed
-        gate = run.new(wide)
-        activated = run.new(wide)
-        run.free(gate)
+        activated = run.replacing(run.new(wide), run.new(wide))
         if not self.state.normed:
-            again = run.new(narrow)
-            run.free(activated)
-            product = run.new(narrow, "gated")
-            run.free(again)
-            return product
-        product = run.new(wide)
-        run.free(activated)
+            again = run.replacing(activated, run.new(narrow))
+            return run.replacing(again, run.new(narrow, "gated"))
+        product = run.replacing(activated, run.new(wide))
         rows = tokens * 4 * (1 if self.state.groups == 1 else self.own.groups)
-        squares = run.new(wide)
-        mean = run.new(rows)
-        run.free(squares)
+        mean = run.replacing(run.new(wide), run.new(rows))
         run.temporary(rows, rows)
-        normed = run.new(wide)
-        run.free(product)
-        again = run.new(narrow)
-        result = run.new(narrow, "gated and normed")
-        run.free(again, normed, mean)
-        return result
+        normed = run.replacing(product, run.new(wide))
+        return run.replacing(run.new(narrow), normed, mean, run.new(narrow, "gated and normed"))
 
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
@@ -281,11 +267,8 @@ class StatesOnly(Family):
         residual = self.embedding(tokens)
         hidden = run.new(residual.bytes, "normed")
         for layer in self.layers:
-            output = layer(tokens)
-            run.free(hidden)
-            hidden = output
-        run.free(residual)
-        return hidden
+            hidden = run.replacing(hidden, layer(tokens))
+        return run.replacing(residual, hidden)
 
 
 class Mamba2(StatesOnly):
@@ -298,6 +281,22 @@ class Mamba2(StatesOnly):
         self.head = self.embedding
         if not shape.tied:
             self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
+
+
+def mamba2_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
+    """Its sizes; it has no attention."""
+    heads = count(model, "num_heads")
+    state = ScanShape(
+        heads, count(model, "head_dim"), count(model, "n_groups", 1), count(model, "state_size", 128),
+        count(model, "conv_kernel", 4, least=2), count(model, "chunk_size", 256),
+        conv_bias=bool(model.config.get("use_conv_bias", True)), bias=bool(model.config.get("use_bias")),
+        conv_bytes=itemsize, state_bytes=itemsize,
+    )  # fmt: skip
+    return plain_shape(
+        model, itemsize, method, intermediate=count(model, "hidden_size"), heads=heads, kv_heads=heads,
+        head_dim=state.head_dim, positions=1, tied=bool(model.config.get("tie_word_embeddings", True)), rotary_dim=1,
+        attention_bias=False, state=state,
+    )  # fmt: skip
 
 
 def state_index(run: Run, shape: Shape) -> None:

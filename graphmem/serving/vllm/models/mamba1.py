@@ -9,7 +9,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod, Unquantized, cdiv, dropped_head
-from graphmem.serving.vllm.models.base import Shape, StateShape
+from graphmem.serving.vllm.models.base import Shape, StateShape, plain_shape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Projected, Style
 from graphmem.serving.vllm.models.mamba import StatesOnly
 from graphmem.serving.vllm.run import Run, Tensor
@@ -70,8 +70,7 @@ class SelectiveMixer:
         output = run.new(tokens * self.hidden * self.size, "output")
         projected = self.in_proj(tokens)
         convolved = run.new(tokens * self.inner * self.size, "what would be convolved, copied")
-        left = self.out_proj(tokens)
-        run.free(convolved, projected, left)
+        run.free(convolved, projected, self.out_proj(tokens))
         return output
 
 
@@ -97,9 +96,7 @@ class Attention(Projected):
         """The projected output; the input is the caller's."""
         qkv = self.qkv_proj(tokens)
         attended = self.run.new(tokens * self.q * self.shape.itemsize, "attention output")
-        output = self.o_proj(tokens)
-        self.run.free(attended, qkv)
-        return output
+        return self.run.replacing(attended, qkv, self.o_proj(tokens))
 
 
 class Jamba(Decoder):
@@ -118,18 +115,15 @@ class Jamba(Decoder):
 def mamba_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     """Its sizes."""
     config = model.config
-    layers, hidden = count(model, "num_hidden_layers"), count(model, "hidden_size")
-    inner = count(model, "intermediate_size", count(model, "expand", 2) * hidden)
+    inner = count(model, "intermediate_size", count(model, "expand", 2) * count(model, "hidden_size"))
     state = SelectiveShape(
         inner, count(model, "state_size", 16), count(model, "conv_kernel", 4, least=2), _rank(model, "time_step_rank"),
         conv_bias=bool(config.get("use_conv_bias", True)), bias=bool(config.get("use_bias")),
         normed=config.get("model_type") == "falcon_mamba", conv_bytes=itemsize, state_bytes=itemsize,
     )  # fmt: skip
-    return Shape(
-        kind="mamba", hidden=hidden, intermediate=inner, layers=layers, heads=inner, kv_heads=inner, head_dim=1,
-        vocab=count(model, "vocab_size"), positions=1, itemsize=itemsize, linear=method,
-        tied=bool(config.get("tie_word_embeddings", True)), windows=(None,) * layers, rope_positions=1, rotary_dim=0,
-        state=state,
+    return plain_shape(
+        model, itemsize, method, kind="mamba", intermediate=inner, heads=inner, kv_heads=inner, head_dim=1, positions=1,
+        tied=bool(config.get("tie_word_embeddings", True)), rotary_dim=0, attention_bias=False, state=state,
     )  # fmt: skip
 
 
@@ -148,13 +142,10 @@ def jamba_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
     width, number = count(model, "intermediate_size"), count(model, "num_experts", 16)
     dense = tuple(index for index in range(layers) if index not in chosen)
     experts = ExpertShape(number, count(model, "num_experts_per_tok", 2), width, dense_layers=dense)
-    return Shape(
-        kind="jamba", hidden=hidden, intermediate=width, layers=layers, heads=heads,
-        kv_heads=count(model, "num_key_value_heads", heads),
-        head_dim=counted(model, "hidden_size / heads", hidden // heads),
-        vocab=count(model, "vocab_size"), positions=count(model, "max_position_embeddings", 262144), itemsize=itemsize,
-        linear=method, tied=False, windows=(None,) * layers, rope_positions=1, rotary_dim=0,
-        experts=experts if number > 1 else None, state=state, attends=attends,
+    return plain_shape(
+        model, itemsize, method, intermediate=width, head_dim=counted(model, "hidden_size / heads", hidden // heads),
+        positions=count(model, "max_position_embeddings", 262144), tied=False, rope_positions=1, rotary_dim=0,
+        attention_bias=False, experts=experts if number > 1 else None, state=state, attends=attends,
     )  # fmt: skip
 
 

@@ -32,20 +32,12 @@ class Layer:
         normed = self.first_norm(tokens)
         qkv = self.qkv(tokens)
         attended = run.new(size // run.tp, "attention output")
-        output = self.out(tokens)
-        run.free(qkv, attended, normed)
-        residual = run.new(size, "residual")
-        run.free(output)
-        normed = self.last_norm(tokens)
-        inner = self.fc1(tokens)
-        run.free(normed)
-        acted = run.new(inner.bytes, "activated")
-        run.free(inner)
-        output = self.fc2(tokens)
-        run.free(acted)
-        result = run.new(size, "hidden")
-        run.free(output, residual)
-        return result
+        output = run.replacing(qkv, attended, normed, self.out(tokens))
+        residual = run.replacing(output, run.new(size, "residual"))
+        inner = run.replacing(self.last_norm(tokens), self.fc1(tokens))
+        acted = run.replacing(inner, run.new(inner.bytes, "activated"))
+        output = run.replacing(acted, self.fc2(tokens))
+        return run.replacing(output, residual, run.new(size, "hidden"))
 
 
 class OPT(Family):
@@ -70,15 +62,8 @@ class OPT(Family):
         run, size = self.run, tokens * self.shape.hidden * self.shape.itemsize
         embedded = self.embedding(tokens)
         shifted = run.new(tokens * 8, "positions + 2")
-        places = run.new(size, "embedded positions")
-        run.free(shifted)
+        places = run.replacing(shifted, run.new(size, "embedded positions"))
         hidden = run.new(size, "hidden")
-        first = hidden
         for layer in self.layers:
-            after = layer(tokens)
-            run.free(hidden)
-            hidden = after
-        del first
-        result = self.norm(tokens)
-        run.free(hidden, embedded, places)
-        return result
+            hidden = run.replacing(hidden, layer(tokens))
+        return run.replacing(hidden, embedded, places, self.norm(tokens))

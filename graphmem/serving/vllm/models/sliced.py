@@ -3,6 +3,8 @@ replicas share experts (``use_sequence_parallel_moe``, vllm 0.32.0, models/deeps
 
 from __future__ import annotations
 
+from functools import partial
+
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.decoder import Decoder, Layer, Style
@@ -22,18 +24,11 @@ class SlicedDecoder(Decoder):
                 layer.attention.o_proj.reduce = False
 
     def _forward(self, tokens: int, layers: list[Layer]) -> Tensor:
-        run = self.run
         hidden: Tensor = self.embedding(tokens)
         residual: Tensor | None = None
         for layer in layers:
-            before = hidden, residual
-            if isinstance(layer.mlp, Experts):
-                hidden, residual = self._through(layer, tokens, hidden, residual)
-            else:
-                hidden, residual = layer(tokens, hidden, residual)
-            for old in dict.fromkeys(before):
-                if old is not None and old not in (hidden, residual):
-                    run.free(old)
+            step = partial(self._through, layer) if isinstance(layer.mlp, Experts) else layer
+            hidden, residual = self.passed(step, tokens, hidden, residual)
         assert residual is not None
         return self._whole(tokens, hidden, residual)
 
@@ -50,16 +45,12 @@ class SlicedDecoder(Decoder):
         attended = layer.attention(tokens)
         if normed is not hidden:
             run.free(normed)
-        padded = run.new(part * run.tp, "padded")
-        run.free(attended)
-        scattered = run.new(part, "scattered")
-        run.free(padded)
+        padded = run.replacing(attended, run.new(part * run.tp, "padded"))
+        scattered = run.replacing(padded, run.new(part, "scattered"))
         if not given:
             residual = run.new(part, "slice of the residual")
         assert isinstance(layer.mlp, Experts)
-        output = layer.mlp.own(cdiv(tokens, run.tp))
-        run.free(scattered)
-        return output, residual
+        return run.replacing(scattered, layer.mlp.own(cdiv(tokens, run.tp))), residual
 
     def _whole(self, tokens: int, hidden: Tensor, residual: Tensor) -> Tensor:
         """The last norm; of slices after they were put side by side and gathered."""
@@ -69,6 +60,4 @@ class SlicedDecoder(Decoder):
             run.free(*[old for old in dict.fromkeys((hidden, residual, added)) if old is not normed])
             return normed
         beside = run.new(hidden.bytes + residual.bytes, "slices side by side")
-        gathered = run.new(beside.bytes * run.tp, "gathered slices")
-        run.free(beside, hidden, residual)
-        return gathered
+        return run.replacing(beside, hidden, residual, run.new(beside.bytes * run.tp, "gathered slices"))
