@@ -405,6 +405,11 @@ class Making:
                 f"{self.name}: layer {missing} of {self.architecture} does not go through transformers' attention "
                 "interface, which is all that vLLM's backend handles, and what is captured here"
             )
+        if self.tp > 1 and any(self.attended[one][1] == self.config.num_attention_heads for one in layers):
+            raise UsageError(
+                f"{self.name}: transformers' {self.architecture} says not how its attention is shared out over ranks, "
+                "so that it is followed with --tensor-parallel-size 1 only"
+            )
         heads, kv_heads, head_dim = max((self.attended[one][1:] for one in layers), key=lambda one: one[0] * one[2])
         cached = [(0, 0) if one in self._sharing else self.attended[one][2:] for one in layers]
         return Backend(

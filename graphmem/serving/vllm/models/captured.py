@@ -163,8 +163,17 @@ class Captured(Family):
             return layer(tokens)
         if one.name in self._tables:
             return self._tables[one.name](tokens)
-        norm = self._norms[one.name]
-        return norm.plain(tokens, one.token_bytes // (norm.width * norm.itemsize))
+        norm, row = self._norms[one.name], one.token_bytes
+        if row < norm.width * norm.itemsize:
+            return self._normed_whole(norm, tokens, row)
+        return norm.plain(tokens, row // (norm.width * norm.itemsize))
+
+    def _normed_whole(self, norm: Norm, tokens: int, row: int) -> Tensor:
+        """The norm of all ranks' parts, which are put side by side before it (``_apply_qk_norm``, models/olmoe.py)."""
+        run, whole = self.run, tokens * norm.width * norm.itemsize
+        part, gathered = run.new(tokens * row), run.new(whole)
+        beside = run.replacing(part, gathered, run.new(whole))
+        return run.replacing(beside, norm.plain(tokens))
 
     def _product(self, linear: Linear, tokens: int) -> Tensor:
         """The output of a linear layer; one that ``splits`` copies its part of the input, one that ``gathers`` has all
