@@ -151,12 +151,14 @@ class Request:
 class Batch:
     """One step of an engine. ``total``: tokens that it computes; ``admitted``: requests that waited until now;
     ``preempted``: those that lost their place; ``entries`` are the scheduler's own: (request, tokens, whether a new
-    token comes of it)."""
+    token comes of it); ``context``: tokens whose keys and values are read, ``pairs`` of one with one it attends to."""
 
     total: int
     admitted: list[int]
     preempted: list[int]
     entries: list[tuple[Any, int, bool]]
+    context: int = 0
+    pairs: int = 0
 
 
 class Scheduler(Protocol):
@@ -211,3 +213,9 @@ class Engine(Protocol):
     def serve(self, question: Question) -> Served:
         """The answer. Raises :class:`graphmem.errors.GraphmemError` for a question the engine cannot answer; where it
         would refuse to start for want of memory the answer has that."""
+
+
+def for_searches(engine: Engine, question: Question) -> Question:
+    """The question as it is asked over and over: of an engine that has a quick and a slow answer, for the quick one."""
+    quick: Callable[[Question], Question] | None = getattr(engine, "for_searches", None)
+    return question if quick is None else quick(question)

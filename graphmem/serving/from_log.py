@@ -17,7 +17,7 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
-from graphmem.serving.base import BASES, Question, Served
+from graphmem.serving.base import BASES, Question, Served, for_searches
 from graphmem.serving.configurations import model_named
 from graphmem.serving.logs import Log, Printed, Reader, lines_of
 from graphmem.units import MIB, format_bytes, parse_bytes
@@ -154,6 +154,7 @@ def compared(
         ) from None
     question = Question(served_model, card, version=numbers, **found)
     question, left_out = _followed(chosen, question, others)
+    question = for_searches(chosen, question)
     served = chosen.serve(question)
     terms = tuple(_terms(reader, log, served))
     given = _given(chosen, question, reader, log)
@@ -240,24 +241,17 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 def _followed(engine: Any, question: Question, others: list[tuple[str, str]]) -> tuple[Question, tuple[str, ...]]:
     """The question with those of the log's options that the engine's model follows, and the others by name."""
+    check = getattr(engine, "check_arguments", lambda question: None)
     left_out = []
     for option in others:
         tried = question.with_(arguments=(*question.arguments, option))
-        if _takes(engine, tried):
-            question = tried
-        else:
+        try:
+            check(tried)
+        except UsageError:
             left_out.append(f"{option[0]} {option[1]}"[:100])
+        else:
+            question = tried
     return question, tuple(left_out)
-
-
-def _takes(engine: Any, question: Question) -> bool:
-    check = getattr(engine, "check_arguments", None)
-    try:
-        if check is not None:
-            check(question)
-    except UsageError:
-        return False
-    return True
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------
