@@ -223,15 +223,19 @@ def serve(
         pace = speed or (Speed() if line is None else predicted(line))
         return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price)
 
+    beside = _beside(chosen, question, served) if advice else None
+    assumptions = [one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)]
+    if beside is not None and beside[1] is not served:
+        assumptions.append(_cross_check(served, beside[1]))
     return ServingReport(
         served=served,
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
         choices=_choices(chosen, searched, served, quantiles, load, rentals, busy, None if speed else follow),
-        changes=_advised(chosen, question, served) if advice else (),
+        changes=() if beside is None else _changes(chosen, *beside),
         found=found,
-        assumptions=tuple(one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)),
+        assumptions=tuple(assumptions),
         over_time=follow(question, served),
         throughput=busy(question, served),
     )
@@ -501,13 +505,21 @@ def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[st
     return tried
 
 
-def _advised(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:
-    """Changes beside the answer: by the same way, or by a quick one where each would be a start of the engine."""
+def _beside(engine: Engine, question: Question, served: Served) -> tuple[Question, Served] | None:
+    """The answer to which changes are held, with its question: this one, or a quick one where each change would be a
+    start of the engine; None where there is no quick one."""
     if served.basis != "engine":
-        return _changes(engine, question, served)
+        return question, served
     quick = for_searches(engine, question)
     answer = served if quick == question else engine.serve(quick)
-    return () if answer.basis in ("engine", "captures") else _changes(engine, quick, answer)
+    return None if answer.basis in ("engine", "captures") else (quick, answer)
+
+
+def _cross_check(served: Served, other: Served) -> str:
+    """What our account says beside the engine's own answer."""
+    blocks, difference = other.kv_cache.blocks, other.kv_cache.blocks - served.kv_cache.blocks
+    differs = f"{blocks:,} blocks ({difference:+,})" if difference else "as many blocks"
+    return f"graphmem's account of its code, by which changes are told, has {differs}"
 
 
 def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:
