@@ -207,6 +207,9 @@ def serve(
     found = None
     if find is not None:
         question, found = _search(chosen, searched, find, quantiles, load)
+    waits_for: Callable[[Question], str | None] | None = getattr(chosen, "waits_for", None)
+    if waits_for is not None and (what := waits_for(question)) is not None:
+        report(what)
     served = chosen.serve(question)
     at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
     if price is None and rentals:

@@ -77,14 +77,19 @@ class VLLM:
         """Raises :class:`UsageError` for a further option that is not followed."""
         arguments.read(question.arguments)
 
+    def waits_for(self, question: Question) -> str | None:
+        """What an answer takes its time for, in words; None where it does not."""
+        if arguments.basis_of(question.arguments) == "retold" or installed.why_not(question) is not None:
+            return None
+        return "vLLM starts on the pretended card: half a minute or more (--basis retold answers at once)"
+
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
-        asked = arguments.basis_of(question.arguments)
-        if asked == "engine":
+        if arguments.basis_of(question.arguments) == "engine":
             return installed.serve(question)
-        if asked == "retold" or installed.why_not(question) is not None:
+        if not _starts_itself(question):
             return self._retold(question)
         try:
             return installed.serve(question)
@@ -94,7 +99,7 @@ class VLLM:
     def for_searches(self, question: Question) -> Question:
         """The question as searches ask it over and over: of our account, which takes a second where a start of the
         installed engine takes half a minute, unless that has no answer."""
-        if arguments.basis_of(question.arguments) != "auto" or installed.why_not(question) is not None:
+        if not _starts_itself(question):
             return question
         quick = question.with_(arguments=(*question.arguments, ("basis", "retold")))
         try:
@@ -384,6 +389,11 @@ def _tokens(settings: Settings, layout: Layout, blocks: int) -> int:
     if versions.TOKENS_OF_REQUESTS.holds(settings.version):
         return int(layout.concurrency(blocks, settings.batch.length) * settings.batch.length)
     return blocks // len(layout.groups) * layout.block_size
+
+
+def _starts_itself(question: Question) -> bool:
+    """Whether the installed engine is asked, without being named."""
+    return arguments.basis_of(question.arguments) == "auto" and installed.why_not(question) is None
 
 
 def _answer(
