@@ -221,12 +221,17 @@ def serve(
         pace = speed or (Speed() if line is None else predicted(line))
         return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price)
 
+    choices = _choices(chosen, question, served, quantiles, load, rentals, busy, None if speed else follow)
+    if rentals and over_time is not None and load is None and not choices:
+        assumptions.append(
+            f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
+        )
     return ServingReport(
         served=served,
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
-        choices=_choices(chosen, question, served, quantiles, load, rentals, busy, None if speed else follow),
+        choices=choices,
         # A change by the engine's own code is a start of its own, of half a minute.
         changes=_changes(chosen, question, served) if advice and served.basis != "engine" else (),
         found=found,

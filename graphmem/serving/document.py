@@ -67,7 +67,7 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         yield section("Requests at once, by their length", _users(report))
     yield from _loads(report)
     if report.throughput is not None:
-        yield section("Speed", Facts(tuple(_speed(report.throughput))))
+        yield section("Speed", Facts(tuple(_speed(report.throughput, served.settings.get("enforce_eager") is True))))
     if report.over_time is not None:
         yield _over_time(report.over_time)
     if report.changes:
@@ -172,7 +172,7 @@ def _row(choice: CardChoice) -> tuple[str, ...]:
     return f"{choice.cards} x {choice.gpu}{shared}", f"{choice.concurrency:.1f}", each
 
 
-def _speed(busy: Throughput) -> Iterator[tuple[str, str]]:
+def _speed(busy: Throughput, eager: bool) -> Iterator[tuple[str, str]]:
     at_once = f"{_counted(busy.requests, 'request')} of {busy.context:,} tokens at once, {busy.each:,.0f} each"
     yield "answers", f"{_between(busy.answers)} tokens a second: {at_once}"
     yield "prompts", f"{_between(busy.prompts)} tokens a second while prompts are read"
@@ -180,6 +180,8 @@ def _speed(busy: Throughput) -> Iterator[tuple[str, str]]:
         yield "cost", f"${busy.price:,.2f} an hour; a million tokens of answers ${_between(busy.answers_cost, 2)}"
         yield "", f"and of prompts ${_between(busy.prompts_cost, 2)}"
     yield "stands on", f"a roofline, not measured; {_INTERVAL}"
+    if eager:
+        yield "", "with CUDA graphs, which this engine has not: it may be slower"
 
 
 #: What an interval of speeds is.

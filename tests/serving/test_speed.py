@@ -167,6 +167,7 @@ def test_a_load_over_time_has_a_price(prices: Path) -> None:
     assert all(choice.engines >= 1 for choice in found.choices)
     given = graphmem.serve("Llama-3.1-8B", gpu="H100", prices=prices, step_time=0.02, **asked)  # type: ignore[arg-type]
     assert given.choices == ()  # a speed that is given is of these cards alone
+    assert any("is known to carry this load, at a given speed" in line for line in given.assumptions)
 
 
 def test_the_command_says_what_it_costs(prices: Path) -> None:
@@ -180,6 +181,7 @@ def test_the_command_says_what_it_costs(prices: Path) -> None:
         "roofline",
     ):
         assert words in priced.output
+    assert "with CUDA graphs, which this engine has not" in priced.output
     refused = CliRunner().invoke(cli, [*asked, "--price", "-1"])
     assert refused.exit_code == 1
     assert "--price -1" in refused.output
@@ -215,7 +217,7 @@ def test_machines_of_a_file(prices: Path, tmp_path: Path) -> None:
         ("gpu,count,price\nH100,0,2\n", "line 2"),
         ("gpu,count,price\n# mine\nH100,1,free\n", "line 3"),
         ("gpu,count,price\nH100,1,nan\n", "line 2"),
-        ("gpu,count,price\nH1000,1,2\n", "unknown GPU 'H1000'"),
+        ("gpu,count,price\nH1000,1,2\n", "line 2: unknown GPU 'H1000'"),
         ("\x00", "its columns are"),
     ],
 )
