@@ -19,6 +19,7 @@ from graphmem.reports.document import (
     table,
 )
 from graphmem.serving.base import BASES
+from graphmem.serving.loads import HOUR
 from graphmem.serving.roofline import FAST, HELD, SLOW
 from graphmem.units import format_bytes
 
@@ -149,13 +150,13 @@ def _shown(value: object) -> str:
 def _loads(report: ServingReport) -> Iterator[Section]:
     """The cards that hold a load, or carry it over time."""
     what = "carry this load" if report.load is None else f"hold {report.load:g} requests at once"
+    if report.load is None and report.over_time is not None and report.over_time.answer.seconds > HOUR:
+        what += " in its busiest hour"
     if report.choices:
-        priced = report.choices[0].price is not None
-        columns = {"cards": "", "requests": "figure", "tokens/s each": "figure"}
-        rows = [_row(choice) for choice in report.choices]
-        if priced:
-            columns |= {"an hour": "figure", "": ""}
-            rows = [(*_row(choice), f"${choice.price:,.2f}", choice.name) for choice in report.choices]
+        priced, paced = report.choices[0].price is not None, report.choices[0].speed is not None
+        columns = {"cards": "", "requests": "figure", **({"tokens/s each": "figure"} if paced else {})}
+        columns |= {"an hour": "figure", "": ""} if priced else {}
+        rows = [tuple(_row(choice, priced, paced)) for choice in report.choices]
         yield section(
             f"{'Cheapest cards' if priced else 'Cards with the least memory'} that {what}",
             table(columns, rows, titled=True),
@@ -166,10 +167,14 @@ def _loads(report: ServingReport) -> Iterator[Section]:
         )
 
 
-def _row(choice: CardChoice) -> tuple[str, ...]:
-    shared = f", {choice.engines} engines" if choice.engines > 1 else ""
-    each = "" if choice.speed is None else f"{choice.speed:,.0f}"
-    return f"{choice.cards} x {choice.gpu}{shared}", f"{choice.concurrency:.1f}", each
+def _row(choice: CardChoice, priced: bool, paced: bool) -> Iterator[str]:
+    yield f"{choice.cards} x {choice.gpu}" + (f", {choice.engines} engines" if choice.engines > 1 else "")
+    yield f"{choice.concurrency:.1f}"
+    if paced:
+        yield "" if choice.speed is None else f"{choice.speed:,.0f}"
+    if priced:
+        yield f"${choice.price:,.2f}"
+        yield choice.name
 
 
 def _speed(busy: Throughput, eager: bool) -> Iterator[tuple[str, str]]:

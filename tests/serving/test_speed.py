@@ -13,8 +13,9 @@ from graphmem.cli.main import cli
 from graphmem.devices import all_devices, device_named
 from graphmem.devices.prices import Rental, card_prices, price_of, rentals_in
 from graphmem.errors import UsageError
-from graphmem.serving.base import ServedModel
+from graphmem.serving.base import Request, ServedModel
 from graphmem.serving.choosing import offers
+from graphmem.serving.loads import busiest
 from graphmem.serving.roofline import FAST, HELD, SLOW, Roofline, roofline
 from graphmem.sources.hub import known_models
 from tests.serving import public_speed
@@ -168,6 +169,17 @@ def test_a_load_over_time_has_a_price(prices: Path) -> None:
     given = graphmem.serve("Llama-3.1-8B", gpu="H100", prices=prices, step_time=0.02, **asked)  # type: ignore[arg-type]
     assert given.choices == ()  # a speed that is given is of these cards alone
     assert any("is known to carry this load, at a given speed" in line for line in given.assumptions)
+
+
+def test_the_busiest_hour_of_a_load() -> None:
+    day = [Request(60.0 * minute, 10, 50 if 600 <= minute < 650 else 1) for minute in range(1440)]
+    hour = busiest(day)
+    assert len(hour) == 60
+    assert hour[0].arrival == 0
+    assert hour[-1].arrival == 59 * 60
+    assert sum(request.output == 50 for request in hour) == 50
+    assert busiest(day[:20]) == tuple(day[:20])
+    assert busiest(()) == ()
 
 
 def test_the_command_says_what_it_costs(prices: Path) -> None:
