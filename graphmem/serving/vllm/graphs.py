@@ -119,21 +119,21 @@ class GraphProfile:
         captured = (sizes[:SAMPLES] if first_runner else sizes) if self.kinds.pieces else []
         with run.placed(CAPTURE_STREAM):
             for size in captured:
-                before = run.mark() - 1
+                before = run.last
                 followed = None if first_runner or size == sizes[0] else self.model.followed_layers
                 self._warm_up(size, followed, hidden, keeps=not first_runner)
                 self._piecewise(size, followed)
-                pieces.append((before, run.mark() - 1))
+                pieces.append((before, run.last))
             for size in whole[:SAMPLES]:
-                before = run.mark() - 1
+                before = run.last
                 self._warm_up(size, None, hidden, keeps=not first_runner)
                 if not first_runner:
                     self._dummy(size)
-                    before = run.mark() - 1
+                    before = run.last
                 self._begin_graph()
                 run.free(self._forward(size, self._pool))
-                samples.append((before, run.mark() - 1))
-        end = run.mark() - 1
+                samples.append((before, run.last))
+        end = run.last
         self._end([*kept, *hidden])
         count = len(sizes) if self.kinds.pieces else 0
         spans = tuple(pieces) if first_runner else ()
@@ -163,7 +163,7 @@ class GraphProfile:
 
     def _begin(self) -> int:
         self.run.empty_cache()
-        start = self.run.mark() - 1
+        start = self.run.last
         self.run.builder.event(EventKind.CREATE_POOL, 0, self._pool)
         return start
 

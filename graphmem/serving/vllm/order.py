@@ -65,7 +65,7 @@ def start(
     runner.pools = settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
-    buffers = run.mark() - 1
+    buffers = run.last
     with (
         run.limited_split(versions.SPLIT_WHILE_LOADING.holds(version)),
         run.phase("weights", Category.PARAMETER),
@@ -79,18 +79,18 @@ def start(
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
         model.finish()
         run.empty_cache()
-        weights = run.mark() - 1
+        weights = run.last
         slots = model.adapt(settings.more.adapters) if settings.more.adapters else []
-        adapted = run.mark() - 1
+        adapted = run.last
         if speculator is not None:
             model.tap(speculator.taps(shape.layers))
             speculator.load(model)
-        drafting = run.mark() - 1
+        drafting = run.last
         with run.phase("buffers of sampling", Category.BUFFER):
             runner.after_loading(model)
-    loaded = run.mark() - 1
+    loaded = run.last
     run.empty_cache()
-    before = run.mark() - 1
+    before = run.last
     plain = not compiles or draft is not None
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
@@ -108,23 +108,30 @@ def start(
         run.profiling = False
         run.free(*encoded)
     run.empty_cache()
-    after = run.mark() - 1
+    after = run.last
     captured = None
     if settings.capture_sizes and versions.GRAPHS_CHARGED.holds(version):
-        whole = settings.more.graph_mode != "PIECEWISE"
-        backend = backend_for(device, shape, settings.tensor_parallel, whole=whole)
-        tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
-        with run.phase("CUDA graphs", Category.WORKSPACE):
-            kinds = graphs.Kinds(
-                settings.more.graph_mode,
-                draft.tokens if draft is not None else 0,
-                2 if settings.more.adapters else 1,
-                lambda: _fill(slots, settings),
-            )
-            profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
-            first = settings.runner == "V1"
-            captured = profile.record(list(settings.capture_sizes), layout.block_bytes, tables, first_runner=first)
+        kinds = graphs.Kinds(
+            settings.more.graph_mode,
+            draft.tokens if draft is not None else 0,
+            2 if settings.more.adapters else 1,
+            lambda: _fill(slots, settings),
+        )
+        captured = _captured(run, model, settings, shape, layout, kinds)
     return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
+
+
+def _captured(
+    run: Run, model: Family, settings: Settings, shape: Shape, layout: Layout, kinds: graphs.Kinds
+) -> graphs.Marks:
+    """The capture of graphs before there is a KV cache."""
+    whole = settings.more.graph_mode != "PIECEWISE"
+    backend = backend_for(run.device, shape, settings.tensor_parallel, whole=whole)
+    tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
+    profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
+    with run.phase("CUDA graphs", Category.WORKSPACE):
+        sizes, first = list(settings.capture_sizes), settings.runner == "V1"
+        return profile.record(sizes, layout.block_bytes, tables, first_runner=first)
 
 
 def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:

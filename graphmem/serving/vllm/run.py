@@ -215,6 +215,7 @@ class Run:
         """``torch.cuda.empty_cache``."""
         self.builder.event(EventKind.EMPTY_CACHE, self._operator)
 
-    def mark(self) -> int:
-        """The number of events so far."""
-        return len(self.builder.rows)
+    @property
+    def last(self) -> int:
+        """The index of the last event so far."""
+        return len(self.builder.rows) - 1

@@ -188,14 +188,12 @@ class V1(ModelRunner):
         if self.pools:
             run.free(hidden)
             return
-        indices = run.new(rows * 8)
+        indices, width = run.new(rows * 8), rows * self.shape.hidden * self.shape.itemsize
         if not self.shape.own.last:
             run.free(indices)
             model.send(hidden)
             return
-        width = rows * self.shape.hidden * self.shape.itemsize
-        sampled = run.new(width, "sampled hidden states")
-        run.free(indices)
+        sampled = run.replacing(indices, run.new(width, "sampled hidden states"))
         noise = run.new(width, "random hidden states")
         logits = model.logits(rows)
         run.enter("sampler")

@@ -300,16 +300,14 @@ class _Tower(Tower):
         size = self.rows * shape.patch_values * shape.widths.itemsize if shape.normalises else 0
         normalised = [run.new(size, "normalised pixels")] if size else []
         run.enter("visual.patch_embed")
-        embedded = run.matmul(self._hidden_bytes, "patches")
-        run.free(*normalised)
-        return embedded
+        return run.replacing(*normalised, run.matmul(self._hidden_bytes, "patches"))
 
     @property
     def _hidden_bytes(self) -> int:
         return self.rows * self.shape.widths.hidden * self.shape.widths.itemsize
 
-    def _positions(self, items: int) -> Tensor:
-        """Row and column of every patch of so many items, as made on the card (``rot_pos_emb``)."""
+    def _positions(self) -> Tensor:
+        """Row and column of every patch of an item, as made on the card (``rot_pos_emb``)."""
         run, grid = self.run, self.shape.grid
         plane = grid.height * grid.width * 8
         rows, columns = run.new(grid.height * 8), run.new(grid.width * 8)
@@ -335,9 +333,8 @@ class _Qwen2(_Tower):
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
         hidden = self._embedded()
-        each = [self._positions(1) for _ in range(shape.items.count)]
-        positions = run.new(sum(one.bytes for one in each), "positions")
-        run.free(*each)
+        each = [self._positions() for _ in range(shape.items.count)]
+        positions = run.replacing(*each, run.new(sum(one.bytes for one in each), "positions"))
         turned, sequences = self._rotations(positions), self._whole()
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=False)
@@ -379,7 +376,7 @@ class _Qwen25(_Tower):
         """``prepare_encoder_metadata``. Cosines and sines of a size are kept for ever (``get_rope_by_thw``)."""
         run, patches = self.run, self.shape.grid.patches
         items, grid = self.shape.items.count, self.shape.grid
-        positions = self._positions(1)
+        positions = self._positions()
         size = self._turned_bytes(patches)
         cosines, sines = run.new(size), run.new(size)
         run.free(positions)

@@ -162,12 +162,12 @@ def balance(run: Run, shape: Shape) -> None:
     run.free(*made)
 
 
-def _make_layer(run: Run, shape: Shape, name: str) -> None:
+def _make_layer(run: Run, shape: Shape, name: str) -> list[Tensor]:
     """The experts of one layer."""
     assert shape.experts is not None
     local = cdiv(shape.experts.count + run.experts.redundant, run.experts.ranks)
     width = shape.experts.width // run.experts.slices
-    shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
+    return shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
 
 
 def rearrange(run: Run, shape: Shape) -> None:
@@ -183,7 +183,4 @@ def rearrange(run: Run, shape: Shape) -> None:
     run.temporary(layers * copies, layers * copies * 8)
     total = run.new(layers * experts.count * 8, "sum of the load")
     run.temporary(_WINDOW * layers * experts.count * 8)
-    before = len(run.builder.storage_bytes)
-    _make_layer(run, shape, "experts that are gathered")
-    made = [Tensor(index, run.builder.storage_bytes[index]) for index in range(before, len(run.builder.storage_bytes))]
-    run.free(*made, load, total)
+    run.free(*_make_layer(run, shape, "experts that are gathered"), load, total)
