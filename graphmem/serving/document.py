@@ -153,7 +153,8 @@ def _loads(report: ServingReport) -> Iterator[Section]:
     if report.load is None and report.over_time is not None and report.over_time.answer.seconds > HOUR:
         what += " in its busiest hour"
     if report.choices:
-        priced, paced = report.choices[0].price is not None, report.choices[0].speed is not None
+        priced = report.choices[0].price is not None
+        paced = any(choice.speed is not None for choice in report.choices)
         columns = {"cards": "", "requests": "figure", **({"tokens/s each": "figure"} if paced else {})}
         columns |= {"an hour": "figure", "": ""} if priced else {}
         rows = [tuple(_row(choice, priced, paced)) for choice in report.choices]
