@@ -22,7 +22,7 @@ from graphmem.errors import UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.serving import engine_named, loads
-from graphmem.serving.base import Engine, Question, Request, Served
+from graphmem.serving.base import Engine, Question, Request, Served, for_searches
 from graphmem.serving.choosing import CardChoice, carrying, holding, offers
 from graphmem.serving.configurations import model_named
 from graphmem.serving.document import of_serving
@@ -203,9 +203,11 @@ def serve(
         raise UsageError(unscheduled(chosen.title))
     version = engine_version or _installed(chosen, assumptions)
     question = _question(model, card, version, options)
+    is_search = find is not None or load is not None or bool(rentals)
+    searched = for_searches(chosen, question) if is_search else question
     found = None
     if find is not None:
-        question, found = _search(chosen, question, find, quantiles, load)
+        question, found = _search(chosen, searched, find, quantiles, load)
     served = chosen.serve(question)
     at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
     if price is None and rentals:
@@ -223,7 +225,7 @@ def serve(
         return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price, hour)
 
     in_an_hour = None if speed else partial(follow, hour=True)
-    choices = _choices(chosen, question, served, quantiles, load, rentals, busy, in_an_hour)
+    choices = _choices(chosen, searched, served, quantiles, load, rentals, busy, in_an_hour)
     if rentals and over_time is not None and load is None and not choices:
         assumptions.append(
             f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
@@ -234,8 +236,7 @@ def serve(
         concurrency_at_lengths=at_lengths,
         load=load,
         choices=choices,
-        # A change by the engine's own code is a start of its own, of half a minute.
-        changes=_changes(chosen, question, served) if advice and served.basis != "engine" else (),
+        changes=_advised(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)),
         over_time=follow(question, served),
@@ -413,44 +414,31 @@ def _search(
     engine: Engine, question: Question, find: str, quantiles: Sequence[tuple[float, int]], load: float | None
 ) -> tuple[Question, tuple[str, int]]:
     """The question with what was looked for, and (its name, its value). Raises :class:`UsageError` if nothing does."""
-    if getattr(engine, "searches", False) and find != "tp":
-        return _searched(engine, question, find)
-    if find == "tp":
-        return _fewest_cards(engine, question, quantiles, load)
-    if find == "max-model-len":
-        served = engine.serve(question)
-        top = int(served.settings["max_model_len"])
-        field_name = "max_model_len"
-
-        def does(value: int) -> bool:
-            return engine.serve(question.with_(max_model_len=value)).refusal is None
-
-    elif find == "max-num-seqs":
-        top = _MOST_SEQS if question.max_num_batched_tokens is None else question.max_num_batched_tokens
-        field_name = "max_num_seqs"
-
-        def does(value: int) -> bool:
-            tokens = (
-                max(value, question.max_num_batched_tokens or 0) if value > 1024 else question.max_num_batched_tokens
-            )
-            answer = engine.serve(question.with_(max_num_seqs=value, max_num_batched_tokens=tokens))
-            return answer.refusal is None and _held(answer, quantiles) >= value
-
-    else:
-        raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    value = largest(does, top)
-    if not value:
-        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{field_name: 1})).refusal or 'not even 1'}")
-    return question.with_(**{field_name: value}), (find, value)
-
-
-def _searched(engine: Engine, question: Question, find: str) -> tuple[Question, tuple[str, int]]:
-    """The same of an engine whose answer looks for what is not given."""
     if find not in FOUND:
         raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    name = find.replace("-", "_")
+    if find == "tp":
+        return _fewest_cards(engine, question, quantiles, load)
+    name, tokens = find.replace("-", "_"), question.max_num_batched_tokens
+    if getattr(engine, "searches", False):
+        return _searched(engine, question, find, name)
+    by_length = find == "max-model-len"
+    top = int(engine.serve(question).settings[name]) if by_length else _MOST_SEQS if tokens is None else tokens
+
+    def does(value: int) -> bool:
+        wide = tokens if by_length or value <= 1024 else max(value, tokens or 0)
+        answer = engine.serve(question.with_(**{name: value}, max_num_batched_tokens=wide))
+        return answer.refusal is None and (by_length or _held(answer, quantiles) >= value)
+
+    value = largest(does, top)
+    if not value:
+        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{name: 1})).refusal or 'not even 1'}")
+    return question.with_(**{name: value}), (find, value)
+
+
+def _searched(engine: Engine, question: Question, find: str, name: str) -> tuple[Question, tuple[str, int]]:
+    """The same of an engine whose answer looks for what is not given."""
     asked = question.with_(**{name: None})
-    if find == "max-model-len" and asked.max_num_seqs is None:
+    if name == "max_model_len" and asked.max_num_seqs is None:
         asked = asked.with_(max_num_seqs=1)
     served = engine.serve(asked)
     if served.refusal is not None:
@@ -521,6 +509,15 @@ def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[st
     if allowed:
         tried.append(("--language-model-only", {"arguments": (*others, ("language_model_only", "true"))}))
     return tried
+
+
+def _advised(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:
+    """Changes beside the answer: by the same way, or by a quick one where each would be a start of the engine."""
+    if served.basis != "engine":
+        return _changes(engine, question, served)
+    quick = for_searches(engine, question)
+    answer = served if quick == question else engine.serve(quick)
+    return () if answer.basis in ("engine", "captures") else _changes(engine, quick, answer)
 
 
 def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:

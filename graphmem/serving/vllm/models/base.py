@@ -200,6 +200,8 @@ class Shape:
     stage: Stage | None = None
     state: StateShape | None = None
     attends: tuple[int, ...] = ()
+    #: Layers of states where they are not all the others.
+    states: int = 0
     encoder: Encoder | None = None
     position_rows: int = 0
     #: Layers that predict further tokens, which are loaded where they are to draft.
