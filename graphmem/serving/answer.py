@@ -21,7 +21,7 @@ from graphmem.errors import GraphmemError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.serving import engine_named, loads
-from graphmem.serving.base import Engine, Question, Request, Served
+from graphmem.serving.base import Engine, Question, Request, Served, for_searches
 from graphmem.serving.configurations import model_named
 from graphmem.serving.document import of_serving
 from graphmem.serving.over_time import LoadReport, Speed, loaded, unscheduled
@@ -205,9 +205,10 @@ def serve(
         raise UsageError(unscheduled(chosen.title))
     version = engine_version or _installed(chosen, assumptions)
     question = _question(model, card, version, options)
+    searched = for_searches(chosen, question) if find is not None or load is not None else question
     found = None
     if find is not None:
-        question, found = _search(chosen, question, find, quantiles, load)
+        question, found = _search(chosen, searched, find, quantiles, load)
     served = chosen.serve(question)
     at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
     return ServingReport(
@@ -215,9 +216,8 @@ def serve(
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
-        choices=_choices(chosen, question, served, quantiles, load) if load is not None else (),
-        # A change by the engine's own code is a start of its own, of half a minute.
-        changes=_changes(chosen, question, served) if advice and served.basis != "engine" else (),
+        choices=_choices(chosen, searched, served, quantiles, load) if load is not None else (),
+        changes=_advised(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)),
         over_time=None if over_time is None else _followed(served, over_time, speed, max_wait, report),
@@ -522,6 +522,15 @@ def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[st
     if allowed:
         tried.append(("--language-model-only", {"arguments": (*others, ("language_model_only", "true"))}))
     return tried
+
+
+def _advised(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:
+    """Changes beside the answer: by the same way, or by a quick one where each would be a start of the engine."""
+    if served.basis != "engine":
+        return _changes(engine, question, served)
+    quick = for_searches(engine, question)
+    answer = served if quick == question else engine.serve(quick)
+    return () if answer.basis in ("engine", "captures") else _changes(engine, quick, answer)
 
 
 def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:

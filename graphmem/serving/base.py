@@ -211,3 +211,9 @@ class Engine(Protocol):
     def serve(self, question: Question) -> Served:
         """The answer. Raises :class:`graphmem.errors.GraphmemError` for a question the engine cannot answer; where it
         would refuse to start for want of memory the answer has that."""
+
+
+def for_searches(engine: Engine, question: Question) -> Question:
+    """The question as it is asked over and over: of an engine that has a quick and a slow answer, for the quick one."""
+    quick: Callable[[Question], Question] | None = getattr(engine, "for_searches", None)
+    return question if quick is None else quick(question)

@@ -17,7 +17,7 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
-from graphmem.serving.base import BASES, Question, Served
+from graphmem.serving.base import BASES, Question, Served, for_searches
 from graphmem.serving.configurations import model_named
 from graphmem.serving.logs import Log, Printed, Reader, lines_of
 from graphmem.units import MIB, format_bytes, parse_bytes
@@ -154,6 +154,7 @@ def compared(
         ) from None
     question = Question(served_model, card, version=numbers, **found)
     question, left_out = _followed(chosen, question, others)
+    question = for_searches(chosen, question)
     served = chosen.serve(question)
     terms = tuple(_terms(reader, log, served))
     given = _given(chosen, question, reader, log)

@@ -6,7 +6,7 @@ import importlib.util
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,7 +17,7 @@ from graphmem.devices import device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving import engine_named
 from graphmem.serving.answer import serve
-from graphmem.serving.base import Question, ServedModel
+from graphmem.serving.base import Question, ServedModel, for_searches
 from graphmem.serving.vllm import installed
 from graphmem.serving.vllm.starting import Asked
 from tests.recorded import serving as recorded
@@ -140,7 +140,6 @@ def _question(**changes: Any) -> Question:
 
 @pytest.mark.usefixtures("engine")
 def test_the_engine_starts_and_its_figures_are_the_answer() -> None:
-    """Which our account of its code does not have of this model."""
     served = engine_named("vllm").serve(_question())
     assert (served.basis, served.version, served.refusal) == ("engine", "0.99.1", None)
     sizes = {part.name: part.bytes >> 20 for part in served.parts}
@@ -149,7 +148,44 @@ def test_the_engine_starts_and_its_figures_are_the_answer() -> None:
     }  # fmt: skip
     assert served.kv_cache.available_bytes >> 20 == served.kv_cache.blocks == 512 - 64 - 2 - 32
     assert served.concurrency_at([64]) == served.kv_cache.concurrency == served.kv_cache.blocks / 4
-    assert any("of-nobody" in note for note in served.notes)
+    assert any("the class OfNobody" in note for note in served.notes)
+
+
+_KNOWN = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000,
+    "max_position_embeddings": 64, "torch_dtype": "float16",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_engine_is_asked_before_our_account_and_searches_ask_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_named("vllm")
+    question = _question().with_(model=ServedModel("known/model", _KNOWN))
+    served = engine.serve(question)
+    assert served.basis == "engine", served.notes
+    monkeypatch.setattr(installed, "serve", _no_start)
+    quick = for_searches(engine, question)
+    assert engine.serve(quick).basis != "engine"
+    assert for_searches(engine, _question()) == _question()  # our account has no answer
+    instead = engine.serve(question)
+    assert instead.kv_cache == engine.serve(quick).kv_cache
+    assert any("its code took another way" in note for note in instead.notes)
+    with pytest.raises(UsageError, match="another way; .*of-nobody"):
+        engine.serve(_question())
+
+
+def _no_start(_: Question) -> NoReturn:
+    raise installed.NotFollowed("its code took another way")
+
+
+@pytest.mark.usefixtures("engine")
+def test_what_the_engine_refuses_our_account_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "_start", lambda *_: {"error": "ValueError: no such option", "stages": {}})
+    question = _question().with_(model=ServedModel("known/model", _KNOWN))
+    with pytest.raises(UsageError, match="does not start: no such option") as raised:
+        engine_named("vllm").serve(question)
+    assert not isinstance(raised.value, installed.NotFollowed)
 
 
 @pytest.mark.usefixtures("engine")
@@ -186,6 +222,8 @@ def test_an_engine_that_lacks_memory_is_an_answer_and_another_error_is_its_own()
         ({"arguments": (("data_parallel_size", "2"),)}, "nor in replicas"),
         ({"version": (0, 98)}, "0.99.1 is installed, and 0.98 is asked for"),
         ({"arguments": (("pipeline_parallel_size", "2"),)}, "neither in a pipeline"),
+        ({"cold": True}, "nothing is to be compiled"),
+        ({"non_torch_bytes": 1}, "a card that is its own"),
     ],
 )
 def test_what_the_installed_engine_is_not_asked(changes: dict[str, Any], said: str) -> None:

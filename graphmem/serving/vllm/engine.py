@@ -83,12 +83,33 @@ class VLLM:
         asked = arguments.basis_of(question.arguments)
         if asked == "engine":
             return installed.serve(question)
-        try:
+        if asked == "retold" or installed.why_not(question) is not None:
             return self._retold(question)
-        except GraphmemError as error:
-            if asked == "retold" or installed.why_not(question) is not None:
-                raise
-            return installed.serve_instead(question, error)
+        try:
+            return installed.serve(question)
+        except installed.NotFollowed as error:
+            return self._retold_instead(question, error)
+
+    def for_searches(self, question: Question) -> Question:
+        """The question as searches ask it over and over: of our account, which takes a second where a start of the
+        installed engine takes half a minute, unless that has no answer."""
+        if arguments.basis_of(question.arguments) != "auto" or installed.why_not(question) is not None:
+            return question
+        quick = question.with_(arguments=(*question.arguments, ("basis", "retold")))
+        try:
+            self.serve(quick)
+        except GraphmemError:
+            return question
+        return quick
+
+    def _retold_instead(self, question: Question, error: UsageError) -> Served:
+        """Our account's answer where the installed engine's code could not be followed. Raises :class:`UsageError`
+        with both reasons where neither has one."""
+        try:
+            served = self._retold(question)
+        except GraphmemError as refused:
+            raise UsageError(f"{error}; by graphmem's account of its code: {refused}") from None
+        return replace(served, notes=(*served.notes, f"graphmem's account, because {error}"))
 
     def _retold(self, question: Question) -> Served:
         """The answer by our own account of the engine's code."""

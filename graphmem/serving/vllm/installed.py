@@ -26,7 +26,7 @@ from typing import Any
 from graphmem.answering import capture_cache
 from graphmem.base.versions import Version
 from graphmem.devices import Loads
-from graphmem.errors import GraphmemError, UsageError
+from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
@@ -53,6 +53,10 @@ _FIELDS = (
 _KINDS = {"FullAttentionSpec": "full attention", "MLAAttentionSpec": "latent attention", "MambaSpec": "states"}
 
 
+class NotFollowed(UsageError):
+    """The installed engine did not come to an end of its start, for a reason that is perhaps not its own."""
+
+
 def version() -> str | None:
     """The installed engine's version; None where there is none, or it was built for no card of NVIDIA's."""
     try:
@@ -73,12 +77,14 @@ def why_not(question: Question) -> str | None:
     ranks = (options.get(name) for name in ("pipeline_parallel_size", "data_parallel_size"))
     if any(size not in (None, "1") for size in ranks):
         return "the installed engine is followed neither in a pipeline nor in replicas"
+    if question.cold or question.non_torch_bytes or "outside" in options:
+        return "the installed engine is followed where nothing is to be compiled, on a card that is its own"
     return None
 
 
 def serve(question: Question) -> Served:
     """The engine's own answer. Raises :class:`UsageError` with its reason where it does not start for another one than
-    memory."""
+    memory, :class:`NotFollowed` among them."""
     reason = why_not(question)
     if reason is not None:
         raise UsageError(f"--basis engine: {reason}")
@@ -93,18 +99,6 @@ def serve(question: Question) -> Served:
     runner = dict(question.arguments).get("model_runner", "")
     configuration = json.dumps(dict(question.model.config), default=str)
     return _answer(question, _started(asked, runner.lower(), configuration))
-
-
-def serve_instead(question: Question, refused: GraphmemError) -> Served:
-    """The engine's own answer where our account of its code has none. Raises :class:`UsageError` with that reason where
-    neither has one."""
-    try:
-        served = serve(question)
-    except UsageError as error:
-        raise UsageError(f"{refused}; by its own code: {error}") from None
-    return replace(
-        served, notes=(*served.notes, f"vLLM's own code was asked because graphmem's has no answer: {refused}")
-    )
 
 
 def _short(text: str) -> Version:
@@ -156,7 +150,7 @@ def _spelled(name: str) -> str:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _started(asked: Asked, runner: str, configuration: str) -> Mapping[str, Any]:
-    """The figures of a start, kept on the disk where captures are. Raises :class:`UsageError` for one that ends in
+    """The figures of a start, kept on the disk where captures are. Raises :class:`NotFollowed` for one that ends in
     another way."""
     disk = capture_cache.in_use
     place = None if disk is None else disk.place_of("vLLM", asked, runner, configuration)
@@ -174,7 +168,7 @@ def _started(asked: Asked, runner: str, configuration: str) -> Mapping[str, Any]
 
 def _start(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
     """The figures of a start in a process of its own, and what they depend on. Where the model has no folder one is
-    made of its ``configuration`` for as long. Raises :class:`UsageError`."""
+    made of its ``configuration`` for as long. Raises :class:`NotFollowed`."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "answer.json")
         if asked.options[:1] != ("--model",):
@@ -192,12 +186,12 @@ def _start(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise UsageError(f"--basis engine: the engine had not started after {_MOST_SECONDS} seconds") from None
+            raise NotFollowed(f"vLLM {version()} had not started after {_MOST_SECONDS} seconds") from None
         if out.is_file():
             found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             return found
     said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
-    raise UsageError(f"--basis engine: the installed engine did not start: {said[-1]}")
+    raise NotFollowed(f"vLLM {version()} did not start: {said[-1]}")
 
 
 def _environment(scratch: str) -> dict[str, str]:
@@ -218,12 +212,16 @@ def _environment(scratch: str) -> dict[str, str]:
 #: What the engine says where memory alone keeps it from starting.
 _FOR_MEMORY = ("OutOfMemoryError", "No available memory for the cache", "KV cache is needed", "is less than desired")
 
+#: How errors begin with which it refuses options and models before it looks at a card.
+_REFUSALS = ("ValidationError:", "ValueError:", "NotImplementedError:")
+
 
 def _answer(question: Question, found: Mapping[str, Any]) -> Served:
     error = found.get("error")
     known = found.get("settings")
     if error is not None and (known is None or not any(text in error for text in _FOR_MEMORY)):
-        raise UsageError(f"vLLM {version()} does not start: {_first(error)}")
+        refuses = known is None and error.startswith(_REFUSALS)
+        raise (UsageError if refuses else NotFollowed)(f"vLLM {version()} does not start: {_first(error)}")
     assert known is not None
     settings = {name: value for name, value in known.items() if name not in ("architecture", "batches_in_flight")}
     total = found["total"] or question.device.capacity_bytes
