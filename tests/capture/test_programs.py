@@ -883,6 +883,7 @@ def test_epochs_that_collected_once_are_left(tmp_path: Path, capsys: pytest.Capt
     assert not [one for one in estimate.diagnostics if one.effect is Effect.MORE]
 
 
+@pytest.mark.slow
 def test_small_numbers_that_steps_keep_are_counted(tmp_path: Path) -> None:
     kept = "kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(torch.ones(8, device='cuda'))\n"
     few, all_ = run(tmp_path, kept), run(tmp_path, kept, iterations=300)

@@ -85,6 +85,7 @@ def test_a_step_that_fails_on_any_card_is_an_error(gpt2: str, options: tuple[str
     assert "FAILS BEFORE MEMORY MATTERS: 49 tokens" in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_states_of_small_tensors_are_why_eight_bits_save_nothing(gpt2: str) -> None:
     words = " ".join(run("advise", gpt2, "-b", "1", "-s", "16", "--gpu", "T4").stdout.split())
     assert "8-bit optimizer states (those of tensors below 4,096 values stay in fp32)" in words
