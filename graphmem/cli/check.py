@@ -12,11 +12,11 @@ import click
 from graphmem.base.documents import read_json
 from graphmem.base.files import write_whole
 from graphmem.base.options import option
+from graphmem.base.tables import toml_in
 from graphmem.cli.compare import read_growth
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
-from graphmem.cli.prices import toml_in
 from graphmem.cli.sweep import settings_in
 from graphmem.errors import UsageError
 from graphmem.reports import Format

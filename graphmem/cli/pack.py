@@ -10,11 +10,12 @@ import click
 
 from graphmem.base.figures import parse_margin
 from graphmem.base.options import REQUIRED, option
+from graphmem.base.tables import toml_in
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
-from graphmem.cli.prices import prices_in, toml_in
 from graphmem.cli.sweep import settings_in
+from graphmem.devices.prices import card_prices
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.units import parse_size
@@ -32,7 +33,7 @@ class Cards:
         metavar="SHARE",
     )
     prices: str | None = option(
-        None, "Use the cheapest cards, by a TOML file of prices: T4 = 0.35. Default: the fewest.", metavar="FILE"
+        None, "Use the cheapest cards, by a file of prices: T4 = 0.35, or CSV. Default: the fewest.", metavar="FILE"
     )
 
 
@@ -65,7 +66,7 @@ def pack_command(jobs: Path, cards: Cards, form: Format, output: str | None) -> 
     with working() as progress:
         from graphmem.planning.layouts.pack import Job, pack
 
-        prices = {} if cards.prices is None else prices_in(Path(cards.prices))
+        prices = {} if cards.prices is None else card_prices(Path(cards.prices))
         jobs_read = [Job(**one) for one in read]
         found = pack(jobs_read, cards.gpus.split(","), margin=cards.margin, prices=prices, say=progress)
     publish(found, form, output)

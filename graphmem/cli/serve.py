@@ -97,6 +97,10 @@ class Asked:
     gpu_memory: str | None = option(None, "Memory of the card instead of its own, e.g. 24GiB.", metavar="SIZE")
     lengths: str | None = option(None, "Lengths of requests, e.g. p50=800,p99=6000.", metavar="LIST", heading=_LOAD)
     load: float | None = option(None, "Requests at once: which cards hold them?")
+    prices: str | None = option(
+        None, "Machines to rent, a CSV file: gpu,count,price; the cheapest that hold the load.", metavar="FILE"
+    )
+    price: float | None = option(None, "Dollars an hour of the cards.")
     find: str | None = option(None, "max-model-len, max-num-seqs or tp: the most (fewest) that does.", metavar="WHAT")
     advice: bool = option(True, "Look for options that bring more. Default: yes.")
     arrivals: str | None = option(
@@ -105,8 +109,8 @@ class Asked:
     output_lengths: str | None = option(None, "Lengths of answers, e.g. p50=200,p99=1000.", metavar="LIST")
     duration: str = option("1h", "How long requests arrive.", metavar="TIME")
     trace: str | None = option(None, "CSV instead: timestamp,prompt,output.", metavar="FILE")
-    step_time: str | None = option(None, "Seconds of a step, not predicted. Default 30ms.", metavar="TIME")
-    tokens_per_second: float | None = option(None, "Of long prompts. Default 10000.")
+    step_time: str | None = option(None, "Seconds of a step. Default: predicted, else 30ms.", metavar="TIME")
+    tokens_per_second: float | None = option(None, "Of long prompts. Default: predicted, else 10000.")
     max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME")
     from_log: str | None = option(
         None, "An engine's log: what it printed beside the prediction.", metavar="FILE", heading=_LOG

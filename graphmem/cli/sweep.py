@@ -14,7 +14,7 @@ from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
 from graphmem.cli.options import Request, device_of, form_options
 from graphmem.cli.output import check_output, publish, working
-from graphmem.cli.prices import prices_in
+from graphmem.devices.prices import card_prices
 from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.training import amp_named, dtype_named
@@ -38,8 +38,8 @@ class Settings:
     )
     prices: str | None = option(
         None,
-        "Name the cheapest card that fits, by a TOML file of prices (T4 = 0.35). Its cards, or those of --vary gpu, "
-        "are tried.",
+        "Name the cheapest card that fits, by a file of prices: TOML (T4 = 0.35) or CSV (gpu,count,price). Its "
+        "cards, or those of --vary gpu, are tried.",
         metavar="FILE",
     )
     store: str | None = option(
@@ -173,7 +173,7 @@ def sweep_command(
     """
     check_output(output)
     names, vary = _vary(settings.vary)
-    prices = None if settings.prices is None else prices_in(Path(settings.prices))
+    prices = None if settings.prices is None else card_prices(Path(settings.prices))
     if not vary and not prices:
         raise UsageError("nothing is varied; write --vary batch=1,2,4, or --prices FILE for the cards in it")
     given = click.get_current_context().params

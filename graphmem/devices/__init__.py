@@ -74,6 +74,13 @@ class Device:
     #: (xla/backends/gpu/target_config/specs); for the others data-sheet figures that were not looked up one by one.
     memory_bandwidth: int | None = None
     boost_khz: int | None = None
+    #: Products of matrices of 16 bits with sums in 32, dense, in 10^12 operations a second, and bytes a second to
+    #: another card of a machine one way (NVLink, else PCIe), None where they were not looked up. Source: NVIDIA's data
+    #: sheets, half of what they give with sparsity.
+    tensor_teraflops: float | None = None
+    link_bandwidth: int | None = None
+    #: Whether servers have it: a card of the data centre, none of desktops, laptops or single boards.
+    is_server: bool = False
     #: Bytes of an empty context where they were measured on this card, with the source.
     empty_context_bytes: int | None = None
     empty_context_source: str = ""

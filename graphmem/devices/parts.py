@@ -65,6 +65,7 @@ def _instance(card: Device, profile: str) -> Device:
         sm_count=sms,
         l2_cache_bytes=None if card.l2_cache_bytes is None else card.l2_cache_bytes * eighths // 8,
         board_bytes=None,
+        tensor_teraflops=None,
         **card.context_for(sms),
     )
 
@@ -82,4 +83,5 @@ def _time_slice(card: Device, gigabytes: int, name: str) -> Device:
         capacity_source=f"assumed: {gigabytes} GiB less the {kept // MIB} MiB that the driver keeps of the whole card",
         capacity_assumed=True,
         board_bytes=None,
+        tensor_teraflops=None,
     )

@@ -142,7 +142,9 @@ PARTS: Mapping[str, Shape] = {
     },
     "load": {
         "described": "text", "rules": "text", "max_wait": "number", "copies": "size|null", "cards": "size|null",
-        "speed": {"step_seconds": "number", "tokens_per_second": "number", "assumed": "flag"},
+        "speed": {"step_seconds": "number", "tokens_per_second": "number", "assumed": "flag", "predicted?": "flag"},
+        "slow_copies?": "size|null", "answered?": "size",
+        **dict.fromkeys(("price?", "price_of_all?", "answers_cost?"), "number|null"),
         "answer": {
             **dict.fromkeys((
                 "requests", "finished", "refused", "left_waiting", "steps", "tokens_computed",
@@ -159,6 +161,11 @@ PARTS: Mapping[str, Shape] = {
             "enough": "flag", "followed": "number|null",
         }],
     },
+    "throughput": {
+        "requests": "size", "context": "size", "answers": "#speeds", "prompts": "#speeds", "price": "number|null",
+        "answers_cost": "#speeds|null", "prompts_cost": "#speeds|null",
+    },
+    "speeds": {"slow": "number", "expected": "number", "fast": "number"},
     "case": {
         "name": "text", "model": "text", "step": {"training": "flag", "*": "any"}, "batch": "size|null",
         "seq_len": "size|null", "iterations": "size", "alloc_conf": "text", "runtime": "text", "shapes": "text",
@@ -232,10 +239,13 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "cuda_graphs_bytes": "size", "fragmentation_bytes": "size", "outside": [{"name": "text", "*": "any"}],
         "by_length?": [{"tokens": "size", "requests": "number"}],
         "lengths": {"*": "size"}, "concurrency_at_lengths": "number|null", "load": "number|null",
-        "cards_for_load": [{"gpu": "text", "cards": "size", "memory_bytes": "size", "concurrency": "number"}],
+        "cards_for_load": [{
+            "gpu": "text", "cards": "size", "memory_bytes": "size", "concurrency": "number", "price?": "number|null",
+            "name?": "text", "engines?": "size", "speed?": "number|null",
+        }],
         "changes": [{"option": "text", "tokens": "whole", "gained_tokens": "whole"}],
         "found": ({"*": "whole"}, "null"), "notes": ["text"], "assumptions": ["text"],
-        "over_time": "#load|null",
+        "over_time": "#load|null", "throughput?": "#throughput|null",
     },
     "serving_log": {
         "log": "text", "engine": "text", "printed_version": "text|null", "followed_version": "text", "basis": "text",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -15,16 +15,18 @@ from typing import Any
 
 from graphmem.answering.runs import Progress, silent
 from graphmem.base.searching import largest
-from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
-from graphmem.devices.capabilities import reaches
-from graphmem.errors import GraphmemError, UsageError
+from graphmem.devices import DEFAULT_DEVICE, Device, custom_device, device_named
+from graphmem.devices.prices import COUNTS, Rental, price_of, rentals_in
+from graphmem.errors import UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.serving import engine_named, loads
 from graphmem.serving.base import Engine, Question, Request, Served, for_searches
+from graphmem.serving.choosing import CardChoice, carrying, holding, offers
 from graphmem.serving.configurations import model_named
 from graphmem.serving.document import of_serving
-from graphmem.serving.over_time import LoadReport, Speed, loaded, unscheduled
+from graphmem.serving.over_time import LoadReport, Speed, loaded, predicted, unscheduled
+from graphmem.serving.throughput import Throughput, line_of, throughput
 from graphmem.units import parse_bytes
 
 #: The engine that is captured, by analyses of its own: it stands above the others.
@@ -35,27 +37,11 @@ FOUND = ("max-model-len", "max-num-seqs", "tp")
 _SAMPLES = 200
 #: Tokens of the shortest requests that are looked at, of which doubles follow.
 _SHORTEST = 256
-#: Numbers of cards that are tried for a load.
-_CARD_COUNTS = (1, 2, 4, 8)
-#: Cards that hold a load which are named.
-_CARDS_NAMED = 3
-#: The oldest cards that are looked at: vLLM has kernels from 7.5 on.
-_LEAST_CAPABILITY = (7, 5)
 #: Changes that bring less than this part of the tokens are not worth a line.
 _LEAST_GAIN = 0.01
 _MOST_SEQS = 1 << 16
 #: Seconds that a trace is followed beyond its last request.
 _AFTER_A_TRACE = 60.0
-
-
-@dataclass(frozen=True)
-class CardChoice:
-    """Cards that hold the load: how many, and how many requests they hold at once."""
-
-    gpu: str
-    cards: int
-    memory_bytes: int
-    concurrency: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +66,7 @@ class ServingReport(Answer):
     found: tuple[str, int] | None = None
     assumptions: tuple[str, ...] = field(default=())
     over_time: LoadReport | None = None
+    throughput: Throughput | None = None
 
     def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem serve``."""
@@ -144,6 +131,7 @@ class ServingReport(Answer):
             "notes": list(served.notes),
             "assumptions": list(self.assumptions),
             "over_time": None if self.over_time is None else self.over_time.to_dict(),
+            "throughput": None if self.throughput is None else self.throughput.to_dict(),
         }
 
 
@@ -166,6 +154,8 @@ def serve(
     step_time: float | str | None = None,
     tokens_per_second: float | None = None,
     max_wait: float | str = "10s",
+    prices: str | Path | None = None,
+    price: float | None = None,
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> ServingReport:
@@ -180,10 +170,14 @@ def serve(
 
     A load over time (:attr:`ServingReport.over_time`): ``arrivals`` a second, as a number or ``"300/min"``, over
     ``duration`` seconds or ``"1h"``; ``lengths`` are then those of prompts, and ``output_lengths`` of answers. Or
-    ``trace``, a CSV file with columns timestamp, prompt and output. Speed is not predicted: a step takes
-    ``step_time`` (seconds or ``"30ms"``), or its tokens at ``tokens_per_second`` where that is longer.
+    ``trace``, a CSV file with columns timestamp, prompt and output. A step takes ``step_time`` (seconds or ``"30ms"``),
+    or its tokens at ``tokens_per_second`` where that is longer; with neither, what the roofline says.
     ``max_wait``: what waiting the 99th percentile of requests bears, by which copies are counted. ``say`` is told how
     far it is.
+
+    ``prices``: a CSV file of machines that can be rented, with columns gpu, count and price (dollars an hour), or a
+    TOML file of cards' prices; cards for a load are these, the cheapest first. ``price``: dollars an hour of this
+    answer's cards. With one of them tokens have a price (:attr:`ServingReport.throughput`).
 
     Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
     want of memory is an answer (:attr:`ServingReport.starts`).
@@ -200,27 +194,46 @@ def serve(
         card = _card(card, gpu_memory)
     quantiles = _quantiles(lengths)
     speed = _speed(step_time, tokens_per_second)
+    rentals = rentals_in(Path(prices)) if prices is not None else ()
+    if price is not None and not 0 < price < math.inf:
+        raise UsageError(f"--price {price:g}; accepted: a number above 0")
     over_time = _load_asked(arrivals, quantiles, _quantiles(output_lengths), duration, trace)
     if over_time is not None and getattr(chosen, "searches", False):  # before it is captured
         raise UsageError(unscheduled(chosen.title))
     version = engine_version or _installed(chosen, assumptions)
     question = _question(model, card, version, options)
-    searched = for_searches(chosen, question) if find is not None or load is not None else question
+    is_search = find is not None or load is not None or bool(rentals)
+    searched = for_searches(chosen, question) if is_search else question
     found = None
     if find is not None:
         question, found = _search(chosen, searched, find, quantiles, load)
     served = chosen.serve(question)
     at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
+    if price is None and rentals:
+        price = price_of(rentals, question.device.name, served.cards)
+        if price is None:
+            assumptions.append(f"{prices} has no price of {served.cards} x {question.device.name}")
+
+    def busy(asked: Question, answer: Served) -> Throughput | None:
+        line = line_of(chosen, asked, answer)
+        return None if line is None else throughput(line, answer, *_at_once(answer, quantiles, load), price)
+
+    def follow(asked: Question, answer: Served) -> LoadReport | None:
+        line = line_of(chosen, asked, answer)
+        pace = speed or (Speed() if line is None else predicted(line))
+        return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price)
+
     return ServingReport(
         served=served,
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
-        choices=_choices(chosen, searched, served, quantiles, load) if load is not None else (),
+        choices=_choices(chosen, searched, served, quantiles, load, rentals, busy, None if speed else follow),
         changes=_advised(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)),
-        over_time=None if over_time is None else _followed(served, over_time, speed, max_wait, report),
+        over_time=follow(question, served),
+        throughput=busy(question, served),
     )
 
 
@@ -273,10 +286,11 @@ def _load_asked(
     return _Load(seconds, rate, prompts, outputs, described=words)
 
 
-def _speed(step_time: float | str | None, tokens_per_second: float | None) -> Speed:
+def _speed(step_time: float | str | None, tokens_per_second: float | None) -> Speed | None:
+    """The speed that is given, None where none is. Raises :class:`UsageError`."""
     default = Speed()
     if step_time is None and tokens_per_second is None:
-        return default
+        return None
     seconds = loads.parse_seconds(step_time, "--step-time") if isinstance(step_time, str) else step_time
     speed = Speed(
         default.step_seconds if seconds is None else seconds,
@@ -293,14 +307,16 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
-def _followed(served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress) -> LoadReport | None:
+def _followed(
+    served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress, price: float | None
+) -> LoadReport | None:
     """The load on the engine; None where it does not start, which is the answer."""
     if served.refusal is not None:
         return None
     wait = loads.parse_seconds(max_wait, "--max-wait") if isinstance(max_wait, str) else float(max_wait)
     longest = int(served.settings["max_model_len"])
     requests = load.requests or loads.drawn(load.rate, load.seconds, load.prompts, load.outputs, longest)
-    return loaded(served, requests, load.seconds, speed, wait, load.described, say)
+    return loaded(served, requests, load.seconds, speed, wait, load.described, say, price)
 
 
 def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:
@@ -438,7 +454,7 @@ def _fewest_cards(
     engine: Engine, question: Question, quantiles: Sequence[tuple[float, int]], load: float | None
 ) -> tuple[Question, tuple[str, int]]:
     said = ""
-    for cards in _CARD_COUNTS:
+    for cards in COUNTS:
         asked = question.with_(tensor_parallel_size=cards)
         try:
             answer = engine.serve(asked)
@@ -448,65 +464,39 @@ def _fewest_cards(
         if answer.refusal is None and (load is None or _held(answer, quantiles) >= load):
             return asked, ("tp", cards)
         said = answer.refusal or f"{cards} cards hold {_held(answer, quantiles):.1f} requests at once"
-    raise UsageError(f"no tensor-parallel size up to {_CARD_COUNTS[-1]} does: {said}")
+    raise UsageError(f"no tensor-parallel size up to {COUNTS[-1]} does: {said}")
 
 
 def _held(served: Served, quantiles: Sequence[tuple[float, int]]) -> float:
     return served.concurrency_at(_sampled(quantiles, served)) if quantiles else served.kv_cache.concurrency
 
 
+def _at_once(served: Served, quantiles: Sequence[tuple[float, int]], load: float | None) -> tuple[int, int]:
+    """Requests that the engine answers at once, those of the load or as many as it has room for, and their tokens."""
+    lengths = _sampled(quantiles, served) if quantiles else [int(served.settings["max_model_len"])]
+    most = served.settings["max_num_seqs"] or _MOST_SEQS
+    room = min(most, max(1, int(_held(served, quantiles))))
+    return room if load is None else min(room, max(1, round(load))), round(sum(lengths) / len(lengths))
+
+
 def _choices(
-    engine: Engine, question: Question, first: Served, quantiles: Sequence[tuple[float, int]], load: float
-) -> tuple[CardChoice, ...]:
-    """The cards of the table that hold the load with the least memory together, for want of prices. Of cards with one
-    size the first of the table stands for all."""
-    if getattr(engine, "searches", False):  # whether so many run, not how many do
-        question = question.with_(max_num_seqs=math.ceil(load), max_model_len=int(first.settings["max_model_len"]))
-    least = first.weights_bytes * first.cards  # weights are shared out, not multiplied
-    candidates = []
-    seen: set[tuple[object, ...]] = set()
-    for card in all_devices():
-        if card.vendor != "NVIDIA" or not reaches(card.compute_capability, _LEAST_CAPABILITY):
-            continue
-        for cards in _CARD_COUNTS:
-            key = (card.capacity_bytes >> 30, cards, card.compute_capability)
-            if card.capacity_bytes * cards > least and key not in seen:
-                seen.add(key)
-                candidates.append((card.capacity_bytes * cards, cards, card))
-    candidates.sort(key=lambda one: one[:2])
-    return tuple(_holding(engine, question, quantiles, load, candidates, "enforce_eager" in first.settings))
+    engine: Engine, question: Question, first: Served, quantiles: Sequence[tuple[float, int]], load: float | None,
+    rentals: Sequence[Rental], busy: Callable[[Question, Served], Throughput | None],
+    follow: Callable[[Question, Served], LoadReport | None] | None,
+) -> tuple[CardChoice, ...]:  # fmt: skip
+    """Cards that hold the load at once, or, of machines that can be rented, those that carry it over time."""
 
+    def held(served: Served) -> float:
+        return _held(served, quantiles)
 
-def _holding(
-    engine: Engine,
-    question: Question,
-    quantiles: Sequence[tuple[float, int]],
-    load: float,
-    candidates: Iterable[tuple[int, int, Device]],
-    has_eager: bool,
-) -> Iterable[CardChoice]:
-    named = 0
-    for memory, cards, card in candidates:
-        eager = question.with_(
-            device=card, tensor_parallel_size=cards, enforce_eager=has_eager or question.enforce_eager
-        )
-        try:  # without CUDA graphs first, which is quick and holds no less
-            if not _holds(engine, eager, quantiles, load):
-                continue
-            asked = eager.with_(enforce_eager=question.enforce_eager)
-            if asked != eager and not _holds(engine, asked, quantiles, load):
-                continue
-        except GraphmemError:
-            continue
-        yield CardChoice(card.name, cards, memory, _held(engine.serve(asked), quantiles))
-        named += 1
-        if named == _CARDS_NAMED:
-            return
-
-
-def _holds(engine: Engine, question: Question, quantiles: Sequence[tuple[float, int]], load: float) -> bool:
-    answer = engine.serve(question)
-    return answer.refusal is None and _held(answer, quantiles) >= load
+    if load is not None:
+        if getattr(engine, "searches", False):  # whether so many run, not how many do
+            question = question.with_(max_num_seqs=math.ceil(load), max_model_len=int(first.settings["max_model_len"]))
+        offered = offers(question.device, first, rentals)
+        return tuple(holding(engine, question, offered, held, load, busy, "enforce_eager" in first.settings))
+    if follow is None or not rentals:
+        return ()
+    return carrying(engine, question, offers(question.device, first, rentals), held, busy, follow)
 
 
 def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, object]]]:

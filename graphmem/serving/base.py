@@ -151,12 +151,14 @@ class Request:
 class Batch:
     """One step of an engine. ``total``: tokens that it computes; ``admitted``: requests that waited until now;
     ``preempted``: those that lost their place; ``entries`` are the scheduler's own: (request, tokens, whether a new
-    token comes of it)."""
+    token comes of it); ``context``: tokens whose keys and values are read, ``pairs`` of one with one it attends to."""
 
     total: int
     admitted: list[int]
     preempted: list[int]
     entries: list[tuple[Any, int, bool]]
+    context: int = 0
+    pairs: int = 0
 
 
 class Scheduler(Protocol):

@@ -19,11 +19,14 @@ from graphmem.reports.document import (
     table,
 )
 from graphmem.serving.base import BASES
+from graphmem.serving.roofline import FAST, HELD, SLOW
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from graphmem.serving.answer import ServingReport
+    from graphmem.serving.choosing import CardChoice
     from graphmem.serving.over_time import LoadAnswer, LoadReport
+    from graphmem.serving.throughput import Interval, Throughput
 
 #: Columns of the text: the parts of the card have notes.
 _WIDTH = 110
@@ -63,6 +66,8 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     if report.by_length:
         yield section("Requests at once, by their length", _users(report))
     yield from _loads(report)
+    if report.throughput is not None:
+        yield section("Speed", Facts(tuple(_speed(report.throughput))))
     if report.over_time is not None:
         yield _over_time(report.over_time)
     if report.changes:
@@ -142,13 +147,48 @@ def _shown(value: object) -> str:
 
 
 def _loads(report: ServingReport) -> Iterator[Section]:
-    """The cards that hold a load."""
+    """The cards that hold a load, or carry it over time."""
+    what = "carry this load" if report.load is None else f"hold {report.load:g} requests at once"
     if report.choices:
-        rows = [(f"{choice.cards} x {choice.gpu}", f"{choice.concurrency:.1f}") for choice in report.choices]
-        title = f"Cards with the least memory that hold {report.load:g} requests at once"
-        yield section(title, table({"cards": "", "requests": "figure"}, rows))
+        priced = report.choices[0].price is not None
+        columns = {"cards": "", "requests": "figure", "tokens/s each": "figure"}
+        rows = [_row(choice) for choice in report.choices]
+        if priced:
+            columns |= {"an hour": "figure", "": ""}
+            rows = [(*_row(choice), f"${choice.price:,.2f}", choice.name) for choice in report.choices]
+        yield section(
+            f"{'Cheapest cards' if priced else 'Cards with the least memory'} that {what}",
+            table(columns, rows, titled=True),
+        )
     elif report.load is not None:
-        yield section("", Text([f"No card of the table, up to 8 of them, holds {report.load:g} requests at once."]))
+        yield section(
+            "", Text([f"No card that was looked at, up to 8 of them, holds {report.load:g} requests at once."])
+        )
+
+
+def _row(choice: CardChoice) -> tuple[str, ...]:
+    shared = f", {choice.engines} engines" if choice.engines > 1 else ""
+    each = "" if choice.speed is None else f"{choice.speed:,.0f}"
+    return f"{choice.cards} x {choice.gpu}{shared}", f"{choice.concurrency:.1f}", each
+
+
+def _speed(busy: Throughput) -> Iterator[tuple[str, str]]:
+    at_once = f"{_counted(busy.requests, 'request')} of {busy.context:,} tokens at once, {busy.each:,.0f} each"
+    yield "answers", f"{_between(busy.answers)} tokens a second: {at_once}"
+    yield "prompts", f"{_between(busy.prompts)} tokens a second while prompts are read"
+    if busy.answers_cost is not None and busy.prompts_cost is not None:
+        yield "cost", f"${busy.price:,.2f} an hour; a million tokens of answers ${_between(busy.answers_cost, 2)}"
+        yield "", f"and of prompts ${_between(busy.prompts_cost, 2)}"
+    yield "stands on", f"a roofline, not measured; {_INTERVAL}"
+
+
+#: What an interval of speeds is.
+_INTERVAL = f"{HELD} public benchmarks kept back for it ran at {SLOW:g} to {FAST:g} times such a speed"
+
+
+def _between(interval: Interval, digits: int = 0) -> str:
+    low, high = sorted((interval.slow, interval.fast))
+    return f"{interval.expected:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 # --- over time --------------------------------------------------------------------------------------------------------
@@ -161,6 +201,8 @@ def _over_time(load: LoadReport) -> Section:
         f"speed is not predicted; {given}, a step takes {speed.step_seconds * 1000:g} ms, or its tokens at "
         f"{speed.tokens_per_second:,.0f} a second where that is longer: all times follow from this"
     )
+    if speed.roofline is not None:
+        assumed = f"speed by a roofline, not measured; {_INTERVAL}: all times follow from this"
     facts = (*_course(answer, load), *_copies(load), ("assumed", assumed), ("assumed", load.rules))
     blocks: tuple[Block, ...] = (_curves(answer), Facts(facts))
     return section(f"Over time: {load.described}", *blocks)
@@ -210,12 +252,16 @@ def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
     else:
         engines, cards = _counted(load.copies, "engine"), _counted(load.cards or 0, "card")
         yield "copies", f"{engines} like this ({cards}): 99 % of requests wait at most {_time(load.max_wait)}"
+        if load.slow_copies not in (None, load.copies):
+            yield "", f"({load.slow_copies:,} at the slow end of the interval)"
     for one in load.tried:
         yield (
             "",
             f"with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
             f"{_time(one.wait_p99)}{'' if one.followed is None else f' in the first {_time(one.followed)}'}",
         )
+    if load.price_of_all is not None:
+        yield "cost", f"${load.price_of_all:,.2f} an hour, ${load.answers_cost:,.2f} a million tokens of answers"
 
 
 def _counted(number: int, what: str) -> str:

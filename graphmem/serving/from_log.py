@@ -241,24 +241,17 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 def _followed(engine: Any, question: Question, others: list[tuple[str, str]]) -> tuple[Question, tuple[str, ...]]:
     """The question with those of the log's options that the engine's model follows, and the others by name."""
+    check = getattr(engine, "check_arguments", lambda question: None)
     left_out = []
     for option in others:
         tried = question.with_(arguments=(*question.arguments, option))
-        if _takes(engine, tried):
-            question = tried
-        else:
+        try:
+            check(tried)
+        except UsageError:
             left_out.append(f"{option[0]} {option[1]}"[:100])
+        else:
+            question = tried
     return question, tuple(left_out)
-
-
-def _takes(engine: Any, question: Question) -> bool:
-    check = getattr(engine, "check_arguments", None)
-    try:
-        if check is not None:
-            check(question)
-    except UsageError:
-        return False
-    return True
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------

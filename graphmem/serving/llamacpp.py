@@ -79,31 +79,33 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Settings:
-    gpu_layers: int
-    context: int
-    slots: int
-    unified: bool
-    ubatch: int
-    outputs: int
-    key_type: str
-    value_type: str
-    flash: bool
-    full_windows: bool
-    on_card: bool
+    """The context's parameters, by the engine's own names; and whether embeddings are pooled, and expressions of the
+    names of tensors that stay on the host."""
+
+    n_gpu_layers: int
+    ctx_size: int
+    parallel: int
+    kv_unified: bool
+    ubatch_size: int
+    n_outputs_max: int
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: bool
+    swa_full: bool
+    kv_offload: bool
     pooled: bool
-    #: Expressions of tensors' names that stay on the host.
     on_host: tuple[str, ...] = ()
 
+    @property
+    def each(self) -> int:
+        """Cells that one request can have."""
+        return self.ctx_size if self.kv_unified else self.ctx_size // self.parallel
+
     def shown(self, model: _Model) -> dict[str, Any]:
-        """By the engine's own names."""
-        return {
-            "n_gpu_layers": self.gpu_layers, "ctx_size": self.context, "parallel": self.slots,
-            "kv_unified": self.unified, "ubatch_size": self.ubatch, "n_outputs_max": self.outputs,
-            "cache_type_k": self.key_type, "cache_type_v": self.value_type, "flash_attn": self.flash,
-            "swa_full": self.full_windows, "kv_offload": self.on_card,
-            "max_model_len": self.context if self.unified else self.context // self.slots, "max_num_seqs": self.slots,
-            "architecture": model.architecture,
-        }  # fmt: skip
+        """For an answer."""
+        own = {name: value for name, value in vars(self).items() if name not in ("pooled", "on_host")}
+        about = {"max_model_len": self.each, "max_num_seqs": self.parallel, "architecture": model.architecture}
+        return own | about
 
 
 OPTIONS = {
@@ -244,28 +246,23 @@ def _settings(question: Question, model: _Model) -> _Settings:
     found = options_of(question, LlamaCpp, OPTIONS, SHORT)
     slots = found.get("parallel", 4)
     unified = found.get("kv_unified", "parallel" not in found)  # the server's own choice is four that share
-    context = _rounded(found["ctx_size"] or model.trained, _CELLS)
-    if not unified:
-        context = slots * _rounded(max(1, context // slots), _CELLS)
+    context = _context(found["ctx_size"] or model.trained, slots, unified)
     flash, value_type = found["flash_attn"] in ("on", "auto", "true"), found["cache_type_v"]
     if not flash and value_type not in ("f32", "f16", "bf16"):
         raise UsageError("quantized V cache was requested, but this requires Flash Attention: give --flash-attn on")
     ubatch = min(found["ubatch_size"], found["batch_size"], context)
     return _Settings(
-        gpu_layers=min(found.get("n_gpu_layers", model.layers + 1), model.layers + 1),
-        context=context,
-        slots=slots,
-        unified=unified,
-        ubatch=ubatch,
-        outputs=min(found.get("n_outputs_max", slots), ubatch),
-        key_type=found["cache_type_k"],
-        value_type=value_type,
-        flash=flash,
-        full_windows=found["swa_full"],
-        on_card=not found["no_kv_offload"],
-        pooled=found["embeddings"],
+        min(found.get("n_gpu_layers", model.layers + 1), model.layers + 1), context, slots, unified, ubatch,
+        min(found.get("n_outputs_max", slots), ubatch), found["cache_type_k"], value_type, flash, found["swa_full"],
+        kv_offload=not found["no_kv_offload"], pooled=found["embeddings"],
         on_host=(*found["override_tensor"], *_experts_on_host(model, found)),
-    )
+    )  # fmt: skip
+
+
+def _context(cells: int, slots: int, unified: bool) -> int:
+    """Cells of the cache, which come in steps, for every slot where they do not share them."""
+    whole_context = _rounded(cells, _CELLS)
+    return whole_context if unified else slots * _rounded(max(1, whole_context // slots), _CELLS)
 
 
 #: Tensors of experts (``LLM_FFN_EXPS_REGEX``, common/common.h).
@@ -305,21 +302,19 @@ def weights_on_card(file: GGUF, layers: int, gpu_layers: int, on_host: Sequence[
     them; the input's embeddings stay on the host, and are there a second time where the output uses them. Tensors that
     an expression of ``on_host`` finds are not there."""
     first = max(layers + 1 - gpu_layers, 0)
-    on_card = gpu_layers > 0
     head = any(tensor.name == "output.weight" for tensor in file.layout)
-    total = 0
     expressions = [re.compile(one) for one in on_host]
-    for tensor in file.layout:
-        block = _block(tensor.name)
-        if any(one.search(tensor.name) for one in expressions):
-            continue
+
+    def is_there(name: str) -> bool:
+        if any(one.search(name) for one in expressions):
+            return False
+        block = _block(name)
         if block is not None:
-            total += _allocated(tensor) if block >= first else 0
-        elif tensor.name.startswith("token_embd") and not head and on_card:
-            total += _allocated(tensor) if tensor.name == "token_embd.weight" else 0
-        elif tensor.name.startswith("output") or tensor.name.startswith("rope"):
-            total += _allocated(tensor) if on_card else 0
-    return total
+            return block >= first
+        again = name == "token_embd.weight" and not head
+        return gpu_layers > 0 and (again or name.startswith(("output", "rope")))
+
+    return sum(_allocated(tensor) for tensor in file.layout if is_there(tensor.name))
 
 
 def _block(name: str) -> int | None:
@@ -341,63 +336,66 @@ def _row(kind: str, elements: int) -> int:
 
 def _cells(model: _Model, settings: _Settings, layer: int) -> int:
     """Cells of a layer's cache (``llama_kv_cache_iswa``)."""
-    if model.sees_all(layer) or settings.full_windows:
-        return settings.context
-    streams = 1 if settings.unified else settings.slots
-    each = settings.context // streams
-    reach = model.window * (settings.slots if settings.unified else 1) + settings.ubatch
+    if model.sees_all(layer) or settings.swa_full:
+        return settings.ctx_size
+    streams = 1 if settings.kv_unified else settings.parallel
+    each = settings.ctx_size // streams
+    reach = model.window * (settings.parallel if settings.kv_unified else 1) + settings.ubatch_size
     return streams * _rounded(min(each, reach), _CELLS)
 
 
 def kv_bytes(model: _Model, settings: _Settings) -> int:
     """Bytes of the card's KV buffer: the layers that are there."""
-    first = max(model.layers + 1 - settings.gpu_layers, 0)
-    if not settings.on_card:
+    first = max(model.layers + 1 - settings.n_gpu_layers, 0)
+    if not settings.kv_offload:
         return 0
     total = 0
     for layer in range(first, model.layers):
         cells = _cells(model, settings, layer)
-        total += cells * _row(settings.key_type, model.key * (1 if model.latent else model.kv_heads[layer]))
+        total += cells * _row(settings.cache_type_k, model.key * (1 if model.latent else model.kv_heads[layer]))
         if not model.latent:
-            total += cells * _row(settings.value_type, model.value * model.kv_heads[layer])
+            total += cells * _row(settings.cache_type_v, model.value * model.kv_heads[layer])
     return total
 
 
 def compute_bytes(model: _Model, settings: _Settings) -> int:
     """The card's compute buffer: the largest stage of the graph over one micro-batch, in fp32. Without flash attention
     the scores of all cells; the mask; the feed-forward layer; the logits of the rows that are asked for."""
-    if not settings.gpu_layers:
+    if not settings.n_gpu_layers:
         return 0
-    tokens = settings.ubatch
+    tokens = settings.ubatch_size
     hidden = 4 * tokens * model.hidden
-    cells = settings.context if settings.unified else settings.context // settings.slots
-    mask = cells * tokens * (2 if settings.flash else 4)
+    cells = settings.each
+    mask = cells * tokens * (2 if settings.flash_attn else 4)
     alive = _ALIVE_FUSED if model.fused else _ALIVE
-    scores = 0 if settings.flash else 4 * cells * tokens * model.heads
+    scores = 0 if settings.flash_attn else 4 * cells * tokens * model.heads
     rows = max(1, model.experts_used)
     wide = _WIDE * 4 * tokens * model.feed_forward * rows + (hidden * model.experts_used)
     stages = [mask + scores + alive * hidden, mask + wide + _BESIDE_WIDE * hidden]
-    if settings.gpu_layers > 0:
+    if settings.n_gpu_layers > 0:
         kept = 1 + (_POOLED if settings.pooled else 0)
-        stages.append(4 * settings.outputs * model.vocabulary + kept * hidden)
+        stages.append(4 * settings.n_outputs_max * model.vocabulary + kept * hidden)
     return max(stages)
 
 
 def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) -> Served:
     device = question.device
-    weights = weights_on_card(file, model.layers, settings.gpu_layers, settings.on_host)
+    weights = weights_on_card(file, model.layers, settings.n_gpu_layers, settings.on_host)
     compute = compute_bytes(model, settings)
     cache = kv_bytes(model, settings)
     outside = device.outside(Loads())
     context = sum(figure.bytes for figure in outside)
     parts = (
         Part("CUDA context", context, "; ".join(figure.name for figure in outside)),
-        Part("weights", weights, f"{settings.gpu_layers} of {model.layers + 1} layers"),
-        Part("compute buffer", compute, f"a formula: {settings.ubatch} tokens, {settings.outputs} rows of logits"),
+        Part("weights", weights, f"{settings.n_gpu_layers} of {model.layers + 1} layers"),
+        Part(
+            "compute buffer",
+            compute,
+            f"a formula: {settings.ubatch_size} tokens, {settings.n_outputs_max} rows of logits",
+        ),
     )
     available = device.capacity_bytes - sum(part.bytes for part in parts)
-    blocks = settings.context // _CELLS
-    per_slot = settings.context if settings.unified else settings.context // settings.slots
+    blocks = settings.ctx_size // _CELLS
     longest = _longest(model, settings, available)
     return Served(
         engine=LlamaCpp.title,
@@ -412,13 +410,13 @@ def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) 
         parts=parts,
         kv_cache=KVCache(
             available_bytes=available, block_bytes=cache // blocks, block_size=_CELLS, blocks=blocks,
-            tokens=settings.context, concurrency=settings.context / per_slot, longest=longest,
+            tokens=settings.ctx_size, concurrency=settings.ctx_size / settings.each, longest=longest,
             groups=_groups(model),
         ),
         graphs_bytes=0,
         fragmentation_bytes=0,
         outside=(),
-        request_blocks=lambda length: max(1, -(-length // _CELLS)) if settings.unified else per_slot // _CELLS,
+        request_blocks=lambda length: max(1, -(-length // _CELLS)) if settings.kv_unified else settings.each // _CELLS,
         refusal=_refusal(question, file, model, settings, available, cache, longest),
         notes=_notes(model, settings, cache),
         basis="logs",
@@ -437,12 +435,11 @@ def _longest(model: _Model, settings: _Settings, available: int) -> int:
     spare = available + compute_bytes(model, settings)
 
     def fits(steps: int) -> bool:
-        each = _CELLS * steps // settings.slots
-        context = _CELLS * steps if settings.unified else settings.slots * _rounded(max(1, each), _CELLS)
-        tried = replace(settings, context=context)
+        context = _context(_CELLS * steps, settings.parallel, settings.kv_unified)
+        tried = replace(settings, ctx_size=context)
         return kv_bytes(model, tried) + compute_bytes(model, tried) <= spare
 
-    return _CELLS * largest(fits, max(model.trained, settings.context) // _CELLS)
+    return _CELLS * largest(fits, max(model.trained, settings.ctx_size) // _CELLS)
 
 
 def _refusal(
@@ -460,8 +457,8 @@ def _refusal(
 
 def _fewer_layers(question: Question, file: GGUF, model: _Model, settings: _Settings) -> str:
     context = sum(figure.bytes for figure in question.device.outside(Loads()))
-    for layers in range(settings.gpu_layers - 1, -1, -1):
-        tried = replace(settings, gpu_layers=layers)
+    for layers in range(settings.n_gpu_layers - 1, -1, -1):
+        tried = replace(settings, n_gpu_layers=layers)
         weights = weights_on_card(file, model.layers, layers, settings.on_host)
         taken = weights + compute_bytes(model, tried) + kv_bytes(model, tried)
         if taken + context <= question.device.capacity_bytes:
@@ -482,16 +479,18 @@ def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
         notes.append(
             "tensors that stay on the host: their products are computed there, or with copies that no log prints"
         )
-    if not settings.on_card:
-        whole = kv_bytes(model, replace(settings, on_card=True))
+    if not settings.kv_offload:
+        whole = kv_bytes(model, replace(settings, kv_offload=True))
         notes.append(f"the KV cache ({whole / GIB:.2f} GiB) is on the host; attention is computed there")
-    if settings.outputs < settings.ubatch and settings.gpu_layers:
-        more = compute_bytes(model, replace(settings, outputs=settings.ubatch)) - compute_bytes(model, settings)
+    if settings.n_outputs_max < settings.ubatch_size and settings.n_gpu_layers:
+        more = compute_bytes(model, replace(settings, n_outputs_max=settings.ubatch_size)) - compute_bytes(
+            model, settings
+        )
         notes.append(
             "servers before June 2026 reserve logits for every token of a micro-batch: for those --n-outputs-max "
-            f"{settings.ubatch}, {more / MIB:,.0f} MiB more"
+            f"{settings.ubatch_size}, {more / MIB:,.0f} MiB more"
         )
-    if settings.gpu_layers <= model.layers:
+    if settings.n_gpu_layers <= model.layers:
         notes.append("with layers on the host the card also takes copies of what passes between them, not counted")
     return tuple(notes)
 

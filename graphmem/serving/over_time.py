@@ -1,21 +1,22 @@
 """A load over time on one engine: how full the KV cache gets, who waits, when preemption starts, and how many copies of
 the engine the load needs.
 
-The work of a step, and its blocks, are the engine's scheduler's. The duration of a step is not predicted: it is that of
-:class:`Speed`, which the user gives or which is named as assumed.
+The work of a step, and its blocks, are the engine's scheduler's. The duration of a step is that of :class:`Speed`: as
+the user gives it, else by the roofline, else assumed and named so.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from graphmem.answering.runs import Progress, labelled, silent
 from graphmem.base.searching import largest
 from graphmem.errors import UsageError
 from graphmem.serving.base import Batch, Request, Scheduler, Served
+from graphmem.serving.roofline import SLOW, Roofline
 
 #: Points of a timeline.
 _POINTS = 240
@@ -26,6 +27,8 @@ _MOST_STEPS, _MOST_ANSWERED, _MOST_COPIES = 5_000_000, 300_000_000, 1 << 10
 _WHOLE = 3600.0
 #: Steps between two reports of a load's progress.
 _PROGRESS_EVERY = 2000
+#: Tokens of the prompt by whose reading a predicted speed is shown.
+_PROMPT = 2048
 #: The part of requests that may not wait too long.
 _MOST_PART = 0.99
 
@@ -33,15 +36,32 @@ _MOST_PART = 0.99
 @dataclass(frozen=True)
 class Speed:
     """The duration of a step: ``step_seconds`` (the weights are read), or longer where its tokens at
-    ``tokens_per_second`` take longer. ``assumed`` where neither was given."""
+    ``tokens_per_second`` take longer. ``assumed`` where neither was given. With a ``roofline`` it is that of the
+    scheduler's batch, at ``part`` of the expected speed, and the two figures are its own of a token and of a prompt."""
 
     step_seconds: float = 0.03
     tokens_per_second: float = 10_000.0
     assumed: bool = True
+    roofline: Roofline | None = None
+    part: float = 1.0
 
-    def of(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens."""
-        return max(self.step_seconds, tokens / self.tokens_per_second)
+    def of(self, batch: Batch) -> float:
+        """Seconds of a step."""
+        if self.roofline is not None:
+            return self.roofline.of(batch) / self.part
+        return max(self.step_seconds, batch.total / self.tokens_per_second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "step_seconds": self.step_seconds, "tokens_per_second": self.tokens_per_second, "assumed": self.assumed,
+            "predicted": self.roofline is not None,
+        }  # fmt: skip
+
+
+def predicted(line: Roofline) -> Speed:
+    """The speed by a roofline."""
+    return Speed(line.answering(1, 0), _PROMPT / line.reading(1, _PROMPT), assumed=False, roofline=line)
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,8 @@ class Copies:
 @dataclass(frozen=True)
 class LoadReport:
     """A load on one copy, and the fewest copies that it needs: the 99th percentile of waiting is at most ``max_wait``
-    seconds there. None where 1,024 are not enough. ``tried`` are all that were looked at."""
+    seconds there. None where 1,024 are not enough. ``tried`` are all that were looked at. ``slow_copies``: the same at
+    the slow end of a predicted speed. ``answered``: tokens of all answers, ``price``: dollars an hour of a copy."""
 
     described: str
     rules: str
@@ -114,10 +135,25 @@ class LoadReport:
     copies: int | None
     cards: int | None
     tried: tuple[Copies, ...]
+    slow_copies: int | None = None
+    answered: int = 0
+    price: float | None = None
+
+    @property
+    def price_of_all(self) -> float | None:
+        """Dollars an hour of all copies."""
+        return None if self.price is None or self.copies is None else self.price * self.copies
+
+    @property
+    def answers_cost(self) -> float | None:
+        """Dollars of a million tokens of answers, their prompts and idle cards included."""
+        price = self.price_of_all
+        return None if price is None else price * self.answer.seconds / 3600 / max(1, self.answered) * 1e6
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self)
+        costs = {"price_of_all": self.price_of_all, "answers_cost": self.answers_cost}
+        return {**asdict(replace(self, speed=Speed())), "speed": self.speed.to_dict(), **costs}
 
 
 def unscheduled(engine: str) -> str:
@@ -133,6 +169,7 @@ def loaded(
     max_wait: float,
     described: str,
     say: Progress = silent,
+    price: float | None = None,
 ) -> LoadReport:
     """The load on an engine that starts. Raises :class:`UsageError` for an engine whose scheduler is not followed."""
     if served.scheduler is None:
@@ -154,8 +191,18 @@ def loaded(
         answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears, heard)
         return _enough(answers[copies], max_wait)
 
+    def is_too_few(more: int) -> bool:  # at the slow end, from one less than are enough on
+        copies = too_few + more
+        heard = labelled(say, f"the load on {copies:,} slow ones")
+        slow = replace(speed, part=SLOW)
+        return not _enough(simulate(make(), requests[::copies], seconds, slow, max_wait, heard), max_wait)
+
     too_few = largest(lambda copies: not enough(copies), _MOST_COPIES)
     fewest = None if too_few == _MOST_COPIES else too_few + 1
+    slow_copies = None
+    if fewest is not None and speed.roofline is not None:
+        more = largest(is_too_few, _MOST_COPIES - too_few)
+        slow_copies = None if too_few + more == _MOST_COPIES else fewest + more
     tried = tuple(
         Copies(
             number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, _enough(one, max_wait),
@@ -164,7 +211,8 @@ def loaded(
         for number, one in sorted(answers.items())
     )  # fmt: skip
     cards = None if fewest is None else fewest * served.cards
-    return LoadReport(described, make().rules, speed, answers[1], max_wait, fewest, cards, tried)
+    rules = make().rules
+    return LoadReport(described, rules, speed, answers[1], max_wait, fewest, cards, tried, slow_copies, answered, price)
 
 
 def _enough(answer: LoadAnswer, max_wait: float) -> bool:
@@ -264,7 +312,7 @@ class _Run:
             batch = self._scheduler.schedule()
             self._note(batch)
             if batch.entries:
-                free_at = max(free_at, self._now) + self._speed.of(batch.total)
+                free_at = max(free_at, self._now) + self._speed.of(batch)
                 pending.append((batch, free_at))
                 if len(pending) < self._scheduler.batches_in_flight:
                     continue

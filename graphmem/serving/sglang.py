@@ -84,6 +84,7 @@ class SGLang(Formula):
     """The engine."""
 
     name = "sglang"
+    has_benchmarks = True
     title = "SGLang"
     newest = "0.5"
     log = _READER

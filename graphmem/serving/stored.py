@@ -19,7 +19,7 @@ from typing import Any
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
-from graphmem.serving.values import count, counted, mapping, matches
+from graphmem.serving.values import as_object, count, counted, mapping, matches
 
 #: Decoders whose tensors are listed here.
 FAMILIES = frozenset((
@@ -62,19 +62,25 @@ def stored(model: ServedModel, quantization: str | None = None, width: int = _HA
     ``quantization``: a method that the configuration does not name itself, with its usual settings. Raises
     :class:`UsageError` for a model or a quantisation that is not listed here.
     """
+    total = (_tables(model) * width) // cards + _norms(model) * width + _corrections(model) * 4
+    return total + sum(size for _, size in sized(model, quantization, width, cards))
+
+
+def sized(
+    model: ServedModel, quantization: str | None = None, width: int = _HALF, cards: int = 1
+) -> Iterator[tuple[Matrix, int]]:
+    """Every product's weight with the bytes of all its ``count`` on one of ``cards``. Raises as :func:`stored`."""
     config = dict(mapping(model, "quantization_config"))
     if quantization is not None and not config:
         config = {"quant_method": quantization, **_USUAL.get(quantization, {})}
     takes, packed = _method(model, config, width) if config else (lambda _: False, lambda _: 0)
-    total = (_tables(model) * width) // cards + _norms(model) * width + _corrections(model) * 4
     for matrix in matrices(model):
         biases = matrix.outputs * width if matrix.bias else 0
         cut = matrix.cut(cards)
         if takes(matrix):
-            total += matrix.count * packed(matrix) // cut + matrix.count * biases // cut
+            yield matrix, matrix.count * packed(matrix) // cut + matrix.count * biases // cut
         else:
-            total += matrix.count * (matrix.numel * width + biases) // cut
-    return total
+            yield matrix, matrix.count * (matrix.numel * width + biases) // cut
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -262,11 +268,6 @@ def _method(model: ServedModel, config: Mapping[str, object], width: int) -> tup
     return takes, method.packed(model, config, width)
 
 
-def _object(value: object) -> Mapping[str, object]:
-    """``value`` where it is an object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def _whole(model: ServedModel, config: Mapping[str, Any], name: str, otherwise: int, least: int = 1) -> int:
     return counted(model, f"quantization_config's {name}", config.get(name), otherwise, least=least)
 
@@ -289,7 +290,7 @@ def _grouped(model: ServedModel, config: Mapping[str, object], width: int) -> _P
 def _gptq(model: ServedModel, config: Mapping[str, object], width: int) -> _Packed:
     """The same with the order of groups (``g_idx``), which is written whether it is used or not; and with a bias for
     every product, which AutoGPTQ up to 0.7.1 adds (``_utils.make_quant``), GPTQModel does not."""
-    quantizer = str(_object(config.get("meta")).get("quantizer", ""))
+    quantizer = str(as_object(config.get("meta")).get("quantizer", ""))
     added = 0 if "gptqmodel" in quantizer.lower() else _HALF
     packed = _grouped(model, config, width)
     return lambda matrix: packed(matrix) + 4 * matrix.inputs + (0 if matrix.bias else added * matrix.outputs)

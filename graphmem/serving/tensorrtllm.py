@@ -73,6 +73,7 @@ class TensorRTLLM(Formula):
     """The engine."""
 
     name = "tensorrtllm"
+    has_benchmarks = True
     title = "TensorRT-LLM"
     newest = "1.0"
     log = _READER

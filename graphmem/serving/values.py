@@ -50,6 +50,11 @@ def mapping(model: ServedModel, name: str) -> Mapping[str, object]:
     return value
 
 
+def as_object(value: object) -> Mapping[str, Any]:
+    """``value`` where it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def listed(model: ServedModel, name: str) -> list[object]:
     """The list of this name, an empty one where there is none."""
     value = model.config.get(name) or []

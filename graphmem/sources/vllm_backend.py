@@ -23,14 +23,21 @@ _READ = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size",
     "max_position_embeddings", "intermediate_size", "tie_word_embeddings", "sliding_window", "layer_types",
     "final_logit_softcapping", "use_sliding_window", "attention_chunk_size",
+    "rope_parameters",
 )  # fmt: skip
 
 
 def values_of_class(values: dict[str, object], name: str) -> dict[str, object]:
     """The configuration with its class's defaults, and by the names that most have. Raises :class:`SourceError`."""
     _, config = _configured(values, name)
-    found = {key: getattr(config, key, None) for key in _READ}
+    found = {key: getattr(config, key, None) for key in _READ if _is_kept(type(config), key)}
     return {**values, **{key: value for key, value in found.items() if value is not None}}
+
+
+def _is_kept(kind: type[PreTrainedConfig], key: str) -> bool:
+    """True if the class keeps such a value; False if it makes it from others and takes none."""
+    made = getattr(kind, kind.attribute_map.get(key, key), None)
+    return not isinstance(made, property) or made.fset is not None
 
 
 def _configured(values: dict[str, object], name: str) -> tuple[str, PreTrainedConfig]:

@@ -17,7 +17,7 @@ from graphmem.capture.patches import Patches
 from graphmem.errors import UsageError
 from graphmem.sources.vllm_experts import blocks, shape_of, stand_in
 from graphmem.sources.vllm_fusing import Fusable, Gate, Inline, Together, fusable
-from graphmem.sources.vllm_layers import Backend, Happening, Layer
+from graphmem.sources.vllm_layers import ROTARY, Backend, Happening, Layer
 from graphmem.sources.vllm_modules import (
     Absent,
     Block,
@@ -27,10 +27,12 @@ from graphmem.sources.vllm_modules import (
     Normed,
     Part,
     Product,
+    Sent,
     Shared,
     Sums,
     look_up,
 )
+from graphmem.sources.vllm_states import states
 from graphmem.trace import Category, EventKind, Place, Trace
 
 if TYPE_CHECKING:
@@ -42,15 +44,15 @@ _FEW, _TWICE = 1024, 2048
 _WATCHED = 8
 #: The operator that modules in place of the engine's use, and nothing else in their names' place.
 _EMPTY = "aten.empty.memory_format"
-#: ``model_type`` whose feed-forward layers keep a name for the product of gate and up until they return, as the
-#: engine's own code has them (``gate_up`` in vllm 0.32.0, model_executor/models). StableLM's do too; there the code of
-#: transformers keeps as much elsewhere, an output of attention that nobody reads any more.
-_HOLDING = frozenset((
-    "cohere", "cohere2", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text",
-    "glm4_moe", "granite", "olmo_hybrid", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+#: ``model_type`` whose feed-forward layers give the product of gate and up no name of its own, so that the activation
+#: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
+#: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
+_LETTING_GO = frozenset((
+    "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama",
+    "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
-_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "phimoe"))
+_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -68,6 +70,7 @@ class Making:
         #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
         self._keys: list[Tensor] | None = []
         self._sharing: set[int] = set()
+        self._turning: set[str] = set()
         self.architecture = ""
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -89,8 +92,11 @@ class Making:
                 torch.cuda.empty_cache()
                 self._check(model)
                 self._experts = blocks(model)
+                self._states = states(model) if self.own_code else {}
                 for block in self._experts.values():
-                    stand_in(block)
+                    stand_in(block.experts)
+                for path in self._states:
+                    stand_in(model.get_submodule(path.removeprefix("model.")))
                 _materialised(model, dtype)
                 seen = fusable(
                     model, lambda: _run(model, _WATCHED), own_code=self.own_code, attended=self.attended,
@@ -150,7 +156,7 @@ class Making:
                 ) from None
             self.config._attn_implementation = "eager"
             made = kind.from_config(self.config, dtype=dtype)
-        return made
+        return made.eval()
 
     @contextlib.contextmanager
     def _registered(self) -> Iterator[None]:
@@ -176,13 +182,15 @@ class Making:
             if any(one is key for one in self._keys):
                 self._sharing.add(layer)
             self._keys.append(key)
-        tokens, narrow = query.shape[-2], value.shape[-1] < width
+        tokens, wide, narrow = query.shape[-2], value.shape[-1], value.shape[-1] < width
         query, key, value = (one.transpose(1, 2) for one in (query, key, value))
         query, key, value = (one.reshape(tokens, -1) for one in (query, key, value))
         if narrow:  # values are padded to the width of queries, and the output cut again
             value = torch.nn.functional.pad(value.view(-1, value.shape[-1]), (0, width - value.shape[-1]))
         self.called.append(_ATTENTION)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if narrow:
+            output, width = output.view(-1, width)[..., :wide].reshape(tokens, -1), wide
         # Some models want heads apart, which the backend does not give them.
         return (output.view(1, tokens, -1, width) if self.own_code else output), None
 
@@ -210,9 +218,10 @@ class Making:
         self._wide = seen.wide
         for name, module in model.named_modules():
             module._graphmem_name = f"model.{name}"
+        self._turning = {name for name, module in model.named_modules() if hasattr(module, "inv_freq")}
         if not self.own_code:  # before all others (``MoEMixin.recursive_replace``)
-            for path in self._experts:
-                self._of_experts(path)
+            for path, block in list(self._experts.items()):
+                self._of_experts(path, routed=block.is_routed and path not in seen.several)
         self._replace(model, "model", seen)
         for name, parameter in model.named_parameters():
             if f"model.{name}" not in self._own:
@@ -227,6 +236,13 @@ class Making:
                 if self.own_code:
                     self._of_experts(path)
                 setattr(module, name, Block(self.called, path, seen.several.get(path, 0)))
+            elif path in self._states:
+                width = int(self.config.hidden_size)
+                self.layers.append(Layer("states", path, width, states=self._states[path]))
+                self._own |= {f"{path}.{one}" for one, _ in child.named_parameters()}
+                block = Block(self.called, path, keeps=True)
+                _hold(block, module)  # as ``output``, a name of its own
+                setattr(module, name, block)
             elif isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
@@ -240,12 +256,17 @@ class Making:
                 self._fused(child, path, seen)
                 self._replace(child, path, seen)
 
-    def _of_experts(self, path: str) -> None:
-        """A layer of experts, router and all."""
+    def _of_experts(self, path: str, *, routed: bool = True) -> None:
+        """A layer of experts, router and all, or the experts alone."""
         block = self._experts[path]
-        shape = shape_of(block, self.config, self._wide, own_code=self.own_code)
+        shape = shape_of(block, self.config, self._wide, own_code=self.own_code, routed=routed)
+        module = block.module
+        if not routed:
+            del self._experts[path]
+            path, module = f"{path}.{block.inner}", block.experts
+            setattr(block.module, block.inner, Sent(self.called, path))
         self.layers.append(Layer("experts", path, int(self.config.hidden_size), experts=shape))
-        self._own |= {f"{path}.{name}" for name, _ in block.module.named_parameters()}
+        self._own |= {f"{path}.{name}" for name, _ in module.named_parameters()}
 
     def _has_engine_layer(self, module: nn.Module) -> bool:
         """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""
@@ -289,11 +310,10 @@ class Making:
 
     def _norm(self, parent: nn.Module, name: str, path: str, kind: str) -> None:
         weight = getattr(getattr(parent, name), "weight", None)
-        width = 0 if weight is None else weight.shape[0]
-        if not width:
-            return
-        self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, width))
-        setattr(parent, name, Normed(self.called, path))
+        if weight is not None:
+            self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
+        named = path if weight is not None else ""
+        setattr(parent, name, Normed(self.called, named, weight, own_code=self.own_code))
 
     def _fused(self, module: nn.Module, path: str, seen: Fusable) -> None:
         """The projections of a module that read one input become one."""
@@ -304,7 +324,7 @@ class Making:
         packed = seen.packed.get(path)
         if packed is not None:
             first, last, gated = *packed, Gated(self.called)
-            module.forward = lambda given: module.get_submodule(last)(gated(module.get_submodule(first)(given)))
+            module.forward = lambda given, *_: module.get_submodule(last)(gated(module.get_submodule(first)(given)))
         inline = seen.inline.get(path)
         if inline is not None:
             self._inline(module, path, inline, seen.several.get(path, 0))
@@ -338,16 +358,19 @@ class Making:
         merged = f"{path}.gate_up_proj"
         self.layers.append(Layer("linear", merged, gate.in_features, (each, each), gate.bias is not None))
         product = Product(self.called, merged, 2 * each)
-        if self.own_code and self.config.model_type in _HOLDING:
-            held: list[Tensor] = []
-            product.register_forward_hook(lambda _, __, output: held.append(output))
-            module.register_forward_hook(lambda *_: held.clear())
+        if self.own_code and self.config.model_type not in _LETTING_GO:
+            _hold(product, module)
         setattr(module, gated.gate, product)
-        setattr(module, gated.up, Absent())
-        setattr(module, gated.act, Gated(self.called))
         if gated.down is not None:
             down = module.get_submodule(gated.down)
             setattr(module, gated.down, self._linear(down, f"{path}.{gated.down}", "rowwise"))
+        multiplied = Gated(self.called)
+        if gated.act:
+            setattr(module, gated.up, Absent())
+            setattr(module, gated.act, multiplied)
+        else:
+            delattr(module, gated.up)
+            module.forward = lambda given, *_: module.get_submodule(str(gated.down))(multiplied(product(given)))
 
     def _side_by_side(self, module: nn.Module, path: str, together: Together) -> None:
         """``QKVFuser`` and ``MergedColumnParallelFuser``: one product, cut."""
@@ -375,12 +398,17 @@ class Making:
         names = iter(self.called)
         few, output = self._ran(trace, marks[2], marks[3], names)
         twice, _ = self._ran(trace, marks[4], marks[5], names)
-        layers = range(len(self.attended))
-        if set(self.attended) != set(layers) or len(self.attended) != self.config.num_hidden_layers:
+        layers = sorted(self.attended)
+        if not self._states and layers != list(range(self.config.num_hidden_layers)):
             missing = next((one for one in range(self.config.num_hidden_layers) if one not in self.attended), 0)
             raise UsageError(
                 f"{self.name}: layer {missing} of {self.architecture} does not go through transformers' attention "
                 "interface, which is all that vLLM's backend handles, and what is captured here"
+            )
+        if self.tp > 1 and any(self.attended[one][1] == self.config.num_attention_heads for one in layers):
+            raise UsageError(
+                f"{self.name}: transformers' {self.architecture} says not how its attention is shared out over ranks, "
+                "so that it is followed with --tensor-parallel-size 1 only"
             )
         heads, kv_heads, head_dim = max((self.attended[one][1:] for one in layers), key=lambda one: one[0] * one[2])
         cached = [(0, 0) if one in self._sharing else self.attended[one][2:] for one in layers]
@@ -422,7 +450,8 @@ class Making:
             elif name:
                 found.append(Happening("returned", numbers[subject], name, storage.bytes))
             else:
-                found.append(Happening("new", numbers[subject], operator.module, storage.bytes))
+                named = ROTARY if operator.module in self._turning else operator.module
+                found.append(Happening("new", numbers[subject], named, storage.bytes))
         return found
 
     def _affine(self, few: list[Happening], twice: list[Happening]) -> Iterator[Happening]:
@@ -450,6 +479,13 @@ def _run(model: nn.Module, tokens: int) -> Tensor:
     ids, positions = (torch.zeros((1, tokens), dtype=torch.int64, device="cuda") for _ in range(2))
     torch.cuda.empty_cache()
     return model(input_ids=ids, position_ids=positions, use_cache=False, return_dict=False)[0]
+
+
+def _hold(product: nn.Module, module: nn.Module) -> None:
+    """What the product returns lives until the module around it returns."""
+    held: list[Tensor] = []
+    product.register_forward_hook(lambda _, __, output: held.append(output))
+    module.register_forward_hook(lambda *_: held.clear())
 
 
 def _materialised(model: nn.Module, dtype: torch.dtype) -> None:

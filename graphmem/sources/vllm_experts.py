@@ -20,61 +20,95 @@ if TYPE_CHECKING:
 
 #: Bytes of an element in fp32.
 _WIDE = 4
+#: ``model_type`` whose routers are in fp32 in the engine, and in transformers not (``GateLinear`` of their files).
+_WIDE_ROUTERS = ("afmoe", "hy_v3", "minimax_m2")
 
 
 @dataclass(frozen=True)
 class Block:
-    """The module ``name`` around experts, and the module of their weights."""
+    """The module ``name`` around experts, and the module of their weights, which is a child of it, ``inner``."""
 
     name: str
     module: nn.Module
     experts: nn.Module
+    inner: str
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether vLLM's backend takes the block over, router and all: one whose router has but its weight, and that
+        returns one thing (``MoEBlockFuser.match``). Of others it takes the experts alone."""
+        own = ("weight", "e_score_correction_bias")
+        return any(
+            {name for name, _ in (*one.named_parameters(), *one.named_buffers())} <= set(own) and _weight(one)[1:]
+            for one in _others(self)
+            if not isinstance(one, nn.Linear)
+        )
 
 
 def blocks(model: nn.Module) -> dict[str, Block]:
     """The layers of experts by name. Raises :class:`UsageError` for experts in another form."""
     found = {
-        f"model.{name}": Block(f"model.{name}", module, child)
+        f"model.{name}": Block(f"model.{name}", module, child, inner)
         for name, module in model.named_modules()
-        for child in module.children()
-        if len(_stacked(child)) > 1
+        for inner, child in module.named_children()
+        if len(_stacked(child)) > 1 or (inner == "experts" and not isinstance(child, nn.ModuleList))
     }
     within = {id(one) for block in found.values() for one in block.module.modules()}
     for name, module in model.named_modules():
         if id(module) not in within and (_stacked(module) or name.rsplit(".", 1)[-1] == "experts"):
             raise UsageError(
-                f"{type(model).__name__} has experts whose weights are not stacked beside a router ({name}), which is "
-                "how they are followed"
+                f"{type(model).__name__} has experts whose weights are not in tensors of all of them ({name}), which "
+                "is how they are followed"
             )
     return found
 
 
-def stand_in(block: Block) -> None:
-    """Leave out the experts' own code, which reads where tokens are sent."""
-    block.experts.forward = lambda hidden_states, *_, **__: torch.empty_like(hidden_states)
+def stand_in(module: nn.Module) -> None:
+    """Leave out the code of experts, which reads where tokens are sent, or of a scan."""
+    module.forward = lambda hidden_states, *_, **__: torch.empty_like(hidden_states)
 
 
-def shape_of(block: Block, config: PreTrainedConfig, wide: set[tuple[int, ...]], *, own_code: bool) -> ExpertShape:
-    """The sizes of a layer of experts. Raises :class:`UsageError` for one whose parts are not known."""
-    stacked, hidden = _stacked(block.experts), int(config.hidden_size)
-    count = stacked[0].shape[0]
-    width = min(one[0].numel() for one in stacked) // hidden
-    router = next((one for one in _others(block) if _weight(one) == (count, hidden)), None)
+def shape_of(
+    block: Block, config: PreTrainedConfig, wide: set[tuple[int, ...]], *, own_code: bool, routed: bool = True
+) -> ExpertShape:
+    """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. Raises
+    :class:`UsageError` for one whose parts are not known."""
+    hidden = int(config.hidden_size)
+    weights = [one for one in block.experts.parameters() if one.ndim > 1 and one.shape[-1] > 1]
+    weights = [one for one in weights if one.ndim == 3] or weights
+    router = next((one for one in _beside(block) if _weight(one)[1:] == (hidden,) and _is_router(one, weights)), None)
     chosen = next((one.top_k for one in block.module.modules() if isinstance(getattr(one, "top_k", None), int)), None)
     chosen = chosen or getattr(config, "num_experts_per_tok", None)
     if router is None or not isinstance(chosen, int):
         raise UsageError(f"{block.name}: the router of these experts is not found, which is how they are followed")
+    count = _weight(router)[0]
+    width = min(one.numel() for one in weights) // hidden // count
+    bias = any("bias" in name for name, _ in block.experts.named_parameters())
+    if not routed:
+        return ExpertShape(count, chosen, width, bias=bias, routed=False)
     names = {name.rsplit(".", 1)[-1] for name, _ in (*block.module.named_parameters(), *block.module.named_buffers())}
-    in_fp32 = (count, hidden) in wide
+    in_fp32 = (count, hidden) in wide or (own_code and config.model_type in _WIDE_ROUTERS)
     return ExpertShape(
         count, chosen, width, _shared_width(block),
-        correction_bias="e_score_correction_bias" in names,
+        correction_bias=bool(names & {"e_score_correction_bias", "expert_bias"}),
         grouped=(getattr(config, "topk_group", None) or 1) > 1,
         shared_gate=any(_weight(one) == (1, hidden) for one in _others(block)),
-        bias=any("bias" in name for name, _ in block.experts.named_parameters()),
+        bias=bias,
         router_bytes=_WIDE if in_fp32 and own_code else 0,
         score_bytes=_WIDE if in_fp32 else 0,
     )  # fmt: skip
+
+
+def _is_router(module: nn.Module, weights: list[nn.Parameter]) -> bool:
+    """Whether the module's weight has a row for each of as many experts as the weights are of."""
+    count, first = _weight(module)[0], weights[0]
+    return first.shape[0] == count if first.ndim == 3 else count > 1 and first.shape[0] % count == 0
+
+
+def _beside(block: Block) -> Iterator[nn.Module]:
+    """All modules of a block but those of its experts."""
+    within = {id(one) for one in block.experts.modules()}
+    return (one for one in block.module.modules() if id(one) not in within)
 
 
 def _stacked(module: nn.Module) -> list[nn.Parameter]:

@@ -99,12 +99,12 @@ def fusable(
         if inline is not None:
             found.inline[path] = inline
         elif len(linears) >= 2:
-            _add_projections(found, path, module, linears, calls)
+            _add_projections(found, path, module, linears, calls, own_code=own_code)
             if own_code and (packed := _packed(module, linears)):
                 found.packed[path] = packed
         elif next(module.children(), None) is None and (kind := _norm_kind(module, any_norm=own_code)):
             found.norms[path] = kind
-        elif own_code and (type(module) in _activations() or _activates(module, calls)):
+        elif own_code and _activates(module, calls):
             found.activations.add(path)
     found.sums_in_place = own_code and _sums_are_normed(model, found, calls)
     return found
@@ -186,15 +186,19 @@ def _activations() -> set[type]:
 
 
 def _activates(module: nn.Module, calls: _Calls) -> bool:
-    """True if it makes what a projection returned something of the same shape, without weights."""
+    """True if it makes what a projection returned something of the same shape, without weights: one with weights runs
+    as torch operators (``XIELU``, layers/activation.py)."""
     given, result = calls.given.get(id(module), ()), calls.returned.get(id(module))
     if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(result, Tensor):
         return False
-    plain = next(module.parameters(), None) is None and result is not given[0] and result.shape == given[0].shape
-    return plain and id(given[0]) in calls.products
+    if next(module.parameters(), None) is not None or result is given[0] or result.shape != given[0].shape:
+        return False
+    return type(module) in _activations() or id(given[0]) in calls.products
 
 
-def _add_projections(found: Fusable, path: str, module: nn.Module, linears: Linears, calls: _Calls) -> None:
+def _add_projections(
+    found: Fusable, path: str, module: nn.Module, linears: Linears, calls: _Calls, *, own_code: bool
+) -> None:
     by_input: dict[int, list[str]] = {}
     for name, linear in linears.items():
         by_input.setdefault(id(calls.given[id(linear)][0]), []).append(name)
@@ -203,6 +207,9 @@ def _add_projections(found: Fusable, path: str, module: nn.Module, linears: Line
         if gate is not None:
             found.gates[path] = gate
             return
+    if own_code and (gate := _gated_otherwise(linears, calls)) is not None:
+        found.gates[path] = gate
+        return
     entered = {id(one) for one in calls.given.get(id(module), ())}
     groups = [names for source, names in by_input.items() if len(names) >= 2 and source in entered]
     together = _together(module, groups[0], linears, calls) if len(groups) == 1 else None
@@ -240,7 +247,7 @@ def _inline(module: nn.Module, linears: Linears, calls: _Calls, heads: int) -> I
 
 def _gate_of(module: nn.Module, names: list[str], linears: Linears, calls: _Calls) -> Gate | None:
     """Two projections of one width, an activation of the first's output, and the one that reads their product."""
-    if len(names) != 2 or len({linears[one].out_features for one in names}) != 1:
+    if not _is_pair(names, linears):
         return None
     for act, child in module.named_children():
         if type(child).__name__ not in _MULTIPLYING or len(calls.given.get(id(child), ())) != 1:
@@ -252,6 +259,25 @@ def _gate_of(module: nn.Module, names: list[str], linears: Linears, calls: _Call
             down = next((one for one, at in linears.items() if one not in names and at.in_features == width), None)
             return Gate(gate, up, act, down)
     return None
+
+
+def _is_pair(names: list[str], linears: Linears) -> bool:
+    """True for two projections of one width."""
+    return len(names) == 2 and len({linears[one].out_features for one in names}) == 1
+
+
+def _gated_otherwise(linears: Linears, calls: _Calls) -> Gate | None:
+    """Two projections of the input and one that reads what is made of both, whatever that is: the engine's own code
+    has a kernel for it (``GeluAndMulSparse``, layers/activation.py)."""
+    if len(linears) != 3:
+        return None
+    names = [one for one in linears if linears[one].in_features == linears[next(iter(linears))].in_features]
+    down = next((one for one in linears if one not in names), None)
+    same = len({id(calls.given[id(linears[one])][0]) for one in names}) == 1
+    if down is None or not same or not _is_pair(names, linears):
+        return None
+    gate, up = names
+    return Gate(gate, up, "", down) if linears[gate].out_features == linears[down].in_features else None
 
 
 def _queries_first(names: list[str], linears: Linears) -> tuple[str, ...] | None:
@@ -270,16 +296,20 @@ def _queries_first(names: list[str], linears: Linears) -> tuple[str, ...] | None
 
 def _packed(module: nn.Module, linears: Linears) -> tuple[str, str] | None:
     """(the projection that gate and what it multiplies share, the one that reads their product)."""
-    if len(linears) != 2 or not any(type(child).__name__ in _MULTIPLYING for child in module.children()):
+    more = sum(isinstance(one, nn.Linear) for one in module.modules()) > len(linears)  # something is added between
+    if len(linears) != 2 or more or not any(type(child).__name__ in _MULTIPLYING for child in module.children()):
         return None
     (first, wide), (last, narrow) = sorted(linears.items(), key=lambda item: -item[1].out_features)
     return (first, last) if wide.out_features == 2 * narrow.in_features else None
 
 
 def _norm_kind(module: nn.Module, *, any_norm: bool) -> str | None:
-    """``rms`` for a root-mean-square norm of one weight (or ``any_norm`` of a class of the model's own), and
-    ``zero-centered`` where that is of one more than it."""
-    if len(list(module.parameters())) != 1 or getattr(module, "weight", None) is None or module.weight.ndim != 1:
+    """``rms`` for a root-mean-square norm of one weight (or ``any_norm`` of a class of the model's own, or without
+    one), and ``zero-centered`` where that is of one more than it."""
+    weights = list(module.parameters())
+    if not weights and not (any_norm and type(module).__name__.endswith("RMSNorm")):
+        return None
+    if weights and (len(weights) != 1 or getattr(module, "weight", None) is None or module.weight.ndim != 1):
         return None
     try:
         graph = torch.fx.symbolic_trace(module).graph

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: The name of the module that makes cosines and sines, whatever the model calls it.
+ROTARY = "rotary_emb"
+
 
 @dataclass(frozen=True)
 class ExpertShape:
     """The experts of a layer: how many, how many a token is sent to, their width, and the width of those that every
     token is sent to (0: none). ``grouped``: they are chosen by groups; ``shared_gate``: what every token is sent to is
     multiplied by a gate of its own; ``bias``: the router and every expert have biases; ``router_bytes``,
-    ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's."""
+    ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's.
+    ``routed``: the engine's own router sends the tokens, else the model's code does."""
 
     count: int
     chosen: int
@@ -26,10 +30,29 @@ class ExpertShape:
     bias: bool = False
     router_bytes: int = 0
     score_bytes: int = 0
+    routed: bool = True
 
     def in_layer(self, index: int) -> bool:
         """True if the layer has experts."""
         return index >= self.first and (index + 1) % self.every == 0 and index not in self.dense_layers
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """A layer of states: the ``kernel`` of its convolution; Mamba 2's heads, their width, the groups that share
+    projections, the ``size`` of a state for each element of a head, and the tokens of a chunk; whether what is gated
+    is ``normed``, and what is projected ``scaled``. Without heads a convolution alone, of so many channels."""
+
+    kernel: int
+    conv_bias: bool
+    bias: bool
+    heads: int = 0
+    head_dim: int = 0
+    groups: int = 0
+    size: int = 0
+    chunk: int = 0
+    normed: bool = True
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +62,7 @@ class Layer:
     ``gathers``: it is put side by side, ``splits``: what it is given is this rank's part of what the others have too.
     """
 
-    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts"]
+    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts", "states"]
     name: str
     inputs: int = 0
     outputs: tuple[int, ...] = ()
@@ -49,6 +72,7 @@ class Layer:
     splits: bool = False
     bytes: int = 0
     experts: ExpertShape | None = None
+    states: StateSizes | None = None
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ ADDING = (torch.Tensor.__add__, torch.Tensor.add, torch.add)
 
 
 class Calls(list[str]):
-    """Names of the layers that made tensors; the ``latest`` tensor, and with ``sums`` those of residuals, which norms
-    take over."""
+    """Names of the layers that made tensors; the ``latest`` tensor, what is ``kept`` until the next one is made, and
+    with ``sums`` those of residuals, which norms take over."""
 
     def __init__(self) -> None:
         super().__init__()
         self.latest: weakref.ref[Tensor] | None = None
+        self.kept: list[Tensor] = []
         self.sums: Sums | None = None
 
 
@@ -78,6 +79,7 @@ class Sums(TorchFunctionMode):  # type: ignore[misc]
 
 def _made(calls: Calls, name: str, given: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     calls.append(name)
+    calls.kept.clear()
     made = torch.empty(shape, dtype=dtype or given.dtype, device=given.device)
     calls.latest = weakref.ref(made)
     return made
@@ -129,29 +131,55 @@ class Part(nn.Module):  # type: ignore[misc]
 
 
 class Normed(nn.Module):  # type: ignore[misc]
-    """A norm, or an activation, with an output like its input."""
+    """A norm, or an activation, with an output like its input; of the engine's ``own_code`` with its rows where those
+    of the input lie, since that norms heads before it turns them around, or not at all."""
 
-    def __init__(self, calls: Calls, name: str) -> None:
+    def __init__(self, calls: Calls, name: str, weight: Tensor | None = None, *, own_code: bool = False) -> None:
         super().__init__()
-        self.calls, self.name = calls, name
+        self.calls, self.name, self.own_code = calls, name, own_code
+        self.__dict__["weight"] = weight  # for code that looks at its type
 
     def forward(self, given: Tensor) -> Tensor:
         """The output; that of a residual's sum takes the place of what was added."""
         added = self.calls.sums.normed(given) if self.calls.sums is not None else None
-        return added if added is not None else _made(self.calls, self.name, given, *given.shape)
+        if added is not None:
+            return added
+        order = list(range(given.dim()))
+        if self.own_code:
+            order.sort(key=given.stride, reverse=True)
+        made = _made(self.calls, self.name, given, *(given.shape[at] for at in order))
+        return made if order == sorted(order) else made.permute([order.index(at) for at in range(len(order))])
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A layer of experts, which returns ``several`` things where that is not 0, of which only the first is read."""
+    """A layer of experts, which returns ``several`` things where that is not 0, of which only the first is read; or one
+    of states, whose input the engine's own code keeps (``keeps``) until its output is added to the residual."""
 
-    def __init__(self, calls: Calls, name: str, several: int) -> None:
+    def __init__(self, calls: Calls, name: str, several: int = 0, *, keeps: bool = False) -> None:
         super().__init__()
-        self.calls, self.name, self.several = calls, name, several
+        self.calls, self.name, self.several, self.keeps = calls, name, several, keeps
 
     def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor | None, ...]:
         """The output."""
         made = _made(self.calls, self.name, hidden_states, *hidden_states.shape)
+        if self.keeps:
+            self.calls.kept.append(hidden_states)
         return (made, *[None] * (self.several - 1)) if self.several else made
+
+
+class Sent(nn.Module):  # type: ignore[misc]
+    """Experts that the model's own code sends tokens to; ids stay (``TransformersMoERunner``, transformers/moe.py)."""
+
+    def __init__(self, calls: Calls, name: str) -> None:
+        super().__init__()
+        self.calls, self.name = calls, name
+        self.ids: Tensor | None = None
+
+    def forward(self, hidden_states: Tensor, ids: Tensor, weights: Tensor, *_: object, **__: object) -> Tensor:
+        """The output."""
+        ids, weights = ids.to(torch.int32), weights.to(torch.float32)
+        self.ids = ids
+        return _made(self.calls, self.name, hidden_states, *hidden_states.shape)
 
 
 class Gated(nn.Module):  # type: ignore[misc]

@@ -302,7 +302,7 @@ def test_a_pipeline_sends_to_its_neighbours_and_waits() -> None:
     full = replace(layout, pipeline=1, in_flight=1, accumulate=8)
     assert sent(job(), layout).far == 2 * 8192 * 4096 * 2 * 16
     found = cost_of(job(), layout, Links(450))
-    compute = 6 * LARGE.parameters * 128 * 8192 / 16 / (0.4 * 989e12)
+    compute = 6 * LARGE.parameters * 128 * 8192 / 16 / (0.4 * 989.4e12)
     assert found.waiting == pytest.approx(compute / 8)
     assert cost_of(job(), full, Links(450)).waiting == 0
 

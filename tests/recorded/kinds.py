@@ -265,7 +265,7 @@ WRITTEN_BY_TESTS = (
     "public_api.txt",
 )
 #: Figures that others published: each names its source.
-PUBLISHED = ("serving/*_logs.json",)
+PUBLISHED = ("serving/*_logs.json", "serving/speed.csv")
 
 
 def load(name: str) -> Kind:

@@ -18,9 +18,10 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tests import places
@@ -154,6 +155,7 @@ def note_peaks(folder: str) -> None:
         os._exit(0)
     import torch
 
+    from graphmem.base.imports import watched_imports
     from tests.recorded import true_values
     from tests.recorded.record import launch_no_triton
     from tests.recorded.scripts import without_others
@@ -166,6 +168,8 @@ def note_peaks(folder: str) -> None:
     own, process = os.path.join(folder, str(os.getpid())), os.getpid()
     stack = contextlib.ExitStack()
     peaks = stack.enter_context(peaks_of_the_whole())
+    followed = {"vllm.v1.worker.gpu.async_utils": _sampling, "trl.trainer.utils": _logging}
+    stack.enter_context(watched_imports(followed))
     if "GRAPHMEM_LINE_COMPILES" not in os.environ:
         stack.enter_context(true_values.follow(f"{own}.values"))
 
@@ -178,6 +182,21 @@ def note_peaks(folder: str) -> None:
         stack.close()
 
     atexit.register(note)
+
+
+def _sampling(module: ModuleType, run: Callable[[], None]) -> None:
+    """vLLM's kernels say how many tokens each sequence got. The stub's say none, and it would decode for ever."""
+    import numpy as np
+
+    run()
+    copied = vars(module)["async_copy_to_np"]
+    vars(module)["async_copy_to_np"] = lambda tensor: np.ones_like(copied(tensor))
+
+
+def _logging(module: ModuleType, run: Callable[[], None]) -> None:
+    """TRL's least and largest number of those that are none: where no kernel computes, all of them."""
+    run()
+    vars(module).update(nanmin=lambda tensor: tensor.min(), nanmax=lambda tensor: tensor.max())
 
 
 KIND = _Lines()

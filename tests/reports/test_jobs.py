@@ -103,8 +103,8 @@ def test_another_answer_is_no_job(name: str) -> None:
 
 
 def test_the_example_of_prices_is_read() -> None:
-    from graphmem.cli.prices import prices_in
+    from graphmem.devices.prices import card_prices
 
-    file = places.ROOT / "examples" / "prices.toml"
-    assert len(prices_in(file)) == 12
+    file = places.ROOT / "examples" / "prices.csv"
+    assert len(card_prices(file)) == 12
     assert "https://" in file.read_text(encoding="utf-8")

@@ -128,6 +128,19 @@ class MemPool:
     def snapshot(self, *_: object, **__: object) -> list[Any]:
         return []
 
+    def give_back_free(self) -> None:
+        """Beyond PyTorch, as the next three: of allocators that unmap the memory of a pool (:class:`MemoryPools`)."""
+        self.pools.give_back_free(self.id)
+
+    def sleep(self) -> None:
+        self.pools.sleep(self.id)
+
+    def wake(self) -> None:
+        self.pools.wake(self.id)
+
+    def live_bytes(self) -> int:
+        return self.pools.live_bytes(self.id)
+
     def __del__(self) -> None:
         if self._id is not None:
             self.pools.release(self._id)

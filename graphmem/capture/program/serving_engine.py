@@ -8,9 +8,11 @@ card. What it would run at the interpreter's end, when there is no card any more
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from graphmem.base.environment import changed
@@ -39,12 +41,13 @@ def engine_in_process() -> Iterator[None]:
 
 
 def _forget_finalizers() -> None:
-    """What the engine's objects do when the interpreter ends (``weakref.finalize``) asks for the card."""
+    """What the engine's objects do when they end, with the interpreter at the latest (``weakref.finalize``), asks for
+    the card."""
     known: Any = getattr(weakref.finalize, "_registry", {})
     for finalizer in list(known):
         found = finalizer.peek()
         if found is not None and str(getattr(found[1], "__module__", "")).startswith("vllm."):
-            finalizer.atexit = False
+            finalizer.detach()
 
 
 def _follow_registry(patches: Patches, registry: ModuleType) -> None:
@@ -102,7 +105,82 @@ def _follow_queues(patches: Patches, broadcast: ModuleType) -> None:
     patches.where_found((broadcast.MessageQueue,), {"create_from_process_group": staticmethod(constant(None))})
 
 
+# --- sleep mode -------------------------------------------------------------------------------------------------------
+
+
+def _follow_sleep(patches: Patches, cumem: ModuleType) -> None:
+    """Sleep mode (device_allocator/cumem.py, 0.32): pools whose memory comes from an extension, which gives it back to
+    the driver and maps it again while PyTorch counts it as allocated. Here pools are PyTorch's own and do the same."""
+
+    @contextlib.contextmanager
+    def pool_of_its_own(*_: object) -> Iterator[tuple[Any, None]]:
+        memory = import_module("torch").cuda.memory
+        pool = memory.MemPool()
+        with memory.use_mem_pool(pool):
+            yield pool, None
+
+    deferrable = getattr(cumem, "DEFERRABLE_TAGS", ())
+    sleeping = {
+        "_trim": lambda _, pool: pool.give_back_free(),
+        "sleep": _sleep, "discard": _discard,
+        "wake_up": lambda allocator, tags=None: _wake_up(allocator, tags, deferrable),
+        "get_current_usage": lambda allocator: sum(pool.live_bytes() for _, pool in _tagged(allocator)),
+    }  # fmt: skip
+    patches.where_found((cumem.CuMemAllocator,), sleeping)
+    patches.where_found(
+        (cumem,),
+        {
+            "use_memory_pool_with_allocator": pool_of_its_own,
+            "get_pluggable_allocator": lambda *_: SimpleNamespace(_allocator=None),
+        },
+    )
+
+
+def _tagged(allocator: Any) -> list[tuple[str, Any]]:
+    """The pools of an allocator of sleep mode, each with its tag: 'weights', 'kv_cache', ..."""
+    return [(tag, pool) for tag, pools in allocator.allocator_and_pools.items() for pool, _ in pools]
+
+
+def _sleep(allocator: Any, offload_tags: tuple[str, ...] | str | None = None) -> None:
+    """Everything goes from the card; what has one of these tags is kept in pinned memory of the host."""
+    offloaded = (allocator.default_tag,) if offload_tags is None else offload_tags
+    _give_back(allocator, None, (offloaded,) if isinstance(offloaded, str) else offloaded)
+    _empty_cache()
+
+
+def _discard(allocator: Any, tags: tuple[str, ...] | str) -> None:
+    _give_back(allocator, (tags,) if isinstance(tags, str) else tags, ())
+
+
+def _give_back(allocator: Any, tags: tuple[str, ...] | None, offloaded: tuple[str, ...]) -> None:
+    torch = import_module("torch")
+    kept = vars(allocator).setdefault("kept_on_host", {})
+    for tag, pool in _tagged(allocator):
+        if tags is None or tag in tags:
+            size = pool.live_bytes()
+            if size and tag in offloaded:
+                kept[pool] = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            pool.sleep()
+
+
+def _wake_up(allocator: Any, tags: list[str] | None, deferrable: tuple[str, ...]) -> None:
+    _empty_cache()
+    kept = vars(allocator).setdefault("kept_on_host", {})
+    for tag, pool in _tagged(allocator):
+        if tags is None or tag in tags or (deferrable and tag not in deferrable):
+            pool.wake()
+            kept.pop(pool, None)
+
+
+def _empty_cache() -> None:
+    gc.collect()
+    import_module("torch").cuda.empty_cache()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
 _FOLLOWED = {
+    "vllm.device_allocator.cumem": _follow_sleep,
     "vllm.compilation.backends": _follow_compiler,
     "vllm.distributed.device_communicators.pynccl_wrapper": _follow_nccl,
     "vllm.distributed.device_communicators.shm_broadcast": _follow_queues,

@@ -106,6 +106,30 @@ class MemoryPools:
             )
         self._event(EventKind.EMPTY_POOL, pool)
 
+    def give_back_free(self, pool: PoolId) -> None:
+        """The free segments of a pool go back to the driver although it is held, behind PyTorch's back."""
+        holders = self._holders[pool]
+        for _ in range(holders):
+            self._event(EventKind.RELEASE_POOL, pool)
+        self._event(EventKind.EMPTY_POOL, pool)
+        for _ in range(holders):
+            self._event(EventKind.CREATE_POOL, pool)
+
+    def sleep(self, pool: PoolId) -> None:
+        """The memory of the pool goes back to the driver; its storages stay, without any, until :meth:`wake`."""
+        if pool in self._numbers:
+            self._book.sleep(self._numbers[pool])
+            self.give_back_free(pool)
+
+    def wake(self, pool: PoolId) -> None:
+        """Storages of the pool that sleep get memory again, in the order of their births."""
+        if pool in self._numbers:
+            self._book.wake(self._numbers[pool])
+
+    def live_bytes(self, pool: PoolId) -> int:
+        """Bytes of the pool's storages that live and do not sleep."""
+        return self._book.bytes_in_pool(self._numbers[pool]) if pool in self._numbers else 0
+
     # --- captures -------------------------------------------------------------------------------------------------
 
     def captured(self, stream: int) -> Route | None:

@@ -55,6 +55,7 @@ class Storages:
         self.error: weakref.ref[BaseException] | None = None  # of the last refusal, until it is settled
         self.on_first: Callable[[], None] | None = None  # before the first storage on the card
         self.outgrown: set[int] = set()  # storages that ended because they were resized
+        self._asleep: set[int] = set()  # storages that ended because their memory was given back for a while
         self._used_on: dict[int, set[int]] = {}  # stream -> storages of other streams that it used
         self.gathered: dict[int, list[int]] = {}  # storage -> others, without a tensor, that end with it
         self._purpose: tuple[Category, str] | None = None
@@ -223,9 +224,34 @@ class Storages:
         ref.index = self.alloc(size, builder.categories[old], builder.labels[old], builder.places[old])
         builder.free(old, self.operator)
 
+    def sleep(self, pool: int) -> None:
+        """Storages of a private pool lose their memory and live on without it. In the trace each ends, and another
+        begins at :meth:`wake`: PyTorch counts such memory as allocated all the time, and the card has it for others."""
+        for ref in self._in_pool(pool):
+            self.builder.free(ref.index, self.operator)
+            self._asleep.add(ref.index)
+
+    def wake(self, pool: int) -> None:
+        """Sleeping storages of a private pool get memory. Raises ``torch.OutOfMemoryError`` where the card would."""
+        asleep = [ref for ref in self.live.values() if ref.index in self._asleep]
+        for ref in sorted(asleep, key=lambda ref: ref.index):
+            if self.builder.storage_pools[ref.index] == pool:
+                self._asleep.discard(ref.index)
+                ref.index = self.alloc_again(ref.index)
+
+    def bytes_in_pool(self, pool: int) -> int:
+        """Bytes of the storages of a private pool that have memory."""
+        return sum(self.builder.storage_bytes[ref.index] for ref in self._in_pool(pool))
+
+    def _in_pool(self, pool: int) -> list[StorageRef]:
+        pools = self.builder.storage_pools
+        return [one for one in self.live.values() if pools[one.index] == pool and one.index not in self._asleep]
+
     def _died(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
+            if self._asleep and ref.index in self._asleep:
+                return
             self.builder.rows.append((1, ref.index, self.operator, 0))
             for other in self.gathered.pop(ref.index, ()) if self.gathered else ():
                 self.builder.rows.append((1, other, self.operator, 0))

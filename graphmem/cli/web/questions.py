@@ -33,7 +33,7 @@ _ENGINE = (
     "engine", "engine_version", "entry", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
     "gpu_memory_utilization", "kv_cache_dtype", "quantization", "dtype", "enforce_eager", "cold", "block_size", "tp",
     "gpu", "gpu_memory", "lengths", "load", "find", "advice", "arrivals", "output_lengths", "duration", "step_time",
-    "tokens_per_second", "max_wait",
+    "tokens_per_second", "max_wait", "price",
 )  # fmt: skip
 _LAYOUTS = (
     "gpus", "nodes", "links", "global_batch", "seq_len", "optimizer", "dtype", "amp", "clip_grad_norm", "loop",

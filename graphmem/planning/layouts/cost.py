@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from graphmem.devices import Device
 from graphmem.planning.layouts.axes import Job, Layout
 from graphmem.planning.layouts.communication import Links, Sent, sent
 
-#: Dense TFLOP/s in 16 bits by NVIDIA's data sheets (tensor cores, fp32 accumulation, no sparsity).
-_TFLOPS = {
-    "V100-16GB": 125, "V100-32GB": 125, "T4-16GB": 65, "A10G-24GB": 70, "A10-24GB": 125, "A30-24GB": 165,
-    "A40-48GB": 150, "A100-40GB": 312, "A100-PCIE-40GB": 312, "A100-80GB": 312, "A100-PCIE-80GB": 312, "L4-24GB": 121,
-    "L40S-48GB": 362, "H100-80GB": 989, "H100-PCIE-80GB": 756, "H200-141GB": 989, "GH200-96GB": 989, "H20-96GB": 148,
-    "B200-180GB": 2250, "RTX-3090": 71, "RTX-4090": 165,
-}  # fmt: skip
-#: Cards that are not in the table.
+#: 10^12 operations a second of cards of which the table has none.
 _TFLOPS_ELSEWHERE = 100
 #: How much of that large models reach: 38 to 43 % of the H100's in Llama 3's training (Dubey et al. 2024,
 #: arXiv:2407.21783, table 4).
@@ -50,7 +44,7 @@ def cost_of(job: Job, layout: Layout, links: Links) -> Cost:
     arXiv:2001.08361, section 2.1); of experts those that a token goes to."""
     moved = sent(job, layout)
     tokens = job.sequences * max(1, job.seq_len) / layout.processes
-    forward = 2 * _active(job) * tokens / (_REACHED * tflops_of(job.cluster.card.name) * 1e12)
+    forward = 2 * _active(job) * tokens / (_REACHED * _teraflops(job.cluster.card) * 1e12)
     again = forward if layout.recompute else 0.0
     # (p - 1)/m of the computation, of which the backward pass is twice the forward one (Narayanan et al. 2021,
     # arXiv:2104.04473, section 2.2).
@@ -58,9 +52,8 @@ def cost_of(job: Job, layout: Layout, links: Links) -> Cost:
     return Cost(moved, moved.seconds(links), again, waits)
 
 
-def tflops_of(card: str) -> int:
-    """Of a card by its name."""
-    return _TFLOPS.get(card, _TFLOPS_ELSEWHERE)
+def _teraflops(card: Device) -> float:
+    return card.tensor_teraflops or _TFLOPS_ELSEWHERE
 
 
 def _active(job: Job) -> float:
@@ -72,9 +65,9 @@ def _active(job: Job) -> float:
     return shape.parameters - in_blocks + in_blocks * share
 
 
-def describe(card: str, links: Links) -> str:
+def describe(card: Device, links: Links) -> str:
     """The assumptions in words."""
     return (
-        f"links: {links.describe()}; computing again at {100 * _REACHED:.0f} % of {tflops_of(card)} TFLOP/s; nothing "
-        "overlaps; an optimizer on the host is not counted, so offloading comes last"
+        f"links: {links.describe()}; computing again at {100 * _REACHED:.0f} % of {_teraflops(card):.0f} TFLOP/s; "
+        "nothing overlaps; an optimizer on the host is not counted, so offloading comes last"
     )

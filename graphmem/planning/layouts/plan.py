@@ -182,7 +182,7 @@ def plan(
         found.captured,
         tried,
         files_of(job, best.layout, best.alloc_conf) if best is not None else (),
-        (describe(cluster.card.name, chosen), *_assumed(best)),
+        (describe(cluster.card, chosen), *_assumed(best)),
         tuple(_notes(job, frameworks)),
     )
 

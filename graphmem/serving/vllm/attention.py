@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from graphmem.devices import Device
 from graphmem.serving.vllm.layers import cdiv
@@ -14,37 +14,41 @@ from graphmem.serving.vllm.run import Batch, Run
 MAX_SPLITS = 32
 
 
-class AttentionBackend(Protocol):
-    """The kernels of attention."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    def metadata(self, batch: Batch) -> list[int]:
-        """Sizes of buffers that stay while graphs are used."""
-
-    @property
-    def keeps_schedule(self) -> bool:
-        """True if the values computed before a step stay until the next one's are there."""
-
-    def scheduled(self, requests: int) -> list[int]:
-        """Sizes of the values computed before a step of so many requests."""
-
-    def call(self, run: Run, tokens: int) -> None:
-        """One call while graphs are captured."""
-
-
 @dataclass(frozen=True)
-class FlashAttention3:
-    """FlashAttention 3 (compute capability 9.0): with CUDA graphs keys are split into up to 32 parts, whose results in
-    fp32 are put together (vllm-flash-attention, hopper/flash_api.cpp: ``out_accum``, ``softmax_lse_accum``). Without
-    ``whole`` ones (``use_full_cuda_graph``) nothing is split, and a step's schedule is copied nowhere: it stays."""
+class FlashAttention2:
+    """FlashAttention 2 (8.x): the kernels of attention of so many heads on this rank. ``whole``: batches are captured
+    whole, not only piece by piece (``use_full_cuda_graph``)."""
 
     heads: int
     head_dim: int
     whole: bool = True
-    name: str = "FlashAttention 3"
+
+    name: ClassVar[str] = "FlashAttention 2"
+
+    @property
+    def keeps_schedule(self) -> bool:
+        """True if the values computed before a step stay until the next one's are there."""
+        return False
+
+    def metadata(self, batch: Batch) -> list[int]:
+        """Sizes of buffers that stay while graphs are used."""
+        return []
+
+    def scheduled(self, requests: int) -> list[int]:
+        """Sizes of the values computed before a step of so many requests."""
+        return []
+
+    def call(self, run: Run, tokens: int) -> None:
+        """One call while graphs are captured."""
+        run.temporary(tokens * self.heads * 4)
+
+
+class FlashAttention3(FlashAttention2):
+    """FlashAttention 3 (compute capability 9.0): with CUDA graphs keys are split into up to 32 parts, whose results in
+    fp32 are put together (vllm-flash-attention, hopper/flash_api.cpp: ``out_accum``, ``softmax_lse_accum``). Without
+    whole ones nothing is split, and a step's schedule is copied nowhere: it stays."""
+
+    name = "FlashAttention 3"
 
     @property
     def keeps_schedule(self) -> bool:
@@ -63,32 +67,10 @@ class FlashAttention3:
         run.temporary((tokens + 1) * 4, rows, *split)
 
 
-@dataclass(frozen=True)
-class FlashAttention2:
-    """FlashAttention 2 (8.x)."""
-
-    heads: int
-    head_dim: int
-    name: str = "FlashAttention 2"
-    keeps_schedule: bool = False
-
-    def metadata(self, batch: Batch) -> list[int]:
-        return []
-
-    def scheduled(self, requests: int) -> list[int]:
-        return []
-
-    def call(self, run: Run, tokens: int) -> None:
-        run.temporary(tokens * self.heads * 4)
-
-
-def backend_for(device: Device, shape: Shape, tp: int, *, whole: bool = True) -> AttentionBackend:
-    """The kernels that the engine takes on this card; those of others than FlashAttention are not followed. ``whole``:
-    batches are captured whole, not only piece by piece."""
-    heads = max(1, shape.heads // tp)
-    if device.limits.vllm_attention == FlashAttention3.name:
-        return FlashAttention3(heads, shape.head_dim, whole)
-    return FlashAttention2(heads, shape.head_dim)
+def backend_for(device: Device, shape: Shape, tp: int, *, whole: bool = True) -> FlashAttention2:
+    """The kernels that the engine takes on this card; those of others than FlashAttention are not followed."""
+    kind = FlashAttention3 if device.limits.vllm_attention == FlashAttention3.name else FlashAttention2
+    return kind(max(1, shape.heads // tp), shape.head_dim, whole)
 
 
 def quantises_queries(device: Device, cache_dtype: str) -> bool:

@@ -91,21 +91,16 @@ def _rotations(run: Run, shape: Shape, *, head_norms: bool, quantised: bool) -> 
     tokens, size = run.batch_limits.tokens, shape.itemsize
     queries = max(1, shape.heads // run.tp) * shape.head_dim
     keys = max(1, shape.kv_heads // run.tp) * shape.head_dim
-    norm = shape.head_dim * size
+    norms = [(("norm of " + what, shape.head_dim * size),) if head_norms else () for what in ("queries", "keys")]
     both = ("queries, keys and values", tokens * (queries + 2 * keys) * size)
     where = (("positions", tokens * 8), ("table", shape.rope_positions * shape.rotary_dim * size))
     turned, other = ("turned queries", tokens * queries * size), ("turned keys", tokens * keys * size)
     if quantised:
         turned = (turned[0] + _EIGHT_BITS, tokens * queries)
+    first, second = Kernel((both, *norms[0], *where, turned)), Kernel((both, *norms[1], *where, other))
     if head_norms:
-        turns = (
-            Kernel((both, ("norm of queries", norm), *where, turned)),
-            Kernel((both, ("norm of keys", norm), *where, other)),
-        )
-        return turns, Kernel(
-            (both, ("norm of queries", norm), *where, ("norm of keys", norm), turned, other)
-        )  # fmt: skip
-    return (Kernel((both, *where, other)), Kernel((both, *where, turned))), Kernel((both, *where, other, turned))
+        return (first, second), Kernel((both, *norms[0], *where, *norms[1], turned, other))
+    return (second, first), Kernel((both, *where, other, turned))
 
 
 def _pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, ...]]:
@@ -129,11 +124,8 @@ def _pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, 
 def _expert_pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, ...]]:
     """As a recorded start of Qwen 3 with experts shows: these are an operator of the engine's own, and the sum before
     them is kept beside its norm. Kernels of one configuration are not timed."""
-    hidden = run.batch_limits.tokens * shape.hidden * shape.itemsize
-    weight, other = (
-        ("weight", shape.hidden * shape.itemsize),
-        ("weight of the first norm", shape.hidden * shape.itemsize),
-    )
+    width = shape.hidden * shape.itemsize
+    hidden, weight, other = run.batch_limits.tokens * width, ("weight", width), ("weight of the first norm", width)
     kept = (("what attention returned", hidden), ("residual", hidden))
     before = Kernel((*kept, other, ("sum before", hidden), ("normed", hidden)), timed=False)
     after = (("what experts returned", hidden), weight, *kept)

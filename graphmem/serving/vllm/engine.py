@@ -69,6 +69,7 @@ class VLLM:
 
     name = "vllm"
     title = "vLLM"
+    has_benchmarks = True
     newest = ".".join(map(str, versions.NEWEST))
     log = READER
 

@@ -16,7 +16,7 @@ from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, listed, number, rope_of
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.models import deltanet, hybrid, mamba, mamba1
+from graphmem.serving.vllm.models import deltanet, mamba, mamba1
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Family, LatentShape, Shape, plain_shape
 from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder, Style
@@ -53,7 +53,6 @@ _STYLES: dict[str, Style] = {
 #: Families in files of their own: what reads their sizes, and what they are.
 _OWN: dict[str, tuple[Callable[[ServedModel, int, LinearMethod], Shape], Callable[[Run, Shape], Family]]] = {
     "mamba2": (mamba.mamba2_shape, mamba.Mamba2),
-    "granitemoehybrid": (hybrid.granite_shape, hybrid.GraniteHybrid),
     **dict.fromkeys(("mamba", "falcon_mamba"), (mamba1.mamba_shape, mamba1.Mamba)),
     "jamba": (mamba1.jamba_shape, mamba1.Jamba),
     **dict.fromkeys(deltanet.KINDS, (deltanet.delta_shape, deltanet.DeltaDecoder)),

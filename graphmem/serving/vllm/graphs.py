@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphmem.serving.vllm.attention import AttentionBackend
+from graphmem.serving.vllm.attention import FlashAttention2
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family
 from graphmem.serving.vllm.run import CAPTURE_STREAM, Batch, Run, Tensor
@@ -96,7 +96,7 @@ class GraphProfile:
     """The capture of all graphs, written down."""
 
     def __init__(
-        self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int, kinds: Kinds
+        self, run: Run, model: Family, batch: Batch, backend: FlashAttention2, layers: int, kinds: Kinds
     ) -> None:
         self.run, self.model, self.batch, self.backend, self.layers = run, model, batch, backend, layers
         self.kinds = kinds
@@ -119,21 +119,21 @@ class GraphProfile:
         captured = (sizes[:SAMPLES] if first_runner else sizes) if self.kinds.pieces else []
         with run.placed(CAPTURE_STREAM):
             for size in captured:
-                before = run.mark() - 1
+                before = run.last
                 followed = None if first_runner or size == sizes[0] else self.model.followed_layers
                 self._warm_up(size, followed, hidden, keeps=not first_runner)
                 self._piecewise(size, followed)
-                pieces.append((before, run.mark() - 1))
+                pieces.append((before, run.last))
             for size in whole[:SAMPLES]:
-                before = run.mark() - 1
+                before = run.last
                 self._warm_up(size, None, hidden, keeps=not first_runner)
                 if not first_runner:
                     self._dummy(size)
-                    before = run.mark() - 1
+                    before = run.last
                 self._begin_graph()
                 run.free(self._forward(size, self._pool))
-                samples.append((before, run.mark() - 1))
-        end = run.mark() - 1
+                samples.append((before, run.last))
+        end = run.last
         self._end([*kept, *hidden])
         count = len(sizes) if self.kinds.pieces else 0
         spans = tuple(pieces) if first_runner else ()
@@ -163,7 +163,7 @@ class GraphProfile:
 
     def _begin(self) -> int:
         self.run.empty_cache()
-        start = self.run.mark() - 1
+        start = self.run.last
         self.run.builder.event(EventKind.CREATE_POOL, 0, self._pool)
         return start
 
@@ -218,6 +218,6 @@ def plainly() -> Iterator[None]:
 
 
 def block_table_bytes(batch: Batch, block_size: int) -> int:
-    """A row for each request, padded to 128 tokens (v1/worker/block_table.py)."""
+    """A row for each request, padded to 128 tokens (v1/worker/block_table.py, ``get_block_table_width``)."""
     step = max(1, 128 // block_size)
     return batch.requests * cdiv(cdiv(batch.length, block_size), step) * step * 4

@@ -144,6 +144,8 @@ def _state_specs(shape: Shape, tp: int, block_size: int, cache_bytes: int, *, pr
     size = max(block_size, cdiv(page, block_size * token) * block_size)
     states = (_ALIGNED_STATES + shape.state.checkpoints if prefixes else 1) + drafted
     attention, state = Spec(size * token), Spec(size * token, states=states)
+    if shape.states:
+        return [attention] * len(shape.attends) + [state] * shape.states, size
     return [attention if layer in shape.attends else state for layer in range(shape.layers)], size
 
 

@@ -81,13 +81,16 @@ class WeightMethod(ABC):
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:  # noqa: B027
         """``process_weights_after_loading``; by default they stay as they were loaded."""
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
         """The parameters of so many experts."""
+        made = {}
         for part, inputs, outputs in (("w13", hidden, [width, width]), ("w2", width, [hidden])):
             tensors = self.tensors(inputs, outputs)
             for one in self.of_experts:
                 if one in tensors:
-                    run.named[f"{name}.{part}_{one}"] = run.new(count * tensors[one], f"{name}.{part}_{one}")
+                    made[f"{name}.{part}_{one}"] = run.new(count * tensors[one], f"{name}.{part}_{one}")
+        run.named |= made
+        return list(made.values())
 
     def finish_experts(self, run: Run, name: str) -> None:  # noqa: B027
         """``process_weights_after_loading`` of experts."""
@@ -187,7 +190,7 @@ class Embedding:
             run.free(adapters)
         return found
 
-    def logits(self, rows: int, soft_cap: bool = False, scaled: bool = False) -> Tensor:
+    def logits(self, rows: int, soft_cap: bool = False) -> Tensor:
         """``LogitsProcessor``: the product, gathered and put side by side (``all_gather``), then capped."""
         run = self.run
         run.enter("logits_processor")

@@ -9,7 +9,6 @@ which torch.compile makes before the product.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
@@ -29,13 +28,6 @@ class Adapters:
     rank: int
 
 
-class Fillable(Protocol):
-    """Matrices that an adapter is put into."""
-
-    def fill(self) -> None:
-        """A dummy one is put there."""
-
-
 class Slots:
     """The matrices of one layer. ``inputs`` and ``outputs`` are this rank's, the latter by part."""
 
@@ -46,10 +38,11 @@ class Slots:
         for width in outputs:
             run.new(adapters.slots * width * adapters.rank * itemsize, f"{name}.lora_b_stacked")
         self._kept = len(outputs) == 1
+        self.filled = tuple(outputs)
 
     def fill(self) -> None:
         """``set_lora``: B goes there through a copy on the card."""
-        for width in self.outputs:
+        for width in self.filled:
             self.run.temporary(width * _DUMMY_RANK * self.itemsize)
 
     def shrink(self, tokens: int) -> Tensor:
@@ -72,18 +65,12 @@ class Slots:
             self.run.new(len(self.outputs) * 8, "pointers of adapters", Category.WORKSPACE)
 
 
-class TableSlots:
+class TableSlots(Slots):
     """The matrices of embeddings (A is looked up) or of the head (A multiplies)."""
 
     def __init__(self, run: Run, adapters: Adapters, name: str, rows: int, width: int, itemsize: int) -> None:
-        self.run, self.adapters, self.rows, self.width, self.itemsize = run, adapters, rows, width, itemsize
-        run.new(adapters.slots * rows * adapters.rank * itemsize, f"{name}.lora_a_stacked")
-        run.new(adapters.slots * width * adapters.rank * itemsize, f"{name}.lora_b_stacked")
-
-    def fill(self) -> None:
-        """Both go there through copies."""
-        for size in (self.rows, self.width):
-            self.run.temporary(size * _DUMMY_RANK * self.itemsize)
+        super().__init__(run, adapters, name, rows, [width], itemsize)
+        self.filled = (rows, width)  # both go there through copies
 
     @property
     def row_bytes(self) -> int:
@@ -93,9 +80,7 @@ class TableSlots:
     def looked_up(self, tokens: int) -> Tensor:
         """Rows of A; the ids are made 64 bits wide for it."""
         ids = self.run.new(tokens * 8, "ids")
-        found = self.run.new(tokens * self.row_bytes, "adapters' embeddings")
-        self.run.free(ids)
-        return found
+        return self.run.replacing(ids, self.run.new(tokens * self.row_bytes, "adapters' embeddings"))
 
     def add(self, rows: int) -> None:
         """Take the memory of an addition to logits (``add_lora_logits``)."""

@@ -6,8 +6,7 @@ Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py``: ``init_device``, ``load_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphmem.devices import Device
@@ -17,7 +16,7 @@ from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.encoders.budget import Items
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
-from graphmem.serving.vllm.lora import Fillable
+from graphmem.serving.vllm.lora import Slots
 from graphmem.serving.vllm.models.base import Family, Shape, Tower
 from graphmem.serving.vllm.run import ExpertRanks, Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
@@ -66,9 +65,9 @@ def start(
     runner.pools = settings.more.pools
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
-    buffers = run.mark() - 1
+    buffers = run.last
     with (
-        _limited(run, versions.SPLIT_WHILE_LOADING.holds(version)),
+        run.limited_split(versions.SPLIT_WHILE_LOADING.holds(version)),
         run.phase("weights", Category.PARAMETER),
     ):
         tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
@@ -80,22 +79,22 @@ def start(
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
         model.finish()
         run.empty_cache()
-        weights = run.mark() - 1
+        weights = run.last
         slots = model.adapt(settings.more.adapters) if settings.more.adapters else []
-        adapted = run.mark() - 1
+        adapted = run.last
         if speculator is not None:
             model.tap(speculator.taps(shape.layers))
             speculator.load(model)
-        drafting = run.mark() - 1
+        drafting = run.last
         with run.phase("buffers of sampling", Category.BUFFER):
             runner.after_loading(model)
-    loaded = run.mark() - 1
+    loaded = run.last
     run.empty_cache()
-    before = run.mark() - 1
+    before = run.last
     plain = not compiles or draft is not None
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
-        _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
+        run.limited_split(versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
         encoded = (
@@ -109,23 +108,30 @@ def start(
         run.profiling = False
         run.free(*encoded)
     run.empty_cache()
-    after = run.mark() - 1
+    after = run.last
     captured = None
     if settings.capture_sizes and versions.GRAPHS_CHARGED.holds(version):
-        whole = settings.more.graph_mode != "PIECEWISE"
-        backend = backend_for(device, shape, settings.tensor_parallel, whole=whole)
-        tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
-        with run.phase("CUDA graphs", Category.WORKSPACE):
-            kinds = graphs.Kinds(
-                settings.more.graph_mode,
-                draft.tokens if draft is not None else 0,
-                2 if settings.more.adapters else 1,
-                lambda: _fill(slots, settings),
-            )
-            profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
-            first = settings.runner == "V1"
-            captured = profile.record(list(settings.capture_sizes), layout.block_bytes, tables, first_runner=first)
+        kinds = graphs.Kinds(
+            settings.more.graph_mode,
+            draft.tokens if draft is not None else 0,
+            2 if settings.more.adapters else 1,
+            lambda: _fill(slots, settings),
+        )
+        captured = _captured(run, model, settings, shape, layout, kinds)
     return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
+
+
+def _captured(
+    run: Run, model: Family, settings: Settings, shape: Shape, layout: Layout, kinds: graphs.Kinds
+) -> graphs.Marks:
+    """The capture of graphs before there is a KV cache."""
+    whole = settings.more.graph_mode != "PIECEWISE"
+    backend = backend_for(run.device, shape, settings.tensor_parallel, whole=whole)
+    tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
+    profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
+    with run.phase("CUDA graphs", Category.WORKSPACE):
+        sizes, first = list(settings.capture_sizes), settings.runner == "V1"
+        return profile.record(sizes, layout.block_bytes, tables, first_runner=first)
 
 
 def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:
@@ -151,20 +157,11 @@ def _encoded(run: Run, tower: Tower, settings: Settings, items: Items) -> list[T
     return embeddings
 
 
-def _fill(slots: list[Fillable], settings: Settings) -> None:
+def _fill(slots: list[Slots], settings: Settings) -> None:
     """Dummy adapters are put into all slots."""
     for _ in range(settings.more.adapters.slots if settings.more.adapters else 0):
         for one in slots:
             one.fill()
-
-
-@contextmanager
-def _limited(run: Run, applies: bool) -> Iterator[None]:
-    if applies:
-        with run.limited_split():
-            yield
-    else:
-        yield
 
 
 def _compiled(model: Family, run: Run, shape: Shape, settings: Settings) -> Callable[[int], Tensor]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
-from graphmem.serving.values import counted, mapping, matches
+from graphmem.serving.values import as_object, counted, mapping, matches
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, WeightMethod, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
@@ -179,9 +178,9 @@ class Float4(WeightMethod):
         found = {"weight": values // 2, "scale": scales * (1 if self.nested else self.scale_bytes)}
         return found | ({"scale_of_scales": cdiv(scales, self.nested) * self.scale_bytes} if self.nested else {})
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
         """Scales of experts are unpacked."""
-        WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
+        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:
@@ -295,7 +294,9 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     assumed: tuple[str, ...] = ()
     if not own and name != "fp8":
         assumed = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
-    method, excluded = _method(question, name, own, itemsize)
+    listed = own.get("modules_to_not_convert") or own.get("ignore") or ()
+    excluded = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+    method = _method(question, name, own, itemsize)
     return Excluding(method, plain, excluded, _cache_scales(name, own)), name, assumed
 
 
@@ -339,42 +340,36 @@ def _number(capability: tuple[int, int]) -> str:
     return f"{capability[0]}{capability[1]}"
 
 
-def _method(
-    question: Question, name: str, own: Mapping[str, object], itemsize: int
-) -> tuple[WeightMethod, tuple[str, ...]]:
-    """(the method, patterns of layers that are left out)."""
+def _method(question: Question, name: str, own: Mapping[str, object], itemsize: int) -> WeightMethod:
     device = question.device
-    model, listed = question.model, own.get("modules_to_not_convert") or own.get("ignore") or ()
-    excluded = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+    model = question.model
     bits = _bits(model, own.get("bits", own.get("w_bit", _USUAL[0])))
     group = counted(model, "group_size", own.get("group_size", own.get("q_group_size")), _USUAL[1], least=-1) or -1
     if name == "awq":
         zeros = bool(own.get("zero_point", True))
-        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question)), excluded
+        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question))
     if name == "gptq":
-        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True)), excluded
+        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True))
     if name == "bitsandbytes":
         if own.get("load_in_8bit"):
             raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
         nested = 0 if versions.SCALES_UNPACKED.holds(versions.checked(question.version)) else _NF4_NESTED
-        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested), excluded
-    if name == "mxfp4":
-        return Float4(itemsize, 32, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
-    if name == "modelopt_fp4":
-        return Float4(itemsize, 16, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
+        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested)
+    if name in ("mxfp4", "modelopt_fp4"):
+        block = 32 if name == "mxfp4" else 16
+        return Float4(itemsize, block, 1, native=reaches(device.capability, _NATIVE_FP4))
     if name == "compressed-tensors":
-        return _compressed(question, own, itemsize), excluded
+        return _compressed(question, own, itemsize)
     size = own.get("weight_block_size") or [0]
     if not isinstance(size, list) or type(size[0]) is not int or size[0] < 0:
         raise UsageError(f"{model.name}: weight_block_size is {shown(size)}; accepted: two whole numbers")
-    method = Float8(
+    return Float8(
         itemsize,
         block=size[0],
         online=not own,
         native=reaches(device.capability, _NATIVE_FP8),
         static_inputs=own.get("activation_scheme") == "static",
     )
-    return method, excluded
 
 
 def _unpacks_awq(question: Question) -> bool:
@@ -399,11 +394,8 @@ _NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
 
 def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> WeightMethod:
     """``compressed-tensors``: the scheme of its first group (schemes/)."""
-    groups = own.get("config_groups") or {}
-    found: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    first: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    weights = first.get("weights")
-    weights = weights if isinstance(weights, Mapping) else {}
+    first = as_object(next(iter(as_object(own.get("config_groups")).values()), None))
+    weights, inputs = as_object(first.get("weights")), as_object(first.get("input_activations"))
     model, device = question.model, question.device
     bits, kind = _bits(model, weights.get("num_bits", 4)), weights.get("type", "int")
     group = counted(model, "group_size", weights.get("group_size"), -1, least=-1) or -1
@@ -411,8 +403,6 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
     if kind == "float" and bits == 8:
         block = weights.get("block_structure")
         edge = block[0] if isinstance(block, list) and block and type(block[0]) is int else 0
-        inputs = first.get("input_activations")
-        inputs = inputs if isinstance(inputs, Mapping) else {}
         return Float8(
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
@@ -424,6 +414,5 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
     if kind == "int" and bits == 8 and first.get("input_activations"):
         return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
     if kind == "int" and bits in (4, 8):
-        symmetric = weights.get("symmetric", True)
-        return Packed(bits, group, itemsize, zeros=not symmetric, shape_tensor=True)
+        return Packed(bits, group, itemsize, zeros=not weights.get("symmetric", True), shape_tensor=True)
     raise UsageError(f"{question.model.name}: compressed-tensors of {bits} bits ({shown(kind)}) is not followed")

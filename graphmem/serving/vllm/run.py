@@ -108,8 +108,11 @@ class Run:
         self._phase, self._operator, self.category = before
 
     @contextmanager
-    def limited_split(self) -> Iterator[None]:
-        """The allocator does not split blocks from 20 MiB on."""
+    def limited_split(self, applies: bool) -> Iterator[None]:
+        """The allocator does not split blocks from 20 MiB on, where that ``applies``."""
+        if not applies:
+            yield
+            return
         text = f"{self._alloc_conf},{MAX_SPLIT}" if self._alloc_conf else MAX_SPLIT
         self.builder.allocator_settings(text, self._operator)
         yield
@@ -212,6 +215,7 @@ class Run:
         """``torch.cuda.empty_cache``."""
         self.builder.event(EventKind.EMPTY_CACHE, self._operator)
 
-    def mark(self) -> int:
-        """The number of events so far."""
-        return len(self.builder.rows)
+    @property
+    def last(self) -> int:
+        """The index of the last event so far."""
+        return len(self.builder.rows) - 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from graphmem.serving.vllm.graphs import block_table_bytes
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.experts import balance, rearrange
@@ -28,8 +29,6 @@ _LOGPROB_IDS = 128
 _SORTED_BY_SEGMENT = 128
 #: Columns of a block of the Gumbel sampler (sample/gumbel.py).
 _GUMBEL_BLOCK = 1024
-#: Rows of block tables are padded to so many tokens (v1/worker/block_table.py, ``get_block_table_width``).
-_TABLE_ALIGNMENT = 128
 
 
 class ModelRunner(ABC):
@@ -161,12 +160,9 @@ class V1(ModelRunner):
 
     def make(self) -> None:
         tokens, requests, batch = self.batch.tokens, self.batch.requests, self.batch
-        blocks = cdiv(batch.length, batch.block_size)
-        step = max(1, _TABLE_ALIGNMENT // batch.block_size)
-        width = cdiv(blocks, step) * step
         # The least probability's is left out where tokens are drafted (v1/sample/logits_processor).
         self.buffers("logits processors", *([] if self.speculator is not None else [requests * 4]), 4)
-        self.buffers("block table", requests * width * 4, tokens * 8)
+        self.buffers("block table", block_table_bytes(batch, batch.block_size), tokens * 8)
         # Temperature, top-p, top-k and three penalties.
         self.buffers("sampling parameters", *[requests * 4] * 6)
         self.buffers("input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, *[requests * 4] * 3)
@@ -192,14 +188,12 @@ class V1(ModelRunner):
         if self.pools:
             run.free(hidden)
             return
-        indices = run.new(rows * 8)
+        indices, width = run.new(rows * 8), rows * self.shape.hidden * self.shape.itemsize
         if not self.shape.own.last:
             run.free(indices)
             model.send(hidden)
             return
-        width = rows * self.shape.hidden * self.shape.itemsize
-        sampled = run.new(width, "sampled hidden states")
-        run.free(indices)
+        sampled = run.replacing(indices, run.new(width, "sampled hidden states"))
         noise = run.new(width, "random hidden states")
         logits = model.logits(rows)
         run.enter("sampler")

@@ -178,6 +178,8 @@ class Scheduler:
         batch.total -= tokens
         state.computed += tokens
         state.in_flight += tokens
+        batch.context += state.computed
+        batch.pairs += tokens * state.computed - tokens * (tokens - 1) // 2
         sampled = state.computed >= state.tokens + state.placeholders
         if sampled and self._asynchronous:
             state.placeholders += 1

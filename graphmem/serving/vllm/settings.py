@@ -26,7 +26,7 @@ _BLOCK_STEP = 16
 #: ``--dtype``: bytes of an element; auto is the configuration's, fp32 made fp16 (``_resolve_auto_dtype``).
 DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 #: ``model_type`` with layers of states, whose kernels Triton times once on a machine, compiled or not.
-STATES = ("mamba2", "granitemoehybrid")
+STATES = ("mamba2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2")
 #: Speculative methods of the first model runner alone, which do not schedule ahead (config/vllm.py).
 _FIRST_RUNNER_ONLY = ("medusa",)
 #: Ends of the names of classes that pool.
@@ -36,7 +36,7 @@ _POOLING = (
 )  # fmt: skip
 #: Keys that say how many experts there are, and kinds with layers of states.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_WITH_STATES = (*STATES, "mamba", "falcon_mamba", "jamba", "qwen3_next", "qwen3_5_text")
+_WITH_STATES = (*STATES, "lfm2", "lfm2_moe", "mamba", "falcon_mamba", "jamba", "qwen3_next", "qwen3_5_text")
 #: What tensor parallel ranks share out where there are no heads of attention.
 _SHARED_OUT = {"mamba2": "num_heads", "mamba": "hidden_size", "falcon_mamba": "hidden_size"}
 #: The first engine prefills longer contexts in chunks alone (engine/arg_utils.py of 0.6 and 0.7).

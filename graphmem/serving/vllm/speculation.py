@@ -70,7 +70,7 @@ class Draft:
         return 1 if self.method == "draft_model" else 0
 
 
-class Speculator(ABC):
+class Speculator:
     """``Speculator``: its buffers, weights, and steps."""
 
     def __init__(self, run: Run, batch: Batch, draft: Draft) -> None:
@@ -82,21 +82,18 @@ class Speculator(ABC):
         for size in sizes:
             self.run.new(size, "buffers of drafts", Category.BUFFER)
 
-    @abstractmethod
     def make(self) -> None:
-        """Buffers made before the weights are loaded."""
+        """Buffers made before the weights are loaded; none by default."""
 
-    @abstractmethod
     def load(self, target: Family) -> None:
-        """The draft's weights."""
+        """The draft's weights; none by default."""
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """Layers of the target before which hidden states are kept for it."""
         return ()
 
-    @abstractmethod
     def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
-        """Drafts for a batch of so many tokens."""
+        """Drafts for a batch of so many tokens; by default nothing is drafted while the engine profiles."""
 
     def _model_buffers(self) -> None:
         """``DraftModelSpeculator.__init__``: input buffers of its own, and its buffers of sampling."""
@@ -112,12 +109,6 @@ class NGram(Speculator):
         length, requests = self.batch.length, self.batch.requests
         block = next(size for least, size in _NGRAM_BLOCKS if length >= least)
         self.hold(requests * cdiv(length, block) * _LONG, requests * self.draft.tokens * _LONG)
-
-    def load(self, target: Family) -> None:
-        """It has none."""
-
-    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
-        """Nothing is drafted while the engine profiles."""
 
 
 class DraftModel(Speculator):
@@ -157,7 +148,7 @@ class DraftModel(Speculator):
         run.free(*held, logits, chosen)
 
 
-class Dependent(Speculator):
+class Dependent(Speculator, ABC):
     """Continues the target's hidden states (``TargetDependentARSpeculator``): a step of all tokens, then one of a token
     for each request, as many as are drafted after the first."""
 
@@ -307,9 +298,6 @@ class Medusa(Speculator):
     """``MedusaProposer`` (v1/spec_decode/medusa.py, model_executor/models/medusa.py): heads on the target's last hidden
     states, each a few residual layers and a head of its own. With the first model runner only."""
 
-    def make(self) -> None:
-        """It has no buffers."""
-
     def load(self, target: Family) -> None:
         run, shape = self.run, self.draft.heads
         assert shape is not None
@@ -321,9 +309,6 @@ class Medusa(Speculator):
                 run.new(shape.hidden * size, "medusa.blocks.bias")
         for index in range(shape.tables):
             Embedding(run, f"medusa.lm_heads.{index}", shape.vocab, shape.hidden, size)
-
-    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
-        """Nothing is drafted while the engine profiles."""
 
 
 def speculator_for(run: Run, batch: Batch, draft: Draft) -> Speculator:

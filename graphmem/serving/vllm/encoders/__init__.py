@@ -19,7 +19,7 @@ from graphmem.serving.values import counted, mapping, rope_of
 from graphmem.serving.vllm import arguments, versions
 from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.encoders import internvl, llava, qwen
-from graphmem.serving.vllm.encoders.budget import limits_of, profiled
+from graphmem.serving.vllm.encoders.budget import Pictured, limits_of, profiled
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.settings import Settings
 from graphmem.sources.configurations import read
@@ -29,7 +29,8 @@ from graphmem.sources.configurations import read
 class _Family:
     """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``varied``:
     the processor's file limits the size of items; ``tied``: the default of transformers' configuration for its
-    embeddings; ``processor``: values of the processor that are followed."""
+    embeddings; ``processor``: values of the processor that are followed; ``encoders``: their ``model_type``, where the
+    family has several."""
 
     module: ModuleType
     modalities: tuple[str, ...]
@@ -37,6 +38,7 @@ class _Family:
     varied: bool = False
     tied: bool = False
     processor: tuple[str, ...] = ()
+    encoders: tuple[str, ...] = ()
 
 
 _PIXELS = ("min_pixels", "max_pixels", "size")
@@ -48,10 +50,12 @@ _FAMILIES: dict[str, _Family] = {
     "internvl": _Family(
         internvl, ("image", "video"), "qwen2", processor=("crop_to_patches", "max_patches", "min_patches")
     ),
-    "llava_next": _Family(llava, ("image",), "llama"),
-    "llava": _Family(llava, ("image",), "llama"),
-    "gemma3": _Family(llava, ("image",), "gemma3_text", tied=True),
-    "mistral3": _Family(llava, ("image",), "mistral", varied=True, tied=True, processor=("size",)),
+    "llava_next": _Family(llava, ("image",), "llama", encoders=(llava.CLIP, llava.SIGLIP)),
+    "llava": _Family(llava, ("image",), "llama", encoders=(llava.CLIP, llava.SIGLIP, llava.PIXTRAL)),
+    "gemma3": _Family(llava, ("image",), "gemma3_text", tied=True, encoders=(llava.SIGLIP,)),
+    "mistral3": _Family(
+        llava, ("image",), "mistral", varied=True, tied=True, processor=("size",), encoders=(llava.PIXTRAL,)
+    ),
 }
 #: Values of a processor that change nothing here: how many frames of a video are taken is the request's.
 _OF_REQUESTS = ("fps", "num_frames", "do_sample_frames")
@@ -151,15 +155,13 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
         )
     _check(around, question, settings)
     vision = _vision(around, family)
-    processor = _processor(around, family, more)
-    tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
+    asked = Pictured(_outer(around, model), vision, _processor(around, family, more), settings.batch.length)
+    tokens = family.module.tokens_of(asked, limits)
     embedded, video = dict(tokens), None
     spreads = versions.spreads_embeddings(settings.version)
-    new = str(around.config["model_type"]) in qwen.NEW
+    new = asked.kind in qwen.NEW
     if spreads and new:
-        video, embedded["video"], tokens["video"] = qwen.stamped(
-            _outer(around, model), vision, processor, settings.batch.length
-        )
+        video, embedded["video"], tokens["video"] = qwen.stamped(asked)
     for name, tokens_of_item in tokens.items():
         counted(around, f"tokens of the largest {name}", tokens_of_item)
     items = profiled(tokens, limits, settings.batch)
@@ -167,9 +169,7 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     if spreads:  # 0.11: into rows of the whole budget, 0.12: of one item's tokens
         rows = items.cache if settings.version < (0, 12) else items.tokens
         items = replace(items, spread=rows, embedded=embedded[items.modality])
-    made = family.module.encoder(
-        _outer(around, model), vision, processor, items, settings.itemsize, settings.batch.length
-    )
+    made = family.module.encoder(asked, items, settings.itemsize)
     if isinstance(made, qwen.Qwen):
         on_card = versions.NEW_PIXELS_ON_CARD if new else versions.PIXELS_ON_CARD
         made = replace(
@@ -230,11 +230,13 @@ def _vision(around: ServedModel, family: _Family) -> ServedModel:
     config = mapping(around, "vision_config")
     if not config:
         raise UsageError(f"{around.name} has no vision_config; as a language model: --language-model-only")
-    defaults = llava.DEFAULTS.get(str(config.get("model_type")), {})
-    vision = ServedModel(around.name, {**defaults, **config})
-    if family.module is llava:
-        llava.check(around, vision)
-    return vision
+    kind = config.get("model_type")
+    if family.encoders and kind not in family.encoders:
+        raise UsageError(
+            f"{around.name}: an encoder of model_type {quoted(kind)} is not followed; accepted: "
+            f"{', '.join(family.encoders)}, or the language model alone by --language-model-only"
+        )
+    return ServedModel(around.name, {**llava.DEFAULTS.get(str(kind), {}), **config})
 
 
 def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, object]:

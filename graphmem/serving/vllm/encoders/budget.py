@@ -9,13 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
 from graphmem.serving.vllm.run import Batch
 
 #: ``get_limit_per_prompt`` (config/multimodal.py): items of a modality in a prompt where nobody says.
 LIMIT = 999
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """A model that takes images: its configuration, its encoder's, the values of its processor, and the tokens of the
+    longest request."""
+
+    model: ServedModel
+    vision: ServedModel
+    processor: Mapping[str, Any]
+    length: int
+
+    @property
+    def kind(self) -> str:
+        """Its ``model_type``."""
+        return str(self.model.config["model_type"])
+
+    def scopes(self, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The processor's values, and those of the modality of this name, which are stronger."""
+        return self.processor, self.processor.get(name) or {}
 
 
 @dataclass(frozen=True)

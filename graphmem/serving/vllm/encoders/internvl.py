@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number
 from graphmem.serving.vllm.encoders import parts
-from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.budget import Items, Pictured
 from graphmem.serving.vllm.layers import LayerNorm
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -44,21 +43,18 @@ class InternVL(Encoder):
         return _Tower(run, self)
 
 
-def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
-) -> dict[str, int]:
+def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
     """Tokens of the largest image and of the longest video beside it."""
-    tile = _tile_tokens(model)
-    image = _tiles(model, processor) * tile
-    frames = max(1, (length - (image if limits["image"] else 0)) // tile)
+    tile = _tile_tokens(asked.model)
+    image = _tiles(asked) * tile
+    frames = max(1, (asked.length - (image if limits["image"] else 0)) // tile)
     return {"image": image, "video": frames * tile}
 
 
-def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
-) -> InternVL:
+def encoder(asked: Pictured, items: Items, itemsize: int) -> InternVL:
     """The configuration's encoder. A video is profiled without the image beside which its tokens were counted."""
-    tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))
+    model, vision = asked.model, asked.vision
+    tiles = _tiles(asked) if items.modality == "image" else max(1, asked.length // _tile_tokens(model))
     patch = _first(vision, "patch_size")
     config = vision.config
     return InternVL(
@@ -83,16 +79,18 @@ def _tile_tokens(model: ServedModel) -> int:
     return count(model, "image_seq_length", 256)
 
 
-def _tiles(model: ServedModel, processor: Mapping[str, Any]) -> int:
+def _tiles(asked: Pictured) -> int:
     """Tiles of an image, and the whole beside them (``GotOcr2ImageProcessor``)."""
-    asked = processor.get("images_kwargs") or {}
-    cut = {**processor, **asked}.get("crop_to_patches")
+    usual, own = asked.scopes("images_kwargs")
+    values = {**usual, **own}
+    cut = values.get("crop_to_patches")
     if cut is None:
         raise UsageError(
-            f"{model.name}: whether images are cut into tiles is said by crop_to_patches in preprocessor_config.json; "
-            "put that beside the configuration, or give --mm-processor-kwargs '{\"crop_to_patches\": true}'"
+            f"{asked.model.name}: whether images are cut into tiles is said by crop_to_patches in "
+            "preprocessor_config.json; put that beside the configuration, or give "
+            "--mm-processor-kwargs '{\"crop_to_patches\": true}'"
         )
-    most = counted(model, "max_patches", {**processor, **asked}.get("max_patches"), 12)
+    most = counted(asked.model, "max_patches", values.get("max_patches"), 12)
     return most + 1 if cut and most > 1 else 1
 
 

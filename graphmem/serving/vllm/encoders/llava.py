@@ -18,7 +18,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping
 from graphmem.serving.vllm.encoders import parts
-from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.budget import Items, Pictured
 from graphmem.serving.vllm.layers import LayerNorm, turned_by_halves
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.models.decoder import Norm
@@ -80,17 +80,16 @@ class Images(Encoder):
         return self.items.count * (1 + self.grid[0] * self.grid[1])
 
 
-def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
-) -> dict[str, int]:
+def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
     """Tokens of the largest image."""
-    side, merge = _side(model, vision, processor)
+    model, vision = asked.model, asked.vision
+    side, merge = _side(asked)
     tokens = (side // merge) ** 2
-    if model.config["model_type"] == "gemma3":
+    if asked.kind == "gemma3":
         tokens = count(model, "mm_tokens_per_image", 256)
     whole = vision.config.get("model_type") == CLIP and model.config.get("vision_feature_select_strategy") == "full"
     tokens += 1 if whole else 0
-    if model.config["model_type"] == "llava_next":
+    if asked.kind == "llava_next":
         down, across = _largest_grid(model, vision)
         tokens += down * across * side**2 + down * side
     return {"image": tokens}
@@ -112,69 +111,52 @@ def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
     return max(grids, key=lambda grid: grid[0] * grid[1] * side**2 + grid[0] * side)
 
 
-def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
-) -> Images:
+def encoder(asked: Pictured, items: Items, itemsize: int) -> Images:
     """The encoder that the configuration describes."""
-    side, merge = _side(model, vision, processor)
+    model, vision = asked.model, asked.vision
+    side, merge = _side(asked)
     layers, kind = count(vision, "num_hidden_layers"), str(vision.config.get("model_type"))
     widths = parts.Widths(
         count(vision, "hidden_size"), count(vision, "intermediate_size"), count(vision, "num_attention_heads"), itemsize
     )
     return Images(
-        str(model.config["model_type"]),
+        asked.kind,
         kind,
         widths,
-        layers if model.config["model_type"] == "gemma3" else _feature_layers(model, layers),
+        layers if asked.kind == "gemma3" else _feature_layers(asked, layers),
         count(vision, "patch_size"),
         side,
         items,
         count(model, "hidden_size"),
         merge,
         selects=model.config.get("vision_feature_select_strategy") != "full",
-        grid=_largest_grid(model, vision) if model.config["model_type"] == "llava_next" else (0, 0),
+        grid=_largest_grid(model, vision) if asked.kind == "llava_next" else (0, 0),
         quick=vision.config.get("hidden_act", "quick_gelu" if kind == CLIP else "") == "quick_gelu",
-        biased=bool(model.config.get("multimodal_projector_bias", str(model.config["model_type"]).startswith("llava"))),
+        biased=bool(model.config.get("multimodal_projector_bias", asked.kind.startswith("llava"))),
     )
 
 
-def check(model: ServedModel, vision: ServedModel) -> None:
-    """Raises :class:`UsageError` for an encoder that such a model has and that is not followed."""
-    kind, own = vision.config.get("model_type"), _ENCODERS[str(model.config["model_type"])]
-    if kind not in own:
-        raise UsageError(
-            f"{model.name}: an encoder of model_type {shown(kind)} is not followed; accepted: {', '.join(own)}, or the "
-            "language model alone by --language-model-only"
-        )
-
-
-_ENCODERS = {
-    "llava": (CLIP, SIGLIP, PIXTRAL),
-    "llava_next": (CLIP, SIGLIP),
-    "gemma3": (SIGLIP,),
-    "mistral3": (PIXTRAL,),
-}
-
-
-def _side(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any]) -> tuple[int, int]:
+def _side(asked: Pictured) -> tuple[int, int]:
     """(patches of the largest image's side, of those one embedding's)."""
+    model, vision = asked.model, asked.vision
     patch, size = count(vision, "patch_size"), count(vision, "image_size")
     if vision.config.get("model_type") != PIXTRAL:
         return size // patch, 1
-    merge = count(model, "spatial_merge_size", 2) if model.config["model_type"] == "mistral3" else 1
+    merge = count(model, "spatial_merge_size", 2) if asked.kind == "mistral3" else 1
     if merge > 1:
-        for values in (processor, processor.get("images_kwargs") or {}):
+        for values in asked.scopes("images_kwargs"):
             sizes = mapping(ServedModel(model.name, values), "size")
             size = counted(model, "longest_edge of size", sizes.get("longest_edge"), size)
     return ((size - 1) // (patch * merge) + 1) * merge, merge
 
 
-def _feature_layers(model: ServedModel, layers: int) -> int:
+def _feature_layers(asked: Pictured, layers: int) -> int:
     """Layers up to the deepest whose states are taken (``_get_num_hidden_layers``)."""
-    asked = model.config.get("vision_feature_layer", -2 if str(model.config["model_type"]).startswith("llava") else -1)
-    if type(asked) is not int or not -layers <= asked <= layers:
-        raise UsageError(f"{model.name}: vision_feature_layer is {shown(asked)}; accepted: one of {layers} layers")
-    return asked if asked >= 0 else layers + asked + 1
+    deepest = asked.model.config.get("vision_feature_layer", -2 if asked.kind.startswith("llava") else -1)
+    if type(deepest) is not int or not -layers <= deepest <= layers:
+        name = asked.model.name
+        raise UsageError(f"{name}: vision_feature_layer is {shown(deepest)}; accepted: one of {layers} layers")
+    return deepest if deepest >= 0 else layers + deepest + 1
 
 
 class _Vision(ABC):

@@ -88,8 +88,7 @@ class RMSNorm:
             return []
         wide = rows * self.width * 4
         terms = [run.new(wide) for _ in range(2)]
-        total = run.new(wide)
-        run.free(*reversed(terms))
+        total = run.replacing(*reversed(terms), run.new(wide))
         result = run.new(rows * self.width * self.itemsize, "residual")
         return [self._native(rows, total), result]
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, isqrt, sqrt
-from typing import Any
 
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, mapping
 from graphmem.serving.vllm.encoders import parts
-from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.budget import Items, Pictured
 from graphmem.serving.vllm.layers import LayerNorm, cdiv, rotary
 from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -89,21 +88,17 @@ class Qwen(Encoder):
         return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
 
 
-def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int, limits: Mapping[str, int]
-) -> dict[str, int]:
+def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
     """Tokens of the largest image and of the largest video (``get_mm_max_tokens_per_item``)."""
-    images, videos = _grids(model, vision, processor, length)
-    merged = count(vision, "spatial_merge_size", 2) ** 2
+    images, videos = _grids(asked)
+    merged = count(asked.vision, "spatial_merge_size", 2) ** 2
     return {"image": images.patches // merged, "video": videos.patches // merged}
 
 
-def encoder(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], items: Items, itemsize: int, length: int
-) -> Qwen:
+def encoder(asked: Pictured, items: Items, itemsize: int) -> Qwen:
     """The encoder that the configuration describes."""
-    kind = str(model.config["model_type"])
-    images, videos = _grids(model, vision, processor, length)
+    model, vision, kind = asked.model, asked.vision, asked.kind
+    images, videos = _grids(asked)
     old = kind == "qwen2_vl"
     hidden = count(vision, "embed_dim", 1280) if old else count(vision, "hidden_size")
     inner = int(hidden * count(vision, "mlp_ratio", 4)) if old else count(vision, "intermediate_size")
@@ -138,15 +133,15 @@ def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
     return tuple(counted(vision, name, one, least=0) for one in value)
 
 
-def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int) -> tuple[Grid, Grid]:
+def _grids(asked: Pictured) -> tuple[Grid, Grid]:
     """Grids in patches: (of the largest image, of the largest video)."""
-    kind = str(model.config["model_type"])
+    vision, length = asked.vision, asked.length
     merge = count(vision, "spatial_merge_size", 2)
     unit = count(vision, "patch_size", 14) * merge
-    down, across = _largest(_pixels(model, processor, "images_kwargs", PIXELS[kind]) // unit**2)
+    down, across = _largest(_pixels(asked, "images_kwargs", PIXELS[asked.kind]) // unit**2)
     image = Grid(1, down * merge, across * merge)
-    if kind in NEW:  # two frames, which are one patch deep, share the pixels of a video
-        pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
+    if asked.kind in NEW:  # two frames, which are one patch deep, share the pixels of a video
+        pixels = _pixels(asked, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
         down, across = _largest(pixels // unit**2)
         return image, Grid(1, down * merge, across * merge)
     pairs = max(1, length // (down * across))  # of frames
@@ -154,16 +149,15 @@ def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, obje
     return image, Grid(cdiv(frames, 2), image.height, image.width)
 
 
-def stamped(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, object], length: int
-) -> tuple[Grid, int, int]:
+def stamped(asked: Pictured) -> tuple[Grid, int, int]:
     """Of Qwen3-VL's largest video up to 0.12: (its grid, its embeddings, its tokens). It has as many frames as a text
     has room for (``get_num_frames_with_most_features``), which share its pixels; text beside every embedding says its
     time."""
+    vision = asked.vision
     merge, deep = count(vision, "spatial_merge_size", 2), count(vision, "temporal_patch_size", 2)
     unit = count(vision, "patch_size", 14) * merge
-    image, _ = _grids(model, vision, processor, length)
-    pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS)
+    image, _ = _grids(asked)
+    pixels = _pixels(asked, "videos_kwargs", VIDEO_PIXELS)
     sides = [side // merge * unit for side in (image.height, image.width)]
 
     def grid(frames: int) -> Grid:
@@ -172,7 +166,7 @@ def stamped(
         return Grid(cdiv(frames, deep), down * merge, across * merge)
 
     frames = 2
-    while frames < _MOST_FRAMES and grid(frames + 1).patches <= length * merge**2:
+    while frames < _MOST_FRAMES and grid(frames + 1).patches <= asked.length * merge**2:
         frames += 1
     found = grid(frames)
     embedded = found.patches // merge**2
@@ -189,15 +183,14 @@ def _largest(patches: int) -> tuple[int, int]:
     raise UsageError("the largest image has less than one patch; give a larger max_pixels")
 
 
-def _pixels(model: ServedModel, processor: Mapping[str, Any], scope: str, otherwise: int) -> int:
+def _pixels(asked: Pictured, scope: str, otherwise: int) -> int:
     """The most of an item: ``max_pixels``, or the longest "edge" of ``size``, of the call before the processor's own
     (``_get_vision_size``)."""
     found = otherwise
-    size = mapping(ServedModel(model.name, processor), "size")
-    for values in (processor, processor.get(scope) or {}):
-        given = ServedModel(model.name, values)
+    for values in asked.scopes(scope):
+        given = ServedModel(asked.model.name, values)
         size = mapping(given, "size")
-        found = counted(model, "longest_edge of size", size.get("longest_edge"), found)
+        found = counted(given, "longest_edge of size", size.get("longest_edge"), found)
         found = count(given, "max_pixels", found)
     return found
 
@@ -307,16 +300,14 @@ class _Tower(Tower):
         size = self.rows * shape.patch_values * shape.widths.itemsize if shape.normalises else 0
         normalised = [run.new(size, "normalised pixels")] if size else []
         run.enter("visual.patch_embed")
-        embedded = run.matmul(self._hidden_bytes, "patches")
-        run.free(*normalised)
-        return embedded
+        return run.replacing(*normalised, run.matmul(self._hidden_bytes, "patches"))
 
     @property
     def _hidden_bytes(self) -> int:
         return self.rows * self.shape.widths.hidden * self.shape.widths.itemsize
 
-    def _positions(self, items: int) -> Tensor:
-        """Row and column of every patch of so many items, as made on the card (``rot_pos_emb``)."""
+    def _positions(self) -> Tensor:
+        """Row and column of every patch of an item, as made on the card (``rot_pos_emb``)."""
         run, grid = self.run, self.shape.grid
         plane = grid.height * grid.width * 8
         rows, columns = run.new(grid.height * 8), run.new(grid.width * 8)
@@ -342,9 +333,8 @@ class _Qwen2(_Tower):
     def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
         hidden = self._embedded()
-        each = [self._positions(1) for _ in range(shape.items.count)]
-        positions = run.new(sum(one.bytes for one in each), "positions")
-        run.free(*each)
+        each = [self._positions() for _ in range(shape.items.count)]
+        positions = run.replacing(*each, run.new(sum(one.bytes for one in each), "positions"))
         turned, sequences = self._rotations(positions), self._whole()
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         hidden = parts.through(run, self.blocks, hidden, sequences, keeps_first=False)
@@ -386,7 +376,7 @@ class _Qwen25(_Tower):
         """``prepare_encoder_metadata``. Cosines and sines of a size are kept for ever (``get_rope_by_thw``)."""
         run, patches = self.run, self.shape.grid.patches
         items, grid = self.shape.items.count, self.shape.grid
-        positions = self._positions(1)
+        positions = self._positions()
         size = self._turned_bytes(patches)
         cosines, sines = run.new(size), run.new(size)
         run.free(positions)

@@ -12,7 +12,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import Embedding, LinearMethod
-from graphmem.serving.vllm.lora import Adapters, Fillable
+from graphmem.serving.vllm.lora import Adapters, Slots
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.sources.vllm_layers import Backend, ExpertShape
 
@@ -45,7 +45,7 @@ class Family(ABC):
     def finish(self) -> None:
         """``process_weights_after_loading`` of every layer, in order."""
 
-    def adapt(self, adapters: Adapters) -> list[Fillable]:
+    def adapt(self, adapters: Adapters) -> list[Slots]:
         """Room for adapters in every layer that can have one, in order. Raises :class:`UsageError` where the family is
         not followed with them."""
         raise UsageError("--enable-lora is followed for dense decoders of attention and gated feed-forward layers only")
@@ -200,6 +200,8 @@ class Shape:
     stage: Stage | None = None
     state: StateShape | None = None
     attends: tuple[int, ...] = ()
+    #: Layers of states where they are not all the others.
+    states: int = 0
     encoder: Encoder | None = None
     position_rows: int = 0
     #: Layers that predict further tokens, which are loaded where they are to draft.

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
+from graphmem.serving.vllm.models import mamba
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
@@ -16,8 +18,19 @@ from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
 from graphmem.trace import Category
 
-#: Layers after which the first attention's table of cosines and sines is made: those before it, and after it.
+#: Projections of attention, those before it and the one after it, behind which its rotary table is made.
 _PROJECTIONS = 2
+
+
+@dataclass(frozen=True)
+class Table:
+    """A rotary table: its rows and their width, whether it is multiplied, or its positions divided, and its base."""
+
+    positions: int
+    width: int
+    scaled: bool
+    linear: bool
+    base: str
 
 
 class Captured(Family):
@@ -32,17 +45,14 @@ class Captured(Family):
         self._linears: dict[str, Linear] = {}
         self._norms: dict[str, Norm] = {}
         self._experts: dict[str, Experts] = {}
+        self._states: dict[str, mamba.Layer] = {}
         self._tables: dict[str, Embedding] = {}
         left = [layer for layer in self.backend.layers if layer.kind == "left"]
         self._wide_table: Tensor | None = None
         for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
             self._make(layer)
-            if shape.rotary_dim and len(self._linears) == _PROJECTIONS and layer.kind == "linear":
-                table = rotary(
-                    run, "rotary_emb", shape.rope_positions, shape.rotary_dim, shape.rope_bytes or shape.itemsize,
-                    scaled=shape.rope_scaled, linear=shape.rope_linear,
-                )  # fmt: skip
-                self._wide_table = table if shape.rope_bytes > shape.itemsize else None
+            if shape.rotary_dim and layer.kind == "linear":
+                self._make_table(layer.name)
         self._scales = [
             AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize) for name in self.backend.attention
         ]
@@ -64,17 +74,36 @@ class Captured(Family):
             self._tables[layer.name] = Embedding(run, layer.name, layer.inputs, layer.outputs[0], shape.itemsize)
         elif layer.experts is not None:
             self._experts[layer.name] = Experts(run, layer.name, shape, layer.experts)
+        elif layer.states is not None:
+            self._states[layer.name] = mamba.mixer(run, layer.name, shape)
         elif layer.kind in ("parameter", "left"):
             run.new(layer.bytes, layer.name)
         else:
             kind = "rms" if layer.kind == "norm" else "gemma"
             self._norms[layer.name] = Norm(run, layer.name, layer.inputs, shape.itemsize, kind)
 
+    def _make_table(self, name: str) -> None:
+        """The table of the attention whose last projection this is, unless there is one like it."""
+        run, shape, names = self.run, self.shape, self.backend.attention
+        at = next((at for at, one in enumerate(names) if name.startswith(f"{one}.")), None)
+        if at is None or sum(one.startswith(f"{names[at]}.") for one in self._linears) < _PROJECTIONS:
+            return
+        table = shape.ropes[at]
+        if table in run.ropes:
+            return
+        run.ropes.add(table)
+        assert isinstance(table, Table)
+        made = rotary(
+            run, "rotary_emb", table.positions, table.width, shape.rope_bytes or shape.itemsize, scaled=table.scaled,
+            linear=table.linear,
+        )  # fmt: skip
+        self._wide_table = made if shape.rope_bytes > shape.itemsize else None
+
     def finish(self) -> None:
         for linear in self._linears.values():
             linear.finish()
-        for experts in self._experts.values():
-            experts.finish()
+        for one in (*self._experts.values(), *self._states.values()):
+            one.finish()
         for scales in self._scales:
             scales.finish()
 
@@ -130,12 +159,21 @@ class Captured(Family):
     def _returned(self, one: Happening, tokens: int) -> Tensor:
         if one.name in self._linears:
             return self._product(self._linears[one.name], tokens)
-        if one.name in self._experts:
-            return self._experts[one.name](tokens)
+        if (layer := self._experts.get(one.name) or self._states.get(one.name)) is not None:
+            return layer(tokens)
         if one.name in self._tables:
             return self._tables[one.name](tokens)
-        norm = self._norms[one.name]
-        return norm.plain(tokens, one.token_bytes // (norm.width * norm.itemsize))
+        norm, row = self._norms[one.name], one.token_bytes
+        if row < norm.width * norm.itemsize:
+            return self._normed_whole(norm, tokens, row)
+        return norm.plain(tokens, row // (norm.width * norm.itemsize))
+
+    def _normed_whole(self, norm: Norm, tokens: int, row: int) -> Tensor:
+        """The norm of all ranks' parts, which are put side by side before it (``_apply_qk_norm``, models/olmoe.py)."""
+        run, whole = self.run, tokens * norm.width * norm.itemsize
+        part, gathered = run.new(tokens * row), run.new(whole)
+        beside = run.replacing(part, gathered, run.new(whole))
+        return run.replacing(beside, norm.plain(tokens))
 
     def _product(self, linear: Linear, tokens: int) -> Tensor:
         """The output of a linear layer; one that ``splits`` copies its part of the input, one that ``gathers`` has all

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, root_mean_square, rotary
-from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
+from graphmem.serving.vllm.lora import Adapters, Slots, wrapper
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
@@ -279,12 +279,12 @@ class Decoder(Family):
             if layer.attention.scales is not None:
                 layer.attention.scales.finish()
 
-    def adapt(self, adapters: Adapters) -> list[Fillable]:
+    def adapt(self, adapters: Adapters) -> list[Slots]:
         if self.shape.experts is not None or self.shape.latent is not None or self.shape.state is not None:
             return super().adapt(adapters)
         wrapper(self.run, adapters)
         stage, tables = self.shape.own, self.style.adapts_tables
-        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)] if stage.first and tables else []
+        made: list[Slots] = [self.embedding.adapt(adapters, head=False)] if stage.first and tables else []
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.mlp, FeedForward)

@@ -6,6 +6,8 @@ Its scratch is the engine's own: one tensor for all layers, as large as the larg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.feed_forward import FeedForward, Style
@@ -29,10 +31,11 @@ class Experts:
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
         self.width = experts.width // run.experts.slices
         self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
-        routed = experts.router_bytes or size
-        self.gate = Linear(
-            run, f"{name}.gate", shape.hidden, [experts.count], Unquantized(routed), routed, bias=experts.bias
-        )  # fmt: skip
+        if experts.routed:
+            routed = experts.router_bytes or size
+            self.gate = Linear(
+                run, f"{name}.gate", shape.hidden, [experts.count], Unquantized(routed), routed, bias=experts.bias
+            )  # fmt: skip
         if experts.correction_bias:
             run.new(experts.count * 4, f"{name}.gate.e_score_correction_bias")
         gate: Linear | None = None
@@ -63,16 +66,21 @@ class Experts:
         """The output; the input is the caller's."""
         run = self.run
         if not run.experts.sliced:
-            return run.all_reduce(self.own(tokens))
+            return self.own(tokens, run.all_reduce)
         row, slice_of = self.shape.hidden * self.shape.itemsize, cdiv(tokens, run.tp)
         whole = slice_of * run.tp * row  # padded; a slice of what was padded is a view of it
         kept = run.new(slice_of * row if tokens % run.tp == 0 else whole, "slice of tokens")
         output = self.own(slice_of)
         return run.replacing(output, kept, run.new(whole, "gathered slices"))
 
-    def own(self, tokens: int) -> Tensor:
-        """The output of this rank's tokens, of this rank's share of every expert."""
+    def own(self, tokens: int, reduce: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
+        """The output of this rank's tokens, of this rank's share of every expert; what is added up is there until the
+        sum is reduced (``MoERunner.forward``)."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
+        if not self.experts.routed:
+            output = run.new(tokens * self.shape.hidden * size, "experts' output")
+            self._multiply(tokens)
+            return reduce(output)
         shared = self._beside(tokens)
         scores = self._scores(tokens)
         if shared is None and self.shared is not None:
@@ -87,8 +95,8 @@ class Experts:
         self._multiply(tokens)
         run.free(weights, ids, scores)
         if shared is None:
-            return output
-        total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
+            return reduce(output)
+        total = reduce(run.new(output.bytes, "experts' and shared output", Category.ACTIVATION))
         return run.replacing(shared, output, total)
 
     def _scores(self, tokens: int) -> Tensor:
@@ -162,12 +170,12 @@ def balance(run: Run, shape: Shape) -> None:
     run.free(*made)
 
 
-def _make_layer(run: Run, shape: Shape, name: str) -> None:
+def _make_layer(run: Run, shape: Shape, name: str) -> list[Tensor]:
     """The experts of one layer."""
     assert shape.experts is not None
     local = cdiv(shape.experts.count + run.experts.redundant, run.experts.ranks)
     width = shape.experts.width // run.experts.slices
-    shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
+    return shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
 
 
 def rearrange(run: Run, shape: Shape) -> None:
@@ -183,7 +191,4 @@ def rearrange(run: Run, shape: Shape) -> None:
     run.temporary(layers * copies, layers * copies * 8)
     total = run.new(layers * experts.count * 8, "sum of the load")
     run.temporary(_WINDOW * layers * experts.count * 8)
-    before = len(run.builder.storage_bytes)
-    _make_layer(run, shape, "experts that are gathered")
-    made = [Tensor(index, run.builder.storage_bytes[index]) for index in range(before, len(run.builder.storage_bytes))]
-    run.free(*made, load, total)
+    run.free(*_make_layer(run, shape, "experts that are gathered"), load, total)

@@ -57,16 +57,11 @@ class LatentAttention:
             kept.append(run.new(tokens * latent.q_rank * size, "normed queries"))
         keys = run.new(tokens * latent.kv_rank * size, "normed keys")
         queries = self.up(tokens)
-        rotated = self._rotate(tokens) if self.shape.rope_scaled else None
+        rotated = [self._rotate(tokens)] if self.shape.rope_scaled else []
         attended = run.new(tokens * self.heads * latent.value * size, "attention output")
         if run.profiling:
             run.temporary(self._context_tokens() * self.heads * (latent.nope + latent.value) * size)
-        output = self.o_proj(tokens)
-        run.free(*kept)
-        if rotated is not None:
-            run.free(rotated)
-        run.free(keys, queries, attended)
-        return output
+        return run.replacing(*kept, *rotated, keys, queries, attended, self.o_proj(tokens))
 
     def _context_tokens(self) -> int:
         """Tokens of the context that is unpacked at once."""

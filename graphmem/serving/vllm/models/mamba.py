@@ -12,6 +12,7 @@ from graphmem.serving.vllm.layers import Embedding, Linear, LinearMethod
 from graphmem.serving.vllm.models.base import Family, Shape, StateShape, plain_shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.sources.vllm_layers import StateSizes
 from graphmem.trace import Category
 
 #: What Triton writes before every run that it times (triton/backends/nvidia/driver.py): 256 MiB.
@@ -30,6 +31,9 @@ class ScanShape(StateShape):
     chunk: int
     conv_bias: bool = True
     bias: bool = False
+    #: Whether what is gated is normed, and what is projected is multiplied by factors.
+    normed: bool = True
+    scaled: bool = False
     checkpoints: int = field(default=1, kw_only=True)
 
     def shared(self, tp: int) -> ScanShape:
@@ -76,7 +80,8 @@ class Mixer:
         self.out_proj = Linear(
             run, f"{name}.out_proj", own.inner, [shape.hidden], shape.linear, size, bias=state.bias, reduce=True
         )
-        run.new(own.inner * size, f"{name}.norm.weight")
+        if state.normed:
+            run.new(own.inner * size, f"{name}.norm.weight")
         self._warm = False
 
     def finish(self) -> None:
@@ -89,12 +94,33 @@ class Mixer:
         run, size = self.run, self.shape.itemsize
         projected = self.in_proj(tokens)
         run.enter(self.name)
+        if self.state.scaled:
+            projected = run.replacing(projected, run.new(projected.bytes, "scaled"))
         scanned = run.new(tokens * self.own.inner * size, "scanned")
         self._warm_up()
         run.temporary(tokens * self.own.convolved * size)  # what would be convolved, copied
-        normed = run.new(tokens * self.own.inner * size, "gated and normed")
-        run.temporary(tokens * max(1, self.own.groups) * 4)
+        normed = self._gated(tokens)
         return run.replacing(normed, scanned, projected, self.out_proj(tokens))
+
+    def _gated(self, tokens: int) -> Tensor:
+        """``Mixer2RMSNormGated``: a kernel of one group that no other rank has a part of; else torch operators in
+        fp32."""
+        run, elements = self.run, tokens * self.own.inner
+        narrow, wide = elements * self.shape.itemsize, elements * 4
+        if self.state.normed and self.state.groups == 1 and run.tp == 1:
+            normed = run.new(narrow, "gated and normed")
+            run.temporary(tokens * 4)
+            return normed
+        activated = run.replacing(run.new(wide), run.new(wide))
+        if not self.state.normed:
+            again = run.replacing(activated, run.new(narrow))
+            return run.replacing(again, run.new(narrow, "gated"))
+        product = run.replacing(activated, run.new(wide))
+        rows = tokens * 4 * (1 if self.state.groups == 1 else self.own.groups)
+        mean = run.replacing(run.new(wide), run.new(rows))
+        run.temporary(rows, rows)
+        normed = run.replacing(product, run.new(wide))
+        return run.replacing(run.new(narrow), normed, mean, run.new(narrow, "gated and normed"))
 
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
@@ -139,6 +165,76 @@ class Mixer:
         index = run.new(8)
         final = run.new(own.state_elements * self.state.state_bytes)
         run.free(index, *sums, passed, products, final)
+
+
+@dataclass(frozen=True)
+class ConvolutionShape(StateShape):
+    """A short convolution's: ``channels``, and the ``kernel``."""
+
+    channels: int
+    kernel: int
+    bias: bool = False
+    conv_bias: bool = False
+    checkpoints: int = field(default=1, kw_only=True)
+
+    def shared(self, tp: int) -> ConvolutionShape:
+        """One rank's share."""
+        return replace(self, channels=self.channels // tp)
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes kept for one request (``short_conv_state_shape``)."""
+        return (self.kernel - 1) * self.channels * self.conv_bytes
+
+
+class ShortConvolution:
+    """``ShortConv``, into a tensor that is made before."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, state: ConvolutionShape) -> None:
+        self.run, self.name, self.hidden, size = run, name, shape.hidden * shape.itemsize, shape.itemsize
+        own = state.shared(run.tp).channels
+        self.row, method = own * size, shape.linear
+        run.new(own * state.kernel * size, f"{name}.conv.weight")
+        if state.conv_bias:
+            run.new(own * size, f"{name}.conv.bias")
+        self.in_proj = Linear(run, f"{name}.in_proj", shape.hidden, [own] * 3, method, size, bias=state.bias)
+        self.out_proj = Linear(
+            run, f"{name}.out_proj", own, [shape.hidden], method, size, bias=state.bias, reduce=True
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """After loading."""
+        self.in_proj.finish()
+        self.out_proj.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The projected output; the input is the caller's."""
+        run = self.run
+        result = run.new(tokens * self.hidden, "output")
+        projected = self.in_proj(tokens)
+        gated, convolved = (run.new(tokens * self.row) for _ in range(2))
+        run.free(self.out_proj(tokens), gated, convolved, projected)
+        return result
+
+
+def state_of(sizes: StateSizes, conv_bytes: int, state_bytes: int) -> ScanShape | ConvolutionShape:
+    """The state of a captured layer."""
+    if not sizes.heads:
+        return ConvolutionShape(
+            sizes.head_dim, sizes.kernel, sizes.bias, sizes.conv_bias, conv_bytes=conv_bytes, state_bytes=state_bytes
+        )  # fmt: skip
+    return ScanShape(
+        sizes.heads, sizes.head_dim, sizes.groups, sizes.size, sizes.kernel, sizes.chunk, sizes.conv_bias, sizes.bias,
+        sizes.normed, sizes.scaled, conv_bytes=conv_bytes, state_bytes=state_bytes,
+    )  # fmt: skip
+
+
+def mixer(run: Run, name: str, shape: Shape) -> Layer:
+    """The layer of such a state."""
+    if isinstance(shape.state, ConvolutionShape):
+        return ShortConvolution(run, name, shape, shape.state)
+    assert isinstance(shape.state, ScanShape)
+    return Mixer(run, name, shape, shape.state)
 
 
 class Layer(Protocol):

@@ -10,8 +10,7 @@ from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod, Unquantized, cdiv, dropped_head
 from graphmem.serving.vllm.models.base import Shape, StateShape, plain_shape
-from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Style
-from graphmem.serving.vllm.models.hybrid import Attention
+from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Projected, Style
 from graphmem.serving.vllm.models.mamba import StatesOnly
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import ExpertShape
@@ -84,6 +83,20 @@ class Mamba(StatesOnly):
         super().__init__(run, shape, lambda name: SelectiveMixer(run, name, shape, state))
         tied = self.embedding if shape.tied else None
         self.head = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, tied)
+
+
+class Attention(Projected):
+    """Without norms and without rotations."""
+
+    def __init__(self, run: Run, name: str, shape: Shape) -> None:
+        super().__init__(run, name, shape, bias=shape.attention_bias, output_bias=shape.attention_bias)
+        self.make_scales()
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The projected output; the input is the caller's."""
+        qkv = self.qkv_proj(tokens)
+        attended = self.run.new(tokens * self.q * self.shape.itemsize, "attention output")
+        return self.run.replacing(attended, qkv, self.o_proj(tokens))
 
 
 class Jamba(Decoder):
