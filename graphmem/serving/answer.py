@@ -404,44 +404,31 @@ def _search(
     engine: Engine, question: Question, find: str, quantiles: Sequence[tuple[float, int]], load: float | None
 ) -> tuple[Question, tuple[str, int]]:
     """The question with what was looked for, and (its name, its value). Raises :class:`UsageError` if nothing does."""
-    if getattr(engine, "searches", False) and find != "tp":
-        return _searched(engine, question, find)
-    if find == "tp":
-        return _fewest_cards(engine, question, quantiles, load)
-    if find == "max-model-len":
-        served = engine.serve(question)
-        top = int(served.settings["max_model_len"])
-        field_name = "max_model_len"
-
-        def does(value: int) -> bool:
-            return engine.serve(question.with_(max_model_len=value)).refusal is None
-
-    elif find == "max-num-seqs":
-        top = _MOST_SEQS if question.max_num_batched_tokens is None else question.max_num_batched_tokens
-        field_name = "max_num_seqs"
-
-        def does(value: int) -> bool:
-            tokens = (
-                max(value, question.max_num_batched_tokens or 0) if value > 1024 else question.max_num_batched_tokens
-            )
-            answer = engine.serve(question.with_(max_num_seqs=value, max_num_batched_tokens=tokens))
-            return answer.refusal is None and _held(answer, quantiles) >= value
-
-    else:
-        raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    value = largest(does, top)
-    if not value:
-        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{field_name: 1})).refusal or 'not even 1'}")
-    return question.with_(**{field_name: value}), (find, value)
-
-
-def _searched(engine: Engine, question: Question, find: str) -> tuple[Question, tuple[str, int]]:
-    """The same of an engine whose answer looks for what is not given."""
     if find not in FOUND:
         raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    name = find.replace("-", "_")
+    if find == "tp":
+        return _fewest_cards(engine, question, quantiles, load)
+    name, tokens = find.replace("-", "_"), question.max_num_batched_tokens
+    if getattr(engine, "searches", False):
+        return _searched(engine, question, find, name)
+    by_length = find == "max-model-len"
+    top = int(engine.serve(question).settings[name]) if by_length else _MOST_SEQS if tokens is None else tokens
+
+    def does(value: int) -> bool:
+        wide = tokens if by_length or value <= 1024 else max(value, tokens or 0)
+        answer = engine.serve(question.with_(**{name: value}, max_num_batched_tokens=wide))
+        return answer.refusal is None and (by_length or _held(answer, quantiles) >= value)
+
+    value = largest(does, top)
+    if not value:
+        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{name: 1})).refusal or 'not even 1'}")
+    return question.with_(**{name: value}), (find, value)
+
+
+def _searched(engine: Engine, question: Question, find: str, name: str) -> tuple[Question, tuple[str, int]]:
+    """The same of an engine whose answer looks for what is not given."""
     asked = question.with_(**{name: None})
-    if find == "max-model-len" and asked.max_num_seqs is None:
+    if name == "max_model_len" and asked.max_num_seqs is None:
         asked = asked.with_(max_num_seqs=1)
     served = engine.serve(asked)
     if served.refusal is not None:
