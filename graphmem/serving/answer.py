@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -221,21 +222,27 @@ def serve(
         line = line_of(chosen, asked, answer)
         return None if line is None else throughput(line, answer, *_at_once(answer, quantiles, load), price)
 
-    def follow(asked: Question, answer: Served) -> LoadReport | None:
+    def follow(asked: Question, answer: Served, hour: bool = False) -> LoadReport | None:
         line = line_of(chosen, asked, answer)
         pace = speed or (Speed() if line is None else predicted(line))
-        return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price)
+        return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price, hour)
 
     beside = _beside(chosen, question, served) if advice else None
     assumptions = [one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)]
     if beside is not None and beside[1] is not served:
         assumptions.append(_cross_check(served, beside[1]))
+    in_an_hour = None if speed else partial(follow, hour=True)
+    choices = _choices(chosen, searched, served, quantiles, load, rentals, busy, in_an_hour)
+    if rentals and over_time is not None and load is None and not choices:
+        assumptions.append(
+            f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
+        )
     return ServingReport(
         served=served,
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
-        choices=_choices(chosen, searched, served, quantiles, load, rentals, busy, None if speed else follow),
+        choices=choices,
         changes=() if beside is None else _changes(chosen, *beside),
         found=found,
         assumptions=tuple(assumptions),
@@ -315,15 +322,18 @@ def _duration(seconds: float) -> str:
 
 
 def _followed(
-    served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress, price: float | None
+    served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress, price: float | None, hour: bool
 ) -> LoadReport | None:
-    """The load on the engine; None where it does not start, which is the answer."""
+    """The load on the engine, or its busiest ``hour``; None where it does not start, which is the answer."""
     if served.refusal is not None:
         return None
     wait = loads.parse_seconds(max_wait, "--max-wait") if isinstance(max_wait, str) else float(max_wait)
     longest = int(served.settings["max_model_len"])
     requests = load.requests or loads.drawn(load.rate, load.seconds, load.prompts, load.outputs, longest)
-    return loaded(served, requests, load.seconds, speed, wait, load.described, say, price)
+    seconds = load.seconds
+    if hour and seconds > loads.HOUR:
+        requests, seconds = loads.busiest(requests), loads.HOUR
+    return loaded(served, requests, seconds, speed, wait, load.described, say, price)
 
 
 def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:
