@@ -341,3 +341,16 @@ def test_a_report_says_by_whose_code(monkeypatch: pytest.MonkeyPatch, engine: No
     report = serve("nobody/model", device=question.device, lengths="p50=32")
     assert "from its own installed code" in report.report()
     assert report.changes == ()
+
+
+def test_a_report_says_what_our_account_has_beside_it(monkeypatch: pytest.MonkeyPatch, engine: None) -> None:
+    del engine
+    question = _question().with_(model=ServedModel("known/model", _KNOWN))
+    monkeypatch.setattr("graphmem.serving.answer._question", lambda *_: question)
+    said: list[str] = []
+    report = serve("known/model", device=question.device, say=said.append)
+    account = engine_named("vllm").serve(for_searches(engine_named("vllm"), question)).kv_cache.blocks
+    difference = account - report.served.kv_cache.blocks
+    assert difference
+    assert any(f"has {account:,} blocks ({difference:+,})" in one for one in report.assumptions)
+    assert [one for one in said if "starts on the pretended card" in one]
