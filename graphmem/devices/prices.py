@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from graphmem.base.documents import read_lines, shown
@@ -14,7 +15,7 @@ from graphmem.errors import UsageError
 
 #: Cards of a machine whose price is given for one.
 COUNTS = (1, 2, 4, 8)
-_COLUMNS, _OPTIONAL = ("gpu", "count", "price"), ("name",)
+_COLUMNS, _NAME = ("gpu", "count", "price"), "name"
 _DEAREST, _MOST_CARDS, _LONGEST_LINE, _MOST_LINES = 1e6, 1024, 1000, 10_000
 
 
@@ -66,16 +67,14 @@ def _cards(path: Path) -> Iterator[Rental]:
 def _lines(path: Path) -> Iterator[Rental]:
     """The rows of a CSV file with columns gpu, count, price and perhaps name; what begins with # is a comment."""
     try:
-        lines = [(number, line) for number, line in enumerate(read_lines(path, _LONGEST_LINE), 1)]
+        lines = enumerate(islice(read_lines(path, _LONGEST_LINE), _MOST_LINES), 1)
         rows = [(number, next(csv.reader([line]))) for number, line in lines if line.strip() and line[0] != "#"]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:
         raise UsageError(f"{path} is no CSV file: {error}") from None
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
-    if len(rows) > _MOST_LINES or len(set(header)) < len(header) or not set(_COLUMNS) <= set(header) or (
-        set(header) - {*_COLUMNS, *_OPTIONAL}
-    ):  # fmt: skip
+    if sorted(header) not in (sorted(_COLUMNS), sorted((*_COLUMNS, _NAME))):
         raise UsageError(f"{path}: its columns are {shown(','.join(header))}; accepted: gpu,count,price or with name")
     for number, row in rows[1:]:
         try:
@@ -89,4 +88,7 @@ def _lines(path: Path) -> Iterator[Rental]:
             raise UsageError(
                 f"{path}, line {number}: {shown(','.join(row))}; accepted: a card, how many of it, dollars an hour"
             ) from None
-        yield Rental(device_named(values["gpu"]).name, count, price, values.get("name", ""))
+        try:
+            yield Rental(device_named(values["gpu"]).name, count, price, values.get(_NAME, ""))
+        except UsageError as error:
+            raise UsageError(f"{path}, line {number}: {error}") from None

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -218,17 +219,23 @@ def serve(
         line = line_of(chosen, asked, answer)
         return None if line is None else throughput(line, answer, *_at_once(answer, quantiles, load), price)
 
-    def follow(asked: Question, answer: Served) -> LoadReport | None:
+    def follow(asked: Question, answer: Served, hour: bool = False) -> LoadReport | None:
         line = line_of(chosen, asked, answer)
         pace = speed or (Speed() if line is None else predicted(line))
-        return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price)
+        return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price, hour)
 
+    in_an_hour = None if speed else partial(follow, hour=True)
+    choices = _choices(chosen, searched, served, quantiles, load, rentals, busy, in_an_hour)
+    if rentals and over_time is not None and load is None and not choices:
+        assumptions.append(
+            f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
+        )
     return ServingReport(
         served=served,
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
-        choices=_choices(chosen, searched, served, quantiles, load, rentals, busy, None if speed else follow),
+        choices=choices,
         changes=_advised(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)),
@@ -308,15 +315,18 @@ def _duration(seconds: float) -> str:
 
 
 def _followed(
-    served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress, price: float | None
+    served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress, price: float | None, hour: bool
 ) -> LoadReport | None:
-    """The load on the engine; None where it does not start, which is the answer."""
+    """The load on the engine, or its busiest ``hour``; None where it does not start, which is the answer."""
     if served.refusal is not None:
         return None
     wait = loads.parse_seconds(max_wait, "--max-wait") if isinstance(max_wait, str) else float(max_wait)
     longest = int(served.settings["max_model_len"])
     requests = load.requests or loads.drawn(load.rate, load.seconds, load.prompts, load.outputs, longest)
-    return loaded(served, requests, load.seconds, speed, wait, load.described, say, price)
+    seconds = load.seconds
+    if hour and seconds > loads.HOUR:
+        requests, seconds = loads.busiest(requests), loads.HOUR
+    return loaded(served, requests, seconds, speed, wait, load.described, say, price)
 
 
 def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:
@@ -404,44 +414,31 @@ def _search(
     engine: Engine, question: Question, find: str, quantiles: Sequence[tuple[float, int]], load: float | None
 ) -> tuple[Question, tuple[str, int]]:
     """The question with what was looked for, and (its name, its value). Raises :class:`UsageError` if nothing does."""
-    if getattr(engine, "searches", False) and find != "tp":
-        return _searched(engine, question, find)
-    if find == "tp":
-        return _fewest_cards(engine, question, quantiles, load)
-    if find == "max-model-len":
-        served = engine.serve(question)
-        top = int(served.settings["max_model_len"])
-        field_name = "max_model_len"
-
-        def does(value: int) -> bool:
-            return engine.serve(question.with_(max_model_len=value)).refusal is None
-
-    elif find == "max-num-seqs":
-        top = _MOST_SEQS if question.max_num_batched_tokens is None else question.max_num_batched_tokens
-        field_name = "max_num_seqs"
-
-        def does(value: int) -> bool:
-            tokens = (
-                max(value, question.max_num_batched_tokens or 0) if value > 1024 else question.max_num_batched_tokens
-            )
-            answer = engine.serve(question.with_(max_num_seqs=value, max_num_batched_tokens=tokens))
-            return answer.refusal is None and _held(answer, quantiles) >= value
-
-    else:
-        raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    value = largest(does, top)
-    if not value:
-        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{field_name: 1})).refusal or 'not even 1'}")
-    return question.with_(**{field_name: value}), (find, value)
-
-
-def _searched(engine: Engine, question: Question, find: str) -> tuple[Question, tuple[str, int]]:
-    """The same of an engine whose answer looks for what is not given."""
     if find not in FOUND:
         raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
-    name = find.replace("-", "_")
+    if find == "tp":
+        return _fewest_cards(engine, question, quantiles, load)
+    name, tokens = find.replace("-", "_"), question.max_num_batched_tokens
+    if getattr(engine, "searches", False):
+        return _searched(engine, question, find, name)
+    by_length = find == "max-model-len"
+    top = int(engine.serve(question).settings[name]) if by_length else _MOST_SEQS if tokens is None else tokens
+
+    def does(value: int) -> bool:
+        wide = tokens if by_length or value <= 1024 else max(value, tokens or 0)
+        answer = engine.serve(question.with_(**{name: value}, max_num_batched_tokens=wide))
+        return answer.refusal is None and (by_length or _held(answer, quantiles) >= value)
+
+    value = largest(does, top)
+    if not value:
+        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{name: 1})).refusal or 'not even 1'}")
+    return question.with_(**{name: value}), (find, value)
+
+
+def _searched(engine: Engine, question: Question, find: str, name: str) -> tuple[Question, tuple[str, int]]:
+    """The same of an engine whose answer looks for what is not given."""
     asked = question.with_(**{name: None})
-    if find == "max-model-len" and asked.max_num_seqs is None:
+    if name == "max_model_len" and asked.max_num_seqs is None:
         asked = asked.with_(max_num_seqs=1)
     served = engine.serve(asked)
     if served.refusal is not None:

@@ -23,7 +23,8 @@ _LEAST_CAPABILITY = (8, 0)
 class CardChoice:
     """Cards that hold the load: how many, and how many requests one engine on them holds at once. ``price``: dollars an
     hour of all, None without a table of prices; ``name``: whose machine; ``engines``: how many share the load.
-    ``speed``: tokens a second that each of its requests is expected to get, None where that is not known."""
+    ``speed``: tokens a second that each of its requests is expected to get, None where that is not known, and of a
+    load over time, whose requests come and go."""
 
     gpu: str
     cards: int
@@ -104,7 +105,7 @@ def carrying(
     engine: Engine, question: Question, offered: Sequence[Offer], held: Callable[[Served], float],
     busy: Callable[[Question, Served], Throughput | None], follow: Callable[[Question, Served], LoadReport | None],
 ) -> tuple[CardChoice, ...]:  # fmt: skip
-    """The cheapest ways to carry a load over time, each with as many engines as it needs."""
+    """The cheapest ways to carry a load over time at a predicted speed, each with as many engines as it needs."""
     found: list[CardChoice] = []
     for offer in offered:
         if len(found) >= _NAMED and (offer.price or 0.0) >= (found[_NAMED - 1].price or 0.0):
@@ -112,11 +113,10 @@ def carrying(
         asked = question.with_(device=offer.device, tensor_parallel_size=offer.cards)
         try:
             served = engine.serve(asked)
-            speed = busy(asked, served)
-            report = None if speed is None else follow(asked, served)
+            report = None if busy(asked, served) is None else follow(asked, served)
         except GraphmemError:
             continue
         if report is not None and report.copies is not None:
-            found.append(_choice(offer, held(served), speed, report.copies))
+            found.append(_choice(offer, held(served), None, report.copies))
             found.sort(key=lambda choice: choice.price or 0.0)
     return tuple(found[:_NAMED])

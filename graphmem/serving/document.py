@@ -19,6 +19,7 @@ from graphmem.reports.document import (
     table,
 )
 from graphmem.serving.base import BASES
+from graphmem.serving.loads import HOUR
 from graphmem.serving.roofline import FAST, HELD, SLOW
 from graphmem.units import format_bytes
 
@@ -67,7 +68,7 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         yield section("Requests at once, by their length", _users(report))
     yield from _loads(report)
     if report.throughput is not None:
-        yield section("Speed", Facts(tuple(_speed(report.throughput))))
+        yield section("Speed", Facts(tuple(_speed(report.throughput, served.settings.get("enforce_eager") is True))))
     if report.over_time is not None:
         yield _over_time(report.over_time)
     if report.changes:
@@ -149,13 +150,14 @@ def _shown(value: object) -> str:
 def _loads(report: ServingReport) -> Iterator[Section]:
     """The cards that hold a load, or carry it over time."""
     what = "carry this load" if report.load is None else f"hold {report.load:g} requests at once"
+    if report.load is None and report.over_time is not None and report.over_time.answer.seconds > HOUR:
+        what += " in its busiest hour"
     if report.choices:
         priced = report.choices[0].price is not None
-        columns = {"cards": "", "requests": "figure", "tokens/s each": "figure"}
-        rows = [_row(choice) for choice in report.choices]
-        if priced:
-            columns |= {"an hour": "figure", "": ""}
-            rows = [(*_row(choice), f"${choice.price:,.2f}", choice.name) for choice in report.choices]
+        paced = any(choice.speed is not None for choice in report.choices)
+        columns = {"cards": "", "requests": "figure", **({"tokens/s each": "figure"} if paced else {})}
+        columns |= {"an hour": "figure", "": ""} if priced else {}
+        rows = [tuple(_row(choice, priced, paced)) for choice in report.choices]
         yield section(
             f"{'Cheapest cards' if priced else 'Cards with the least memory'} that {what}",
             table(columns, rows, titled=True),
@@ -166,13 +168,17 @@ def _loads(report: ServingReport) -> Iterator[Section]:
         )
 
 
-def _row(choice: CardChoice) -> tuple[str, ...]:
-    shared = f", {choice.engines} engines" if choice.engines > 1 else ""
-    each = "" if choice.speed is None else f"{choice.speed:,.0f}"
-    return f"{choice.cards} x {choice.gpu}{shared}", f"{choice.concurrency:.1f}", each
+def _row(choice: CardChoice, priced: bool, paced: bool) -> Iterator[str]:
+    yield f"{choice.cards} x {choice.gpu}" + (f", {choice.engines} engines" if choice.engines > 1 else "")
+    yield f"{choice.concurrency:.1f}"
+    if paced:
+        yield "" if choice.speed is None else f"{choice.speed:,.0f}"
+    if priced:
+        yield f"${choice.price:,.2f}"
+        yield choice.name
 
 
-def _speed(busy: Throughput) -> Iterator[tuple[str, str]]:
+def _speed(busy: Throughput, eager: bool) -> Iterator[tuple[str, str]]:
     at_once = f"{_counted(busy.requests, 'request')} of {busy.context:,} tokens at once, {busy.each:,.0f} each"
     yield "answers", f"{_between(busy.answers)} tokens a second: {at_once}"
     yield "prompts", f"{_between(busy.prompts)} tokens a second while prompts are read"
@@ -180,6 +186,8 @@ def _speed(busy: Throughput) -> Iterator[tuple[str, str]]:
         yield "cost", f"${busy.price:,.2f} an hour; a million tokens of answers ${_between(busy.answers_cost, 2)}"
         yield "", f"and of prompts ${_between(busy.prompts_cost, 2)}"
     yield "stands on", f"a roofline, not measured; {_INTERVAL}"
+    if eager:
+        yield "", "with CUDA graphs, which this engine has not: it may be slower"
 
 
 #: What an interval of speeds is.

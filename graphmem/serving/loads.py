@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import NormalDist
@@ -18,6 +19,8 @@ from graphmem.serving.base import Request
 #: Requests of a load, and bytes of a line of its file.
 _MOST_REQUESTS, _LONGEST_LINE = 1_000_000, 10_000
 _MOST_TOKENS = 1 << 31
+#: Seconds of the part of a longer load by which cards are chosen.
+HOUR = 3600.0
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
 #: Names of columns: ours, and those of the traces that Microsoft publishes (Azure/AzurePublicDataset, LLM inference).
@@ -85,6 +88,21 @@ def drawn(
         found.append(Request(at, prompt, output))
         at += rng.expovariate(rate)
     return tuple(found)
+
+
+def busiest(requests: Sequence[Request]) -> tuple[Request, ...]:
+    """The requests of the hour with the most tokens, the first of which arrives at 0; all of a shorter load."""
+    first = tokens = most = 0
+    hour = (0, 0)
+    for last, request in enumerate(requests, 1):
+        tokens += request.prompt + request.output
+        while request.arrival - requests[first].arrival >= HOUR:
+            tokens -= requests[first].prompt + requests[first].output
+            first += 1
+        if tokens > most:
+            most, hour = tokens, (first, last)
+    start = requests[hour[0]].arrival if requests else 0.0
+    return tuple(replace(request, arrival=request.arrival - start) for request in requests[slice(*hour)])
 
 
 def _open(rng: random.Random) -> float:

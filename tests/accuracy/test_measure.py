@@ -30,6 +30,7 @@ from graphmem.errors import UsageError
 from graphmem.training import Inference, Training
 from tests import places
 from tests.support import platforms
+from tests.support.examples import first_quick
 from tests.support.shapes import differences
 
 ROOT = places.ROOT
@@ -39,7 +40,7 @@ on_stub = pytest.mark.skipif(not (CUDA_PYTHON and STUB), reason="needs a CUDA bu
 
 
 @no_gpu
-@pytest.mark.parametrize("command", [["measure", "zoo:mlp"], ["verify", "zoo:mlp"], ["calibrate"]])
+@pytest.mark.parametrize("command", first_quick([["calibrate"], ["measure", "zoo:mlp"], ["verify", "zoo:mlp"]], 2))
 def test_without_a_gpu_it_says_so_in_one_line(command: list[str]) -> None:
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 1

@@ -16,6 +16,7 @@ from graphmem.errors import GraphmemError, UsageError  # noqa: E402
 from tests.recorded import libraries  # noqa: E402
 from tests.recorded.cases.libraries import text  # noqa: E402
 from tests.recorded.device import CARD  # noqa: E402
+from tests.support.examples import first_quick  # noqa: E402
 
 _PROGRAM = """
 import torch
@@ -45,7 +46,7 @@ def _configured(folder: str, **more: Any) -> str:
     return str(target)
 
 
-@pytest.mark.parametrize("options", ["", "dtype=torch.float32"])
+@pytest.mark.parametrize("options", first_quick(["dtype=torch.float32", ""], 1))
 def test_a_model_loads_as_with_its_weights(tmp_path: Path, options: str) -> None:
     folder = text.llama_folder(num_hidden_layers=2)
     assert _peaks(tmp_path, _configured(folder), options) == _peaks(tmp_path, folder, options)

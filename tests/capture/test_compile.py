@@ -26,7 +26,6 @@ from graphmem.training.program import Program
 from tests import places
 from tests.recorded.steps import runs
 from tests.support.captures import births, record
-from tests.support.examples import first_quick
 
 FOLDER = places.PYTORCH / "compiled"
 _INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -286,7 +285,8 @@ def test_a_break_inside_a_module_leaves_the_rest_compiled(tmp_path: Path) -> Non
     assert names.isdisjoint({"aten.addmm.default", "aten.relu.default"})
 
 
-@pytest.mark.parametrize("first", first_quick(["import torch", "import torch, torch._dynamo"], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["import torch", "import torch, torch._dynamo"])
 def test_a_file_may_compile_while_it_is_imported(first: str, tmp_path: Path) -> None:
     """In a process of its own: the compiler remembers the functions that it finds first."""
     (tmp_path / "model.py").write_text(

@@ -63,7 +63,11 @@ def _written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("tokens", "options"),
-    [(60, {}), (60, {"batch": 2, "do_sample": True, "top_k": 5}), (100, {"hidden": 512})],  # the last over two blocks
+    [
+        pytest.param(60, {}, marks=pytest.mark.slow),
+        (60, {"batch": 2, "do_sample": True, "top_k": 5}),
+        pytest.param(100, {"hidden": 512}, marks=pytest.mark.slow),  # over two blocks
+    ],
 )
 def test_probing_gives_what_following_gives(
     tokens: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -142,6 +142,7 @@ def test_a_deep_model_is_run_by_its_layers(tmp_path: Path) -> None:
         assert replace(one, **known) == replace(other, **known)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_other_loop_is_written_where_its_output_may_matter(tmp_path: Path) -> None:
     asked = Question(written(tmp_path, LLAMA), batch=1, seq_len=2, training=Training(dtype="bf16"), device="T4")
     run = RunCache().run(asked)

@@ -17,6 +17,7 @@ from graphmem.capture.record.garbage import _looks_in_one  # noqa: E402
 from graphmem.diagnostics import MEANINGS, Code  # noqa: E402
 from graphmem.estimate import LEVELS, Estimate  # noqa: E402
 from graphmem.training.program import Program  # noqa: E402
+from tests.support.examples import first_quick  # noqa: E402
 
 
 class Doubling(torch.autograd.Function):
@@ -119,7 +120,7 @@ def failing() -> None:
     torch.linalg.matrix_exp(held[:64])
 
 
-@pytest.mark.parametrize("step", [linear, convolving, reading, drawing, selecting, failing])
+@pytest.mark.parametrize("step", first_quick([linear, drawing, failing, convolving, reading, selecting], 3))
 def test_other_words_move_no_estimate(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sentence that diagnostics have in other words: verdict, intervals and causes stay."""
 

@@ -39,9 +39,11 @@ def factory(batch=4):
         batch, 128, dtype=torch.long
     )
 
-for step in (graphmem.Training(amp="bf16", clip_grad_norm=1.0), graphmem.Training(amp="fp16"), graphmem.Inference()):
-    for device in ("H100", "RTX-4090"):
-        sys.stdout.write(graphmem.analyze(factory, training=step, device=device, torch_version="2.13").to_json())
+for step, device in (
+    (graphmem.Training(amp="bf16", clip_grad_norm=1.0), "H100"), (graphmem.Training(amp="fp16"), "RTX-4090"),
+    (graphmem.Inference(), "RTX-4090"),
+):
+    sys.stdout.write(graphmem.analyze(factory, training=step, device=device, torch_version="2.13").to_json())
 """
 
 
@@ -54,7 +56,7 @@ def _run(python: str) -> str:
 
 def test_two_processes_give_the_same_bytes() -> None:
     first = _run(sys.executable)
-    assert first.count('"schema"') == 6
+    assert first.count('"schema"') == 3
     assert _run(sys.executable) == first
 
 

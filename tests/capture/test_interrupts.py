@@ -28,7 +28,7 @@ from tests.support import platforms  # noqa: E402
 pytestmark = platforms.SIGNALS
 
 #: Moments of a whole analysis, evenly spread: layers are put on, the step runs, layers are taken off.
-POINTS = (12, pytest.param(300, marks=pytest.mark.slow))
+POINTS = (6, pytest.param(300, marks=pytest.mark.slow))
 
 
 def _factory() -> Any:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from graphmem import Inference, Training, analyze  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from tests.support.captures import Born, births, lasts, live_bytes, of, record, sizes  # noqa: E402
+from tests.support.examples import first_quick  # noqa: E402
 
 
 def device_tensor(*shape: int, **options: Any) -> Any:
@@ -333,7 +334,7 @@ def _allocated(model: nn.Module, **options: Any) -> int:
     return analyze(model, torch.zeros(512, 64), training=Training(optimizer="sgd", **options)).allocated
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", first_quick([False, True], 1))
 def test_checkpointed_blocks_are_made_again_one_at_a_time(reentrant: bool) -> None:
     inside = 2 * 512 * 256 * 4  # GELU's input and output of one block
     saved = _allocated(Stack(None)) - _allocated(Stack(reentrant))

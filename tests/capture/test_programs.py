@@ -20,7 +20,7 @@ from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.trace import EventKind, Place
 from graphmem.training.program import OPTIMIZER_STEPS, Program, Steps
-from tests.support.examples import first_quick
+from tests.support.examples import but_slow, first_quick
 
 MODEL = """
 import sys, torch
@@ -222,7 +222,17 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name",
+    but_slow(
+        LOOPS,
+        {
+            "something every so many steps of several batches",
+            "something every so often, counted by the loader's batches",
+            "a number that nothing was counted on",
+        },
+    ),
+)
 def test_loops_end_at_their_top(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, steps, says = LOOPS[name]
     estimate = run(tmp_path, source)
@@ -275,7 +285,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", but_slow(RUNS, {"a product", "epochs", "the same optimizer again"}))
 def test_loops_around_training_are_followed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, widths, items = RUNS[name]
     estimate = run(tmp_path, f"{FIT}\n{source}\nprint(*(w for w in seen if w != 1))")
@@ -329,7 +339,7 @@ print(*seen)
 """
 
 
-@pytest.mark.parametrize(("reader", "before"), [("iter", 6), ("ahead", 8)])
+@pytest.mark.parametrize(("reader", "before"), [("iter", 6), pytest.param("ahead", 8, marks=pytest.mark.slow)])
 def test_the_largest_batches_keep_their_place_among_those_of_a_step(
     reader: str, before: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,7 +363,11 @@ print(number, model.weight.grad is None)
 
 @pytest.mark.parametrize(
     ("batches", "also", "expected"),
-    [(11, "False", "11 False"), (11, "number == len(loader)", "11 True"), (12, "False", "9 True")],
+    [
+        (11, "False", "11 False"),
+        (11, "number == len(loader)", "11 True"),
+        pytest.param(12, "False", "9 True", marks=pytest.mark.slow),
+    ],
 )
 def test_a_short_epoch_that_ends_within_a_step_is_followed(
     batches: int, also: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -421,6 +435,7 @@ print(*seen)
 """
 
 
+@pytest.mark.slow
 def test_an_epoch_follows_one_that_ends_with_fewer_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its steps find blocks that were cut up for those."""
     source = """
@@ -530,7 +545,12 @@ print(len(seen))
 
 
 @pytest.mark.parametrize(
-    ("epochs", "iterations", "steps"), [(6, None, 30), (6, 3, 8), (10_000, None, 8)], ids=["short", "asked", "long"]
+    ("epochs", "iterations", "steps"),
+    [
+        pytest.param(6, None, 30, id="short"),
+        pytest.param(6, 3, 8, id="asked", marks=pytest.mark.slow),
+        pytest.param(10_000, None, 8, id="long"),
+    ],
 )
 def test_a_program_of_few_events_is_followed_to_its_end(
     epochs: int, iterations: int | None, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -642,7 +662,7 @@ INSTALLED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("name", but_slow(INSTALLED, {"while", "epochs"}))
 def test_loops_of_a_library_end_where_the_program_needs_what_it_gives(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -755,7 +775,7 @@ def test_a_number_that_each_step_of_a_library_keeps_is_a_doubt(
     assert [name for name, _ in _doubts_of_loops(estimate)] == doubts
 
 
-@pytest.mark.parametrize("steps", [30, 31])
+@pytest.mark.parametrize("steps", first_quick([31, 30], 1))
 def test_steps_that_take_turns_are_written_to_the_end(steps: int, tmp_path: Path) -> None:
     """As where a discriminator learns every other step; what some of them keep is there at the end."""
     loop = f"kept = []\nfor i in range({steps}):\n    train_step()\n    if i % 2 == 1: kept.append(x(1 << 14))\n"
@@ -863,6 +883,7 @@ def test_epochs_that_collected_once_are_left(tmp_path: Path, capsys: pytest.Capt
     assert not [one for one in estimate.diagnostics if one.effect is Effect.MORE]
 
 
+@pytest.mark.slow
 def test_small_numbers_that_steps_keep_are_counted(tmp_path: Path) -> None:
     kept = "kept = []\nfor _ in range(300):\n    train_step()\n    kept.append(torch.ones(8, device='cuda'))\n"
     few, all_ = run(tmp_path, kept), run(tmp_path, kept, iterations=300)
@@ -1116,7 +1137,7 @@ x()
     assert traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("steps", [12, 13])
+@pytest.mark.parametrize("steps", first_quick([13, 12], 1))
 def test_steps_that_take_turns_with_blocks_end_as_all_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int
 ) -> None:
@@ -1246,7 +1267,7 @@ torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
         ("16 + 0 * random.random()", []),
         ("numpy.random.choice([16, 64])", ["train.py:19"]),
         ("settings.draw.choice([16, 32, 64])", ["train.py:19"]),
-        ("16 * (1 + torch.randint(0, 4, (1,)).item())", ["train.py:19"]),
+        pytest.param("16 * (1 + torch.randint(0, 4, (1,)).item())", ["train.py:19"], marks=pytest.mark.slow),
         ("16 * (1 + (torch.rand(1, generator=own) < 0.5))", ["train.py:19"]),
         ("16 + torch.zeros(1).item()", []),
     ],
@@ -1280,7 +1301,8 @@ def test_loops_without_steps_are_not_asked_what_they_draw(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("rows", "last", "is_short"), [("[64] * 9 + [7]", 7, False), ("itertools.repeat(64)", 64, True)]
+    ("rows", "last", "is_short"),
+    [("[64] * 9 + [7]", 7, False), pytest.param("itertools.repeat(64)", 64, True, marks=pytest.mark.slow)],
 )
 def test_batches_that_are_made_on_the_card_are_followed_to_their_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: str, last: int, is_short: bool
@@ -1431,6 +1453,7 @@ print(len(seen))
 """
 
 
+@pytest.mark.slow
 def test_a_loop_that_looks_for_the_largest_batch_looks_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.py"
     path.write_text(MODEL + _SEARCH, encoding="utf-8")
@@ -1484,7 +1507,7 @@ print(total, row, torch.zeros(int(row[3]), device="cuda").numel())
     assert said(capsys) == "6.0 [0.0, 3.0, 6.0, 9.0] 9"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", first_quick(["cuda", "cpu"], 1))
 def test_a_loop_that_waits_for_fewer_elements_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
 ) -> None:
@@ -1503,6 +1526,7 @@ train_step()
     assert said(capsys).splitlines() == [str(image) for image in range(20)]
 
 
+@pytest.mark.slow
 def test_a_list_of_runs_that_is_short_at_first_stays_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.pytorch_suites import SUITES, Case, failures  # noqa: E402
 #: Case -> why it fails.
 KNOWN: dict[str, str] = json.loads((places.PYTORCH / "suites.json").read_text(encoding="utf-8"))
 #: One case of so many is tried in every run.
-SHARES = {"subclasses": 1, "overrides": 1, "optimizers": 6, "modules": 45, "transforms": 240}
+SHARES = {"subclasses": 1, "overrides": 1, "optimizers": 12, "modules": 45, "transforms": 480}
 
 
 @pytest.mark.parametrize("suite", SUITES)

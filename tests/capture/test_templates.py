@@ -169,8 +169,8 @@ def card() -> Card:
     [
         (convolutions, "batch", (2, 3, 5), (7, 40)),
         (decoder, "batch", (2, 3, 6), (5, 33)),
-        (decoder, "seq_len", (64, 96, 160, 224), (128, 512)),
-        (recurrent, "batch", (2, 3, 6), (5, 64)),
+        pytest.param(decoder, "seq_len", (64, 96, 160, 224), (128, 512), marks=pytest.mark.slow),
+        pytest.param(recurrent, "batch", (2, 3, 6), (5, 64), marks=pytest.mark.slow),
         (contrastive, "batch", (2, 3, 5, 8), (4, 200)),
     ],
 )

@@ -49,7 +49,7 @@ def program(tmp_path: Path) -> str:
     [
         ("--nproc-per-node 8", ["0 0 8 8 29500", "0 8 None"]),
         ("--nproc_per_node=4 --nnodes 2 --node_rank 1 --master-port 1234", ["4 0 8 4 1234", "4 8 None"]),
-        ("--nproc-per-node 4 --nnodes 2 --rank 6", ["6 2 8 4 29500", "6 8 None"]),
+        pytest.param("--nproc-per-node 4 --nnodes 2 --rank 6", ["6 2 8 4 29500", "6 8 None"], marks=pytest.mark.slow),
     ],
 )
 def test_torchrun(options: str, said: list[str], program: str) -> None:

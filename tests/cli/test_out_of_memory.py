@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from graphmem import replay
+from graphmem.cli.main import cli
 from tests.support.examples import first_quick
 
 pytest.importorskip("torch")
@@ -65,13 +65,17 @@ print("trained with", batch)
 def run(folder: Path, body: str, memory: int = 4 * GIB) -> tuple[int, dict[str, Any], str]:
     """Exit code, the JSON, and what the program and ``graphmem run`` say on a card of this memory."""
     (folder / "train.py").write_text(_MODEL + body, encoding="utf-8")
-    done = graphmem_run(folder, "--gpu-memory", str(memory), "--fail-on-oom", "-o", "report.json", "train.py")
-    return done.returncode, json.loads((folder / "report.json").read_text()), done.stderr
+    done = graphmem_run("--gpu-memory", str(memory), "--fail-on-oom", "-o", "report.json", "train.py")
+    return done.exit_code, json.loads((folder / "report.json").read_text()), done.stderr
 
 
-def graphmem_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "graphmem", "run", *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture(autouse=True)
+def _beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def graphmem_run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *words], prog_name="graphmem")
 
 
 @pytest.mark.parametrize(
@@ -92,9 +96,9 @@ def test_who_catches_the_error_and_gives_up_does_not_fit(tmp_path: Path, then: s
 
 def test_the_text_says_what_would_do(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_MODEL + _CAUGHT.format(then="sys.exit(1)"), encoding="utf-8")
-    done = graphmem_run(tmp_path, "--details", "--gpu-memory", "4GiB", "train.py")
+    done = graphmem_run("--details", "--gpu-memory", "4GiB", "train.py")
     text = " ".join(done.stdout.split())
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert "DOES NOT FIT 4.00 GiB card" in text
     need = re.search(r"needs ([\d.]+) GiB .* No less would do", text)
     assert need is not None
@@ -102,8 +106,8 @@ def test_the_text_says_what_would_do(tmp_path: Path) -> None:
     assert "What follows is of a run on a larger card" in text
     assert re.search(r"this process 3\.\d+ GiB until it runs out of memory", text)
     assert "mend" not in text
-    again = graphmem_run(tmp_path, "--gpu-memory", f"{float(need[1]) + 0.01:.2f}GiB", "--fail-on-oom", "train.py")
-    assert again.returncode == 0
+    again = graphmem_run("--gpu-memory", f"{float(need[1]) + 0.01:.2f}GiB", "--fail-on-oom", "train.py")
+    assert again.exit_code == 0
     assert "FITS" in again.stdout
 
 
@@ -113,8 +117,8 @@ def test_the_snapshot_that_a_dying_program_writes_is_replayed(tmp_path: Path) ->
         then="torch.cuda.memory._dump_snapshot('oom.pickle')"
     )
     (tmp_path / "train.py").write_text(_MODEL + program, encoding="utf-8")
-    done = graphmem_run(tmp_path, "--gpu-memory", "4GiB", "--allow-writes=.", "train.py")
-    assert done.returncode == 0, done.stderr
+    done = graphmem_run("--gpu-memory", "4GiB", "--allow-writes=.", "train.py")
+    assert done.exit_code == 0, done.stderr
     report = replay(tmp_path / "oom.pickle", batch=1 << 18).report(details=True)
     text = " ".join(report.split())
     assert text.startswith("RAN OUT OF MEMORY: 1.00 GiB were asked for by aten.")

@@ -85,6 +85,7 @@ def test_a_step_that_fails_on_any_card_is_an_error(gpt2: str, options: tuple[str
     assert "FAILS BEFORE MEMORY MATTERS: 49 tokens" in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_states_of_small_tensors_are_why_eight_bits_save_nothing(gpt2: str) -> None:
     words = " ".join(run("advise", gpt2, "-b", "1", "-s", "16", "--gpu", "T4").stdout.split())
     assert "8-bit optimizer states (those of tensors below 4,096 values stay in fp32)" in words
@@ -93,6 +94,7 @@ def test_states_of_small_tensors_are_why_eight_bits_save_nothing(gpt2: str) -> N
     assert "16 of 16 parameters have fewer than 4,096 values: their states are fp32" in words
 
 
+@pytest.mark.slow
 def test_options_stay_whole_where_there_is_room_for_them(gpt2: str) -> None:
     lines = run("advise", gpt2, "-b", "4096", "-s", "48", "--gpu", "T4").stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)

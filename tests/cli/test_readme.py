@@ -78,6 +78,7 @@ def test_a_script_with_the_trainer(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_two_reports(tmp_path: Path) -> None:
     python = _python("torch", "transformers")
     *made, compared = [_answer(python, line, tmp_path) for line in _block("before.json").strip().splitlines()]

@@ -130,6 +130,7 @@ def test_an_error_of_the_command_is_the_error(server: str, sent: str) -> None:
     assert "T5000" in found.json()["error"]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_on_any_card_has_its_report(server: str) -> None:
     pytest.importorskip("transformers")
     answer = ask(server, "analyze", model="hf:gpt2", batch=1, seq_len=5000, gpu="T4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from graphmem.errors import UsageError
-from graphmem.explain import explain
-from tests import places
+from graphmem.explain import explain, main
 
 
 def test_an_operator_is_explained_with_the_places_of_its_rule_and_decomposition() -> None:
@@ -69,18 +67,19 @@ def test_unknown_names_are_one_clear_error(name: str, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_command_prints_or_fails_with_one_line() -> None:
-    def run(*names: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "graphmem.explain", *names]
-        return subprocess.run(command, capture_output=True, text=True, cwd=places.ROOT, check=False)
-
-    known = run("aten.index_put_", "mm")
-    assert known.returncode == 0, known.stderr
-    assert known.stdout.count("\n\n") == 4
-    unknown = run("aten.indx_put_")
-    assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert unknown.stderr.startswith("graphmem: PyTorch ")
-    assert len(unknown.stderr.splitlines()) == 1
+def test_the_command_prints_or_fails_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["explain", "aten.index_put_", "mm"])
+    main()
+    assert capsys.readouterr().out.count("\n\n") == 4
+    monkeypatch.setattr(sys, "argv", ["explain", "aten.indx_put_"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("graphmem: PyTorch ")
+    assert len(said.err.splitlines()) == 1
 
 
 def test_what_is_made_of_other_operators_is_not_called_unchecked() -> None:

@@ -72,6 +72,7 @@ def run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return python(copy, "from graphmem.cli.main import main; main()", *arguments)
 
 
+@pytest.mark.slow
 def test_what_is_left_is_importable(copy: Path) -> None:
     done = python(copy, IMPORTS)
     assert done.returncode == 0, done.stderr[-2000:]

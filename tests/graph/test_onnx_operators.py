@@ -42,13 +42,13 @@ def _bounds(found: tuple[Any, ...], true: tuple[Any, ...]) -> bool:
     return len(found) == len(true) and all(most >= size for most, size in zip(found, true, strict=True))
 
 
-@pytest.mark.parametrize("part", parts(3))
+@pytest.mark.parametrize("part", parts(6))
 def test_the_shape_of_every_operator(part: int, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the cases compute with overflow on purpose
         from onnx.backend.test.case.node import collect_testcases
 
-        cases = [case for case in collect_testcases(None) if case.data_sets][part::3]
+        cases = [case for case in collect_testcases(None) if case.data_sets][part::6]
     path = tmp_path / "case.onnx"
     wrong, planned = {}, 0
     for case in cases:

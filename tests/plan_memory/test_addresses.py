@@ -16,6 +16,7 @@ from graphmem.plan_memory.addresses import sections
 from graphmem.replay import most_requested
 from graphmem.trace import Place, Trace, TraceBuilder
 from tests.plan_memory.graphs import graphs, layered
+from tests.support.examples import examples
 
 #: Birth, death and bytes of a storage.
 Life = tuple[int, int, int]
@@ -85,7 +86,7 @@ def least_height(lives: Sequence[Life], obstacles: Sequence[tuple[int, int]] = (
 
 
 @given(lives, st.sampled_from([(), ((2, 3),), ((0, 1), (4, 6))]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_small_plans_are_as_low_as_any(lives: list[Life], forbidden: tuple[tuple[int, int], ...]) -> None:
     trace = trace_of(lives)
     plan = offsets(trace, alignment=1, forbidden=forbidden, time_limit=600)
@@ -96,7 +97,7 @@ def test_small_plans_are_as_low_as_any(lives: list[Life], forbidden: tuple[tuple
 
 
 @given(lives, st.sampled_from([1, 3, 16]), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_pinned_storages_stay_and_nothing_touches_them(lives: list[Life], alignment: int, searched: bool) -> None:
     trace = trace_of(lives, unit=5)
     pinned = {0: 2 * alignment}
@@ -107,7 +108,7 @@ def test_pinned_storages_stay_and_nothing_touches_them(lives: list[Life], alignm
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_graph_and_its_trace_have_plans_of_one_height(graph) -> None:  # type: ignore[no-untyped-def]
     plan, of_trace = (offsets(one, alignment=1, time_limit=1) for one in (graph, graph.trace()))
     assert plan.lower_bound == most_requested(graph.trace())
@@ -144,7 +145,7 @@ def test_compiled_and_interpreted_search_take_the_same_steps() -> None:
 
 def test_of_very_many_each_is_placed_when_it_is_born(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphmem.plan_memory.addresses._MOST_PAIRS", 10)
-    trace = layered(60).trace()
+    trace = layered(24).trace()
     plan = offsets(trace, forbidden=[(512, 1024)])
     assert plan.by == "as they are born"
     check(trace, plan, 512, [(0, 1024)])

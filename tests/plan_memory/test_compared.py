@@ -6,9 +6,10 @@ from hypothesis import given, settings
 
 from graphmem.plan_memory import Buffer, Graph, Node, compare_graphs
 from tests.plan_memory.graphs import chain, graphs, peak_of
+from tests.support.examples import examples
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(graphs(), graphs())
 def test_the_difference_of_the_peaks_is_that_of_the_buffers(before: Graph, after: Graph) -> None:
     found = compare_graphs(before, after)

@@ -42,6 +42,7 @@ from graphmem.plan_memory import (  # noqa: E402
 from graphmem.plan_memory.peaks import peak  # noqa: E402
 from tests.plan_memory.fx_of_tests import Net, inputs_of, partitioned, real_peak  # noqa: E402
 from tests.plan_memory.graphs import peak_of  # noqa: E402
+from tests.support.examples import examples  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -245,7 +246,7 @@ STEPS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 20)), min_size=1, max_size=8), st.booleans())
 def test_peak_is_that_of_the_code_that_runs(steps: list[tuple[str, int]], given_inputs: bool) -> None:
     def program(x: torch.Tensor) -> list[torch.Tensor]:

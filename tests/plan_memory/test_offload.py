@@ -13,11 +13,12 @@ from graphmem.plan_memory import Graph, offload
 from graphmem.plan_memory.offloading import _gaps
 from graphmem.plan_memory.recompute.steps import Problem, Profile
 from tests.plan_memory.graphs import chain, graphs, peak_of
+from tests.support.examples import examples
 
 pytest.importorskip("scipy")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(graphs(), st.floats(0.3, 1.0), st.sampled_from((None, 0.5)))
 def test_plans_keep_their_budget(graph: Graph, share: float, rate: float | None) -> None:
     budget = int(peak_of(graph) * share)

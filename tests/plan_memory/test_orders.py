@@ -9,6 +9,7 @@ import graphmem
 from graphmem.errors import GraphmemError
 from graphmem.plan_memory import Buffer, Graph, Node, orders, reorder
 from tests.plan_memory.graphs import graphs, layered
+from tests.support.examples import examples
 
 
 def least_peak(graph: Graph) -> int:
@@ -38,7 +39,7 @@ def least_peak(graph: Graph) -> int:
 
 
 @given(graphs(most_nodes=10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_small_graphs_have_the_lowest_of_all_orders(graph: Graph) -> None:
     found = reorder(graph, time_limit=20)
     assert found.is_optimal
@@ -46,7 +47,7 @@ def test_small_graphs_have_the_lowest_of_all_orders(graph: Graph) -> None:
 
 
 @given(graphs(most_nodes=10))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_without_time_the_bound_is_one(graph: Graph) -> None:
     found = reorder(graph, time_limit=0)
     assert found.lower_bound <= least_peak(graph) <= found.peak <= graphmem.peak(graph, "live")

@@ -17,6 +17,7 @@ from graphmem.plan_memory import Buffer, Graph, Node, compiled
 from graphmem.plan_memory.tables import Tables, live_bytes
 from graphmem.replay import replay
 from tests.plan_memory.graphs import graphs, layered
+from tests.support.examples import examples
 
 
 def any_order(graph: Graph, draw: random.Random) -> list[int]:
@@ -32,7 +33,7 @@ def any_order(graph: Graph, draw: random.Random) -> list[int]:
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_peaks_of_an_order_are_those_of_its_trace(graph: Graph, draw: random.Random) -> None:
     order = any_order(graph, draw)
     trace = graph.trace(order)
@@ -46,7 +47,7 @@ def test_peaks_of_an_order_are_those_of_its_trace(graph: Graph, draw: random.Ran
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_compiled_and_interpreted_events_are_those_of_the_trace(graph: Graph, draw: random.Random) -> None:
     order = np.array(any_order(graph, draw), dtype=np.int64)
     tables, trace = Tables.of(graph), graph.trace(order.tolist())
@@ -70,7 +71,7 @@ def test_compiled_and_interpreted_events_are_those_of_the_trace(graph: Graph, dr
 
 
 @given(graphs(), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40), st.integers(0, 40)), max_size=25))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_changes_and_undos_are_those_of_a_fresh_count(graph: Graph, steps: list[tuple[int, int, int]]) -> None:
     now = graphmem.Peak(graph)
     before: list[tuple[tuple[int, ...], list[int]]] = []

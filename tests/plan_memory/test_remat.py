@@ -16,6 +16,7 @@ from graphmem.plan_memory.recompute import exact
 from graphmem.plan_memory.recompute.bounds import least_bytes, least_cost
 from graphmem.plan_memory.recompute.steps import Problem, Profile
 from tests.plan_memory.graphs import chain, graphs, peak_of
+from tests.support.examples import examples
 
 
 def _check(graph: Graph, found: Remat) -> None:
@@ -28,7 +29,7 @@ def _check(graph: Graph, found: Remat) -> None:
         assert not graph.nodes[step].updates
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs(), st.floats(0.3, 1.0))
 def test_schedules_keep_their_budget(graph: Graph, share: float) -> None:
     budget = int(peak_of(graph) * share)
@@ -39,7 +40,7 @@ def test_schedules_keep_their_budget(graph: Graph, share: float) -> None:
     _check(graph, found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs())
 def test_bytes_at_every_step_are_those_of_the_trace(graph: Graph) -> None:
     assert Profile(Problem(graph), graph.order).peak == peak_of(graph)
@@ -97,7 +98,7 @@ def test_small_chains_cost_no_more_than_an_exhaustive_search_finds(budget: int) 
     assert found.is_proven
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(graphs(most_nodes=6).filter(lambda graph: bool(graph.nodes)), st.floats(0.5, 1.0))
 def test_integer_program_is_exact(graph: Graph, share: float) -> None:
     pytest.importorskip("scipy")

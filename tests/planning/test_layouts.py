@@ -214,6 +214,7 @@ def test_no_bound_of_the_space_is_above_its_capture(deeper: str, step: Training)
         assert bound(asked, layout).bytes <= most, layout.words()
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_captured_at_both_ends(deeper: str) -> None:
     asked = tiny_job(deeper, Training(amp="bf16"))
     (layout, *_) = [one for one in space(asked) if one.pipeline == 2]
@@ -232,6 +233,7 @@ def test_the_second_micro_batch_stands_for_the_others(tiny: str, shard: str) -> 
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_reduced_at_once_are_not_kept_whole(tiny: str) -> None:
     asked = tiny_job(tiny, Training(amp="bf16"))
     layout = Layout(4, 4, "fsdp", "full", micro_batch=1, accumulate=2)

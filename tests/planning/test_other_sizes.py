@@ -90,6 +90,7 @@ def test_a_batch_of_one_and_a_long_step_cost_no_captures(tmp_path: Path, monkeyp
     assert said == []
 
 
+@pytest.mark.slow
 def test_nothing_is_offered_where_a_template_is_not_proven(tmp_path: Path) -> None:
     model = _model(tmp_path, "x = x @ x.T @ x if x.shape[0] % 3 else x * 2")
     asked: dict[str, Any] = {"batch": 64, "device": "T4"}

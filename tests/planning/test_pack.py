@@ -58,8 +58,8 @@ def test_what_finds_no_room_has_a_reason_and_prices_decide() -> None:
 
 def test_a_model_needs_what_its_analysis_says(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    alone = graphmem.analyze("zoo:resnet18", batch=8, device="T4")
-    packing = graphmem.pack([graphmem.Job("vision", "zoo:resnet18", 2, {"batch": 8})], ["1xT4"])
+    alone = graphmem.analyze("zoo:mlp", batch=8, device="T4")
+    packing = graphmem.pack([graphmem.Job("vision", "zoo:mlp", 2, {"batch": 8})], ["1xT4"])
     [shared] = packing.cards
     assert [need.device_bytes for need in shared.needs] == [alone.device] * 2
     assert 0 <= shared.trouble <= 1

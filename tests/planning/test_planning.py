@@ -173,16 +173,21 @@ def test_a_search_that_makes_no_sense_is_refused(wrong: dict[str, Any], said: st
 # --- with real analyses -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> Any:
     nn = pytest.importorskip("torch").nn
     layers = [nn.Linear(256, 256) for _ in range(4)]
     return nn.Sequential(*layers)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def example() -> Any:
     return pytest.importorskip("torch").zeros(4, 256)
+
+
+@pytest.fixture(scope="module")
+def advised(model: Any, example: Any) -> Advised:
+    return graphmem.advise(model, example, batch=4096, device="T4", steps=True)
 
 
 def test_the_figures_of_a_sweep_are_those_of_analyses(model: Any, example: Any) -> None:
@@ -204,8 +209,7 @@ def test_a_sweep_in_which_nothing_works_is_an_error(model: Any, example: Any) ->
         graphmem.sweep(model, example, vary={"batch": []})
 
 
-def test_advice_saves_what_it_says(model: Any, example: Any) -> None:
-    advised = graphmem.advise(model, example, batch=4096, device="T4")
+def test_advice_saves_what_it_says(model: Any, example: Any, advised: Advised) -> None:
     base = graphmem.analyze(model, example, batch=4096, device="T4")
     assert advised.base.device == base.device
     by_option = {one.options: one for one in advised.advice}
@@ -220,8 +224,7 @@ def test_advice_saves_what_it_says(model: Any, example: Any) -> None:
     json.dumps(advised.to_dict())
 
 
-def test_advice_goes_step_by_step_to_all_of_it_together(model: Any, example: Any) -> None:
-    advised = graphmem.advise(model, example, batch=4096, device="T4", steps=True)
+def test_advice_goes_step_by_step_to_all_of_it_together(advised: Advised) -> None:
     first, *_, last = advised.steps
     single = max((one for one in advised.advice if "together" not in one.change), key=lambda one: one.saved_bytes)
     assert first == single
@@ -245,8 +248,7 @@ def test_an_allocator_that_costs_beside_other_changes_is_left_out(with_it: int, 
     assert found is None if kept else found is not None and found[1].options == "--batch --loop"
 
 
-def test_advice_that_cannot_be_followed_says_why(model: Any, example: Any) -> None:
-    advised = graphmem.advise(model, example, device="T4")
+def test_advice_that_cannot_be_followed_says_why(advised: Advised) -> None:
     checkpointing = next(one for one in advised.advice if one.options == "--checkpoint-activations")
     assert checkpointing.estimate is None
     assert "no repeated blocks" in checkpointing.reason

@@ -215,6 +215,7 @@ def test_a_batch_is_for_runs_that_died(tmp_path: Path) -> None:
     assert "this one did not" in result.output
 
 
+@pytest.mark.slow
 def test_a_page_has_the_same_tables(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["replay", _file("lengths_that_vary", tmp_path), "--format", "html"])
     assert "<h2>Who held the rest" in result.output

@@ -43,7 +43,7 @@ from graphmem.reports.formats import text
 from tests import places
 from tests.support import onnx_samples
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
-from tests.support.examples import examples
+from tests.support.examples import but_slow, examples
 
 PAGE = places.ROOT / "docs" / "adding" / "report.md"
 NAMES = (*FORMATS.own(), "chat")
@@ -226,7 +226,7 @@ def commands(model: str) -> dict[str, tuple[str, ...]]:
 KINDS = ("analyze", "fit", "sweep", "advise", "serve", "compare", "gpus", "zoo")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", but_slow(KINDS, {"fit", "advise"}))
 def test_every_command_means_the_same_by_a_format(
     kind: str, commands: dict[str, tuple[str, ...]], tmp_path: Path
 ) -> None:

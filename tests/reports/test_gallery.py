@@ -17,9 +17,14 @@ from tests.support.pictures import picture
 _PAGE = places.ROOT / "docs" / "gallery.md"
 _FOUND = re.findall(r"^    graphmem (.+)\n\n!\[.+\]\(gallery/(\w+)\.svg\)$", _PAGE.read_text("utf-8"), re.MULTILINE)
 _COLUMNS = 100
+#: Of several analyses: what their answers say is held by tests of the commands.
+_SLOW = ("sweep", "tree")
 
 
-@pytest.mark.parametrize(("words", "name"), _FOUND, ids=[name for _, name in _FOUND])
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [pytest.param(words, name, id=name, marks=pytest.mark.slow if name in _SLOW else ()) for words, name in _FOUND],
+)
 def test_a_picture_is_the_answer(
     words: str, name: str, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

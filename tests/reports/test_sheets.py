@@ -15,9 +15,9 @@ MODEL, INPUTS = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), torch.zeros(
 def answers() -> dict[str, Any]:
     return {
         "fit": graphmem.fit(MODEL, INPUTS, device="T4", at_most=4),
-        "sweep": graphmem.sweep(MODEL, INPUTS, vary={"batch": [1, 8], "device": ["T4", "A10G"]}),
+        "sweep": graphmem.sweep(MODEL, INPUTS, vary={"batch": [8], "device": ["T4", "A10G"]}),
         "advise": graphmem.advise(MODEL, INPUTS, device="T4"),
-        "serve": graphmem.serve("meta-llama/Llama-3.1-8B", gpu="RTX-4090"),
+        "serve": graphmem.serve("meta-llama/Llama-3.1-8B", gpu="RTX-4090", advice=False),
     }
 
 

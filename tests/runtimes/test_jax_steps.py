@@ -34,6 +34,7 @@ from graphmem.trace import Category
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.recorded import jax_steps as steps
+from tests.support.examples import examples
 
 #: What differs, and in which figures: XLA's sorts take scratch of CUB that the compiler knows of cards alone, and an
 #: array that a file makes takes a scalar besides (docs/modeling/jax.md).
@@ -161,7 +162,7 @@ def test_another_text_is_refused(text: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_damaged_texts_are_read_or_refused(data: st.DataObject) -> None:
     """Lines that are missing, twice there, cut, or with other numbers."""
     texts = []

@@ -70,7 +70,7 @@ def test_a_node_is_taken_by_its_kernel_s_types_and_attributes(
 def test_recorded_nodes_on_the_cpu_are_the_predicted_ones(tmp_path: Path) -> None:
     onnx_cuda.kept_graphs(tmp_path)
     lines = [line for line in onnx_cuda.load() if line["on_cpu"] and "provider" not in line and "level" not in line]
-    for line in lines[:: max(1, len(lines) // 8)]:
+    for line in lines[:: max(1, len(lines) // 4)]:
         file = read_onnx(tmp_path / line["graph"], "extended", "cuda")
         (graphs,) = file.model_of(Asked(), onnx_cuda.shapes(line)).sessions
         (made,) = plan([graphs[:1]], parse_options("")).plans

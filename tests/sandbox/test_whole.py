@@ -22,7 +22,7 @@ h5py = pytest.importorskip("h5py")
 
 RECORDS = json.loads(whole.GOLDEN.read_text(encoding="utf-8"))
 #: Quick ones, which need nothing but PyTorch and transformers: the others take minutes in all.
-QUICK = {"atomic_replace", "old_runs_deleted", "shell_commands"}
+QUICK = {"old_runs_deleted", "shell_commands"}
 #: Files whose length is another in each run: they hold dates, addresses, process numbers or the path of their folder.
 _VARYING = re.compile(
     r"jobcache/|bundle\.joblib|wandb/|tb/events|\.zip$|\.keras$|best\.pkl|train\.pid|random_states|latest\.pt$"

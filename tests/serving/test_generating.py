@@ -36,6 +36,7 @@ def _analysed(model: str, batch: int, length: int) -> graphmem.Estimate:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_largest_batch_runs_and_one_more_does_not(model: str) -> None:
     report = graphmem.serve(model, engine="hf", max_model_len=1024, arguments=_NEW, advice=False, **_CARD)
     served = report.served

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -120,16 +121,24 @@ class LLMEngine:
 }
 
 
-@pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in is installed; memory of former starts is gone."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the stand-in is; memory of former starts is gone."""
+    folder = tmp_path_factory.mktemp("engine")
     for name, text in _ENGINE.items():
-        path = tmp_path / "vllm" / name
+        path = folder / "vllm" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(installed, "version", lambda: "0.99.1")
     installed._started.cache_clear()
+    yield folder
+    installed._started.cache_clear()
+
+
+@pytest.fixture
+def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in is installed; equal starts of several tests are one."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(installed, "version", lambda: "0.99.1")
 
 
 def _question(**changes: Any) -> Question:
@@ -181,7 +190,7 @@ def _no_start(_: Question) -> NoReturn:
 
 @pytest.mark.usefixtures("engine")
 def test_what_the_engine_refuses_our_account_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_start", lambda *_: {"error": "ValueError: no such option", "stages": {}})
+    monkeypatch.setattr(installed, "_started", lambda *_: {"error": "ValueError: no such option", "stages": {}})
     question = _question().with_(model=ServedModel("known/model", _KNOWN))
     with pytest.raises(UsageError, match="does not start: no such option") as raised:
         engine_named("vllm").serve(question)
@@ -250,22 +259,25 @@ def test_a_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    installed._started.cache_clear()
     engine_named("vllm").serve(_question())
     assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.usefixtures("engine")
-def test_a_start_is_kept_for_the_next_process(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As long as what it depends on, the engine's files among it, is as it was."""
-    monkeypatch.setattr(capture_cache, "in_use", capture_cache.CaptureCache(tmp_path_factory.mktemp("kept")))
+def test_a_start_is_kept_for_the_next_process(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as what it depends on, the engine's files among it, is as it was. The first start is a real one, and
+    the others give its figures."""
+    monkeypatch.setattr(capture_cache, "in_use", capture_cache.CaptureCache(tmp_path))
+    installed._started.cache_clear()
     started: list[Asked] = []
-    start = installed._start
+    start, figures = installed._start, dict[str, Any]()
 
     def starting(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
         started.append(asked)
-        return start(asked, runner, configuration)
+        if not figures:
+            figures.update(start(asked, runner, configuration))
+        return dict(figures)
 
     monkeypatch.setattr(installed, "_start", starting)
     found = []
@@ -276,7 +288,7 @@ def test_a_start_is_kept_for_the_next_process(
     assert len(started) == 1
     engine_named("vllm").serve(_question().with_(gpu_memory_utilization=0.6))
     assert len(started) == 2
-    worker = tmp_path / "vllm" / "v1" / "worker" / "gpu_worker.py"
+    worker = folder / "vllm" / "v1" / "worker" / "gpu_worker.py"
     worker.write_text(worker.read_text() + "# another release\n")
     installed._started.cache_clear()
     engine_named("vllm").serve(_question())

@@ -13,8 +13,9 @@ from graphmem.cli.main import cli
 from graphmem.devices import all_devices, device_named
 from graphmem.devices.prices import Rental, card_prices, price_of, rentals_in
 from graphmem.errors import UsageError
-from graphmem.serving.base import ServedModel
+from graphmem.serving.base import Request, ServedModel
 from graphmem.serving.choosing import offers
+from graphmem.serving.loads import busiest
 from graphmem.serving.roofline import FAST, HELD, SLOW, Roofline, roofline
 from graphmem.sources.hub import known_models
 from tests.serving import public_speed
@@ -167,6 +168,18 @@ def test_a_load_over_time_has_a_price(prices: Path) -> None:
     assert all(choice.engines >= 1 for choice in found.choices)
     given = graphmem.serve("Llama-3.1-8B", gpu="H100", prices=prices, step_time=0.02, **asked)  # type: ignore[arg-type]
     assert given.choices == ()  # a speed that is given is of these cards alone
+    assert any("is known to carry this load, at a given speed" in line for line in given.assumptions)
+
+
+def test_the_busiest_hour_of_a_load() -> None:
+    day = [Request(60.0 * minute, 10, 50 if 600 <= minute < 650 else 1) for minute in range(1440)]
+    hour = busiest(day)
+    assert len(hour) == 60
+    assert hour[0].arrival == 0
+    assert hour[-1].arrival == 59 * 60
+    assert sum(request.output == 50 for request in hour) == 50
+    assert busiest(day[:20]) == tuple(day[:20])
+    assert busiest(()) == ()
 
 
 def test_the_command_says_what_it_costs(prices: Path) -> None:
@@ -180,6 +193,7 @@ def test_the_command_says_what_it_costs(prices: Path) -> None:
         "roofline",
     ):
         assert words in priced.output
+    assert "with CUDA graphs, which this engine has not" in priced.output
     refused = CliRunner().invoke(cli, [*asked, "--price", "-1"])
     assert refused.exit_code == 1
     assert "--price -1" in refused.output
@@ -215,7 +229,7 @@ def test_machines_of_a_file(prices: Path, tmp_path: Path) -> None:
         ("gpu,count,price\nH100,0,2\n", "line 2"),
         ("gpu,count,price\n# mine\nH100,1,free\n", "line 3"),
         ("gpu,count,price\nH100,1,nan\n", "line 2"),
-        ("gpu,count,price\nH1000,1,2\n", "unknown GPU 'H1000'"),
+        ("gpu,count,price\nH1000,1,2\n", "line 2: unknown GPU 'H1000'"),
         ("\x00", "its columns are"),
     ],
 )

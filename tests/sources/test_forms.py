@@ -207,6 +207,7 @@ def _tiny_llama(tmp_path: Path) -> str:
     return f"hf:{tmp_path / 'config.json'}"
 
 
+@pytest.mark.slow
 def test_a_sequence_beyond_the_positions_of_the_model_is_told(tmp_path: Path) -> None:
     model = _tiny_llama(tmp_path)
     told = "sequence length 40 is longer than the 32 positions of the configuration"

@@ -67,6 +67,7 @@ def opened(folder: Path, commands: list[list[str]]) -> dict[str, Any]:
     temporary = folder / "temporary"
     temporary.mkdir()
     environment |= {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # what Python itself would keep of modules not yet compiled
     done = subprocess.run(
         [sys.executable, "-c", OPENER],
         input=json.dumps(commands),
@@ -251,6 +252,7 @@ def test_an_exported_program_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "gotcha").exists()
 
 
+@pytest.mark.slow
 def test_the_samples_are_hostile(tmp_path: Path) -> None:
     """What PyTorch's own loader does with one of them, which is why it is not used unless the file is trusted."""
     path = tmp_path / "sample.pt2"

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import graphmem  # noqa: E402
 from graphmem.errors import SourceError  # noqa: E402
 from tests.fuzz import samples  # noqa: E402
+from tests.support.examples import parts  # noqa: E402
 
 
 class Doubled(torch.nn.Module):
@@ -34,7 +35,7 @@ def test_an_operator_of_another_library_needs_trust(tmp_path: Path) -> None:
         assert estimate.breakdown["INPUT"] == 64
 
 
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", parts(3))
 def test_trusted_and_untrusted_answers_are_equal(which: int, tmp_path: Path) -> None:
     path = tmp_path / "net.pt2"
     path.write_bytes(samples.programs()[which])
