@@ -29,11 +29,13 @@ LIKE = {
     "minitron-8b-6l-fp8kv": 100_663_296, "falcon-h1-1.5b-8l": 70_641_664, "gemma3n-e2b-10l": -88_113_152,
     "minicpm3-4b-8l": -137_887_744, "minimax-m2-1l": 385_941_504, "gemma4-text-6l": 25_165_824,
     "nemotron-h-8b-8l": 262_144, "zamba2-2.7b-8l": 69_206_016, "granite-4-h-tiny-6l": -8_388_608,
-    # By transformers' code: experts alone are the engine's, and ids of all layers stay.
-    "hunyuan-a13b-2l": 1_835_008,
+    # By transformers' code: experts alone are the engine's, and ids of all layers stay; latent attention is the
+    # engine's, and is taken as transformers'; learned positions; quantised on the fly.
+    "hunyuan-a13b-2l": 1_835_008, "youtu-3l": 265_289_728, "biogpt-large": 4_194_304, "starcoder2-fp8-4l": 16_777_216,
     # Compiled: pieces are taken as eager ones, and the kernels that are timed as those of other families.
     "arcee-4.5b-l40s-cold": 6_291_456, "ernie4.5-0.3b-4090-cold": 96_256, "granite-8b-awq-4090-cold": -18_851_840,
     "olmo2-compiled-16k-cold": -543_162_368, "stablelm-compiled-cold": -69_206_016,
+    "exaone4-compiled-cold": -90_177_536, "ministral3-8b-4l-compiled-cold": -4_194_304,
 }  # fmt: skip
 
 SMALL: dict[str, Any] = {

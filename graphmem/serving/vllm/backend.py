@@ -37,6 +37,9 @@ OWN_CODE = frozenset((
     "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral3", "nemotron",
     "nemotron_h", "olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "stablelm", "zamba2",
 ))  # fmt: skip
+#: Those whose latent attention has a cache of latent keys (``is_deepseek_mla``,
+#: transformers_utils/model_arch_config_convertor.py); so has that of models by transformers' code (fusers/mla.py).
+_LATENT_CODE = ("axk1", "glm4_moe_lite", "kimi_linear", "longcat_flash")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
 _WIDE_TABLES = ("gpt_oss", "hy_v3")
 #: Captures that are remembered.
@@ -101,6 +104,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         vocab=int(values["vocab_size"]), positions=positions,
         itemsize=settings.itemsize, linear=method, tied=bool(values.get("tie_word_embeddings")),
         windows=(None,) * layers if states else windows(values, layers), states=len(states),
+        latent=families.latent_of(model) if _has_latent(values) else None,
         state=state_of(states[0], conv, more.scan_state_bytes or wide) if states else None,
         attends=tuple(range(layers)) if states else (), rope_positions=families.rope_positions(model, rope, positions),
         rotary_dim=_turned(model, rope, backend.head_dim) if turns else 0, ropes=_tables(model, backend, positions),
@@ -108,6 +112,11 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         in_chunks=bool(values.get("attention_chunk_size")),
         rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
     )  # fmt: skip
+
+
+def _has_latent(values: Mapping[str, object]) -> bool:
+    kind = values.get("model_type")
+    return bool(values.get("kv_lora_rank")) and (kind in _LATENT_CODE or kind not in OWN_CODE)
 
 
 @lru_cache(maxsize=_REMEMBERED)

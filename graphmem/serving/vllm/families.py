@@ -139,7 +139,7 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         method,
         intermediate=count(model, "ffn_dim" if kind == "opt" else "intermediate_size"),
         experts=_experts(model, kind),
-        latent=_latent(model) if kind in _LATENT else None,
+        latent=latent_of(model) if kind in _LATENT else None,
         rope_linear=is_linear(rope),
         rope_scaled=is_multiplied(rope),
         head_dim=head_dim,
@@ -198,7 +198,8 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
     return None
 
 
-def _latent(model: ServedModel) -> LatentShape:
+def latent_of(model: ServedModel) -> LatentShape:
+    """Its latent attention. Raises :class:`UsageError`."""
     if "index_topk" in model.config:
         raise UsageError(f"{model.name}: sparse latent attention (index_topk) is not followed")
     return LatentShape(
