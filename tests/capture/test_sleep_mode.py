@@ -46,7 +46,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (package / "__init__.py").write_text("")
     (folder / "cumem.py").write_text(_CUMEM)
     monkeypatch.syspath_prepend(tmp_path)
+    _forget()
     yield
+    _forget()
+
+
+def _forget() -> None:
+    """The stand-ins of other tests."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
 
