@@ -115,7 +115,8 @@ def _run_step(case: Case, watch: Watch) -> None:
     if built is None:
         return  # a step function that ran all its iterations
     if isinstance(case.step, Training):
-        loader = loader_for(loaded.build, built, sizes, case.step, case.iterations)
+        has_loader = case.step.has_loader
+        loader = loader_for(loaded.build, built, sizes, case.step, case.iterations) if has_loader else None
         run_training(session, built.model, built.inputs, built.loss, case.step, case.iterations, None, loader)
     else:
         run_inference(session, built.model, built.inputs, case.step, case.iterations)

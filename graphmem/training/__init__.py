@@ -443,6 +443,11 @@ class Training:
         )
 
     @property
+    def has_loader(self) -> bool:
+        """Whether batches come one after the other, because they differ or are moved ahead; else one is on the card."""
+        return self.epoch.varies or self.prefetch > 0
+
+    @property
     def scales_loss(self) -> bool:
         """True if a gradient scaler is used."""
         return self.amp == "fp16" if self.grad_scaler is None else self.grad_scaler

@@ -159,7 +159,7 @@ class _Followed:
         step, iterations = self._subject.step, self._subject.iterations
         if isinstance(step, Training):
             loader = None
-            if step.epoch.varies or step.prefetch:
+            if step.has_loader:
                 loader = loader_for(self._subject.build, built, self._subject.sizes, step, iterations)
             if self._mode.covers_both_loops and loader is None and step.pp is None and step.compile is None:
                 session.recorder.both = self._both = BothLoops(session.recorder.storages)
