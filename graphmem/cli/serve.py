@@ -156,7 +156,8 @@ def serve_command(model: str | None, asked: Asked, form: Format, output: str | N
 
     MODEL, which comes first, is a config.json, a folder with one, the name of a known model, a GGUF file, or a docker
     compose file, manifest or chart's values that start a server. Options that are not listed here are the engine's own,
-    by its names; its own command line follows --. For example:
+    by its names; its own command line follows --. An installed vLLM answers by its own code, in half a minute or more;
+    --basis retold is graphmem's account of it, at once. For example:
 
     \b
       graphmem serve Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192

@@ -86,7 +86,8 @@ def _lines(path: Path) -> Iterator[Rental]:
                 raise ValueError(row)
         except ValueError:
             raise UsageError(
-                f"{path}, line {number}: {shown(','.join(row))}; accepted: a card, how many of it, dollars an hour"
+                f"{path}, line {number}: {shown(','.join(row))}; accepted: a card, how many of it (1 to "
+                f"{_MOST_CARDS}), dollars an hour (above 0)"
             ) from None
         try:
             yield Rental(device_named(values["gpu"]).name, count, price, values.get(_NAME, ""))

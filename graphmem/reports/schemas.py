@@ -241,7 +241,7 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "lengths": {"*": "size"}, "concurrency_at_lengths": "number|null", "load": "number|null",
         "cards_for_load": [{
             "gpu": "text", "cards": "size", "memory_bytes": "size", "concurrency": "number", "price?": "number|null",
-            "name?": "text", "engines?": "size", "speed?": "number|null",
+            "name?": "text", "engines?": "size", "speed?": "number|null", "cost?": "number|null",
         }],
         "changes": [{"option": "text", "tokens": "whole", "gained_tokens": "whole"}],
         "found": ({"*": "whole"}, "null"), "notes": ["text"], "assumptions": ["text"],

@@ -189,8 +189,9 @@ def serve(
     if gpu is not None and device is not None:
         raise UsageError("gpu and device mean the same; give one of them")
     card = device if gpu is None else gpu
+    is_unnamed = card is None and gpu_memory is None
     if not isinstance(card, Device):
-        if card is None and gpu_memory is None:
+        if is_unnamed:
             assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
         card = _card(card, gpu_memory)
     quantiles = _quantiles(lengths)
@@ -208,15 +209,6 @@ def serve(
     found = None
     if find is not None:
         question, found = _search(chosen, searched, find, quantiles, load)
-    waits_for: Callable[[Question], str | None] | None = getattr(chosen, "waits_for", None)
-    if waits_for is not None and (what := waits_for(question)) is not None:
-        report(what)
-    served = chosen.serve(question)
-    at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
-    if price is None and rentals:
-        price = price_of(rentals, question.device.name, served.cards)
-        if price is None:
-            assumptions.append(f"{prices} has no price of {served.cards} x {question.device.name}")
 
     def busy(asked: Question, answer: Served) -> Throughput | None:
         line = line_of(chosen, asked, answer)
@@ -227,16 +219,31 @@ def serve(
         pace = speed or (Speed() if line is None else predicted(line))
         return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price, hour)
 
+    choices: tuple[CardChoice, ...] = ()
+    if load is not None or rentals:
+        in_an_hour = None if speed else partial(follow, hour=True)
+        choices = _choices(chosen, searched, chosen.serve(searched), quantiles, load, rentals, busy, in_an_hour)
+    if is_unnamed and rentals and choices and find is None:  # the answer is about the machine to rent
+        best = choices[0]
+        question = question.with_(device=device_named(best.gpu), tensor_parallel_size=best.cards // best.engines)
+        assumptions[0] = f"no GPU was named: the cheapest of {prices} that does, {best.cards} x {best.gpu}"
+    elif rentals and over_time is not None and load is None and not choices:
+        assumptions.append(
+            f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
+        )
+    waits_for: Callable[[Question], str | None] | None = getattr(chosen, "waits_for", None)
+    if waits_for is not None and (what := waits_for(question)) is not None:
+        report(what)
+    served = chosen.serve(question)
+    at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
+    if price is None and rentals:
+        price = price_of(rentals, question.device.name, served.cards)
+        if price is None:
+            assumptions.append(f"{prices} has no price of {served.cards} x {question.device.name}")
     beside = _beside(chosen, question, served) if advice else None
     assumptions = [one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)]
     if beside is not None and beside[1] is not served:
         assumptions.append(_cross_check(served, beside[1]))
-    in_an_hour = None if speed else partial(follow, hour=True)
-    choices = _choices(chosen, searched, served, quantiles, load, rentals, busy, in_an_hour)
-    if rentals and over_time is not None and load is None and not choices:
-        assumptions.append(
-            f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
-        )
     return ServingReport(
         served=served,
         lengths=quantiles,
@@ -531,8 +538,8 @@ def _beside(engine: Engine, question: Question, served: Served) -> tuple[Questio
 def _cross_check(served: Served, other: Served) -> str:
     """What our account says beside the engine's own answer."""
     blocks, difference = other.kv_cache.blocks, other.kv_cache.blocks - served.kv_cache.blocks
-    differs = f"{blocks:,} blocks ({difference:+,})" if difference else "as many blocks"
-    return f"graphmem's account of its code, by which changes are told, has {differs}"
+    differs = f"{blocks:,} blocks ({difference:+,})" if difference else "the same number of blocks"
+    return f"graphmem's own account of the engine's code, by which advice is told, has {differs}"
 
 
 def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphmem.devices import Device, all_devices, device_named
 from graphmem.devices.capabilities import reaches
@@ -24,7 +24,7 @@ class CardChoice:
     """Cards that hold the load: how many, and how many requests one engine on them holds at once. ``price``: dollars an
     hour of all, None without a table of prices; ``name``: whose machine; ``engines``: how many share the load.
     ``speed``: tokens a second that each of its requests is expected to get, None where that is not known, and of a
-    load over time, whose requests come and go."""
+    load over time, whose requests come and go; ``cost``: dollars that a million tokens of answers then cost."""
 
     gpu: str
     cards: int
@@ -34,6 +34,7 @@ class CardChoice:
     name: str = ""
     engines: int = 1
     speed: float | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,11 @@ def holding(
 
 
 def _choice(offer: Offer, held: float, speed: Throughput | None, engines: int = 1) -> CardChoice:
+    priced = None if speed is None else replace(speed, price=offer.price).answers_cost
     return CardChoice(
         offer.device.name, engines * offer.cards, engines * offer.memory_bytes, held,
         None if offer.price is None else engines * offer.price, offer.name, engines,
-        None if speed is None else speed.each,
+        None if speed is None else speed.each, None if priced is None else priced.expected,
     )  # fmt: skip
 
 

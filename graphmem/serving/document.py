@@ -108,7 +108,9 @@ def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:
         most = settings["max_num_seqs"]
         if most is not None and report.concurrency_at_lengths > most:
             yield "", f"(the engine runs at most {most:,} of them)"
-    yield "alone", f"one request of up to {cache.longest:,} tokens"
+    most = settings["max_model_len"]
+    more = f"; in the cache there is room for one of {cache.longest:,}" if cache.longest > most else ""
+    yield "alone", f"one request of up to {min(cache.longest, most):,} tokens{more}"
 
 
 def _besides(report: ServingReport) -> Iterator[str]:
@@ -156,7 +158,7 @@ def _loads(report: ServingReport) -> Iterator[Section]:
         priced = report.choices[0].price is not None
         paced = any(choice.speed is not None for choice in report.choices)
         columns = {"cards": "", "requests": "figure", **({"tokens/s each": "figure"} if paced else {})}
-        columns |= {"an hour": "figure", "": ""} if priced else {}
+        columns |= {"an hour": "figure", "a million tokens of answers": "figure", "": ""} if priced else {}
         rows = [tuple(_row(choice, priced, paced)) for choice in report.choices]
         yield section(
             f"{'Cheapest cards' if priced else 'Cards with the least memory'} that {what}",
@@ -175,6 +177,7 @@ def _row(choice: CardChoice, priced: bool, paced: bool) -> Iterator[str]:
         yield "" if choice.speed is None else f"{choice.speed:,.0f}"
     if priced:
         yield f"${choice.price:,.2f}"
+        yield "" if choice.cost is None else f"${choice.cost:,.2f}"
         yield choice.name
 
 

@@ -199,6 +199,20 @@ def test_the_command_says_what_it_costs(prices: Path) -> None:
     assert "--price -1" in refused.output
 
 
+def test_where_no_card_is_named_the_answer_is_about_the_machine_to_rent(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("gpu,count,price\nH100-80GB,1,3\nA100-80GB,1,1\nL4,1,0.5\n")
+    report = graphmem.serve("Qwen/Qwen3-8B", max_model_len=8192, load=4, prices=prices, advice=False)
+    cheapest = report.choices[0]
+    assert (cheapest.gpu, cheapest.price) == (report.served.gpu, 1) == ("A100-80GB", 1)
+    assert report.throughput is not None
+    assert report.throughput.answers_cost is not None
+    assert cheapest.cost == pytest.approx(report.throughput.answers_cost.expected)
+    assert [one for one in report.assumptions if "the cheapest of" in one]
+    named = graphmem.serve("Qwen/Qwen3-8B", gpu="H100", max_model_len=8192, load=4, prices=prices, advice=False)
+    assert (named.served.gpu, named.choices) == ("H100-80GB", report.choices)
+
+
 # --- tables of prices -------------------------------------------------------------------------------------------------
 
 
