@@ -209,6 +209,7 @@ def serve(
     found = None
     if find is not None:
         question, found = _search(chosen, searched, find, quantiles, load)
+        searched = question
 
     def busy(asked: Question, answer: Served) -> Throughput | None:
         line = line_of(chosen, asked, answer)
@@ -219,10 +220,11 @@ def serve(
         pace = speed or (Speed() if line is None else predicted(line))
         return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price, hour)
 
+    first: Served | None = None
     choices: tuple[CardChoice, ...] = ()
     if load is not None or rentals:
-        in_an_hour = None if speed else partial(follow, hour=True)
-        choices = _choices(chosen, searched, chosen.serve(searched), quantiles, load, rentals, busy, in_an_hour)
+        first, in_an_hour = chosen.serve(searched), None if speed else partial(follow, hour=True)
+        choices = _choices(chosen, searched, first, quantiles, load, rentals, busy, in_an_hour)
     if is_unnamed and rentals and choices and find is None:  # the answer is about the machine to rent
         best = choices[0]
         question = question.with_(device=device_named(best.gpu), tensor_parallel_size=best.cards // best.engines)
@@ -234,7 +236,7 @@ def serve(
     waits_for: Callable[[Question], str | None] | None = getattr(chosen, "waits_for", None)
     if waits_for is not None and (what := waits_for(question)) is not None:
         report(what)
-    served = chosen.serve(question)
+    served = first if first is not None and question == searched else chosen.serve(question)
     at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
     if price is None and rentals:
         price = price_of(rentals, question.device.name, served.cards)
