@@ -54,8 +54,8 @@ class Term:
 
     @property
     def share(self) -> float | None:
-        """The same as a part of the printed figure."""
-        return self.difference / self.printed if self.printed else None
+        """The same as a part of the printed figure; None where that is nothing, or less."""
+        return self.difference / self.printed if self.printed > 0 else None
 
 
 @dataclass(frozen=True)
@@ -348,6 +348,8 @@ def _verdict(report: LogReport) -> Iterator[str]:
         )
     if differs is None:
         yield "No other figure differs beyond its printed digits."
+    elif decides is not None and decides.is_size and 2 * abs(differs.difference) < abs(decides.difference):
+        yield f"Nothing else that it prints explains that: furthest off is {differs.name}, {_off(differs)}."
     else:
         yield f"Furthest off: {differs.name}, {_off(differs)}."
 
@@ -371,7 +373,8 @@ def _off(term: Term) -> str:
     if term.is_size:
         sign = "+" if term.difference > 0 else "-"
         return f"{sign}{format_bytes(round(abs(term.difference)))}{share}"
-    return f"{term.difference:+,.6g}{share}"
+    digits = 2 if abs(term.difference) < 100 else 0
+    return f"{term.difference:+,.{digits}f}{share}"
 
 
 def _size(value: float, is_size: bool) -> str:

@@ -237,3 +237,16 @@ def test_settings_as_python_and_rust_write_them() -> None:
         "a": "1", "b": "x, y", "d": "[1, {2: 3}]", "e": "f(g=2)", "h": "cut",
     }  # fmt: skip
     assert settings_in("{'a': 'b', 'c': {'d': 1}, 'e': True}") == {"a": "b", "c": "{'d': 1}", "e": "True"}
+
+
+def test_a_part_that_explains_little_is_not_named_as_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    lines = [line for line in NEW.splitlines() if "Free memory" not in line]
+    path.write_text("\n".join(lines).replace("54.20 GiB", "40.00 GiB").replace("7.6 GiB", "7.5 GiB"))
+    text = " ".join(compared(path, gpu="H100").report().split())
+    assert "Nothing else that it prints explains that: furthest off is weights" in text
+    path.write_text("\n".join(lines).replace("54.20 GiB", "-1.20 GiB"))
+    below = compared(path, gpu="H100").decides
+    assert below is not None
+    assert below.share is None
+    assert "e+" not in compared(path, gpu="H100").report()
