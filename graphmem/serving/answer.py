@@ -223,7 +223,8 @@ def serve(
     first: Served | None = None
     choices: tuple[CardChoice, ...] = ()
     if load is not None or rentals:
-        first, in_an_hour = chosen.serve(searched), None if speed else partial(follow, hour=True)
+        first = chosen.serve(searched)
+        in_an_hour = None if speed else partial(follow, hour=True)
         choices = _choices(chosen, searched, first, quantiles, load, rentals, busy, in_an_hour)
     if is_unnamed and rentals and choices and find is None:  # the answer is about the machine to rent
         best = choices[0]

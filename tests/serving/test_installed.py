@@ -100,6 +100,7 @@ class Worker:
 """,
     "v1/engine/__init__.py": "",
     "v1/engine/llm_engine.py": """
+import tempfile
 from types import SimpleNamespace as Some
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.gpu_worker import MIB, Worker
@@ -109,6 +110,7 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, args, usage_context):
         assert usage_context == "llm", usage_context
+        tempfile.mkstemp()  # as libraries of the engine do, and leave it there
         worker = Worker(args)
         worker.load_model()
         worker.determine_available_memory()
@@ -255,10 +257,11 @@ def test_without_an_engine_our_account_refuses_as_before(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("engine")
 def test_a_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model without a folder one is made, for as long as the engine starts."""
+    """Of a model without a folder one is made, for as long as the engine starts; so long its own files stay."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv("TMPDIR", str(scratch))
     installed._started.cache_clear()
     engine_named("vllm").serve(_question())
     assert list(scratch.iterdir()) == []

@@ -195,11 +195,11 @@ def _start(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
 
 
 def _environment(scratch: str) -> dict[str, str]:
-    """No network, nothing told to its makers, nothing kept; and graphmem is found where it was. Sums of several cards
-    are NCCL's: the other ways have buffers that cards map into each other."""
+    """No network, nothing told to its makers, nothing kept, temporary files of its libraries among it; and graphmem is
+    found where it was. Sums of several cards are NCCL's: the other ways have buffers that cards map into each other."""
     return {
         "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "VLLM_CACHE_ROOT": scratch,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "VLLM_CACHE_ROOT": scratch, "TMPDIR": scratch,
         "TRITON_CACHE_DIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch,
         "FLASHINFER_WORKSPACE_BASE": scratch, "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
