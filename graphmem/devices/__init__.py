@@ -75,8 +75,8 @@ class Device:
     memory_bandwidth: int | None = None
     boost_khz: int | None = None
     #: Products of matrices of 16 bits with sums in 32, dense, in 10^12 operations a second, and bytes a second to
-    #: another card of a machine one way (NVLink, else PCIe), None where they were not looked up. Source: NVIDIA's data
-    #: sheets, half of what they give with sparsity.
+    #: another card of a machine one way (NVLink, else PCIe), None where unknown. Figures of NVIDIA's data sheets, half
+    #: of those with sparsity, that were not looked up one by one.
     tensor_teraflops: float | None = None
     link_bandwidth: int | None = None
     #: Whether servers have it: a card of the data centre, none of desktops, laptops or single boards.
