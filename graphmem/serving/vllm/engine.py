@@ -557,6 +557,7 @@ def _gib(size: int) -> str:
 
 def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
     """The assumptions of an answer that a reader has to know, as sentences."""
+    shared = question.device.unified_memory
     notes = list(settings.more.not_counted)
     if settings.more.offloaded_bytes:
         notes.append("weights are moved to the host by whole parameters, so up to one more than --cpu-offload-gb says")
@@ -587,6 +588,7 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append(
             "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to "
             "400 MiB, which the KV cache has less"
+            + ("; here the host's processes, which share this memory, count too: 0.5 to 1.4 GiB in three logs" * shared)
         )
     checkpoint = question.model.checkpoint
     if checkpoint is not None:
