@@ -56,11 +56,11 @@ def _attend(_: Selection, call: Arguments) -> list[Tensor]:
     return [out, _single(call.q, call.q.shape[-2], call.q.shape[0])]
 
 
-#: Libraries with version 3.
-_THIRD = ("_vllm_fa3_C", "sgl_kernel")
 #: Operator by full name -> its decomposition. The libraries are not loaded by this, so there are no objects to name.
 DECOMPOSITIONS: dict[str, Decomposition] = {
-    **{name: named(name)(_schedule) for name in (f"{library}.get_scheduler_metadata.default" for library in _THIRD)},
-    **{name: named(name)(_attend_in_parts) for name in (f"{library}.fwd.default" for library in _THIRD)},
+    "_vllm_fa3_C.get_scheduler_metadata.default": named("_vllm_fa3_C.get_scheduler_metadata.default")(_schedule),
+    "_vllm_fa3_C.fwd.default": named("_vllm_fa3_C.fwd.default")(_attend_in_parts),
     "_vllm_fa2_C.varlen_fwd.default": _attend,
+    "sgl_kernel.get_scheduler_metadata.default": named("sgl_kernel.get_scheduler_metadata.default")(_schedule),
+    "sgl_kernel.fwd.default": named("sgl_kernel.fwd.default")(_attend_in_parts),
 }

@@ -126,7 +126,7 @@ def _parts(found: Mapping[str, Any], total: int) -> tuple[Part, ...]:
         Part("weights", weights, "as loaded, rotary tables among them"),
         Part("segment slack", segments - weights, "reserved and not allocated"),
         Part(
-            "tables", max(0, _taken(stages, "alloc_memory_pool", "reserved") - found["pool"]),
+            "tables", max(0, _taken(stages, "alloc_memory_pool", "allocated") - found["pool"]),
             "of requests and their tokens",
         ),
     ]  # fmt: skip

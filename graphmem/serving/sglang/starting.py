@@ -53,7 +53,7 @@ def figures(watched: Watched) -> dict[str, Any]:
     return {
         "pool": int(sum(sizes) if isinstance(sizes, tuple) else sizes),
         "slots": int(getattr(pool, "size", 0)) + int(runner.page_size),  # a page more, for what nobody reads
-        "tokens": int(getattr(runner, "max_total_num_tokens", 0) or 0),
+        "tokens": max(0, int(getattr(runner, "max_total_num_tokens", 0) or 0)),
         "layers": int(model.num_hidden_layers),
         "settings": {
             "mem_fraction_static": runner.mem_fraction_static,
