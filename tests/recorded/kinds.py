@@ -241,7 +241,7 @@ KINDS = {
         on_stub=False,
     ),
     "serving": Listed(
-        "starts of vLLM: what it leaves for the KV cache, and why",
+        "starts of vLLM and SGLang: what they leave for the KV cache, and why",
         "tests.recorded.serving:KIND",
         (
             "vllm/runs.json.gz",
