@@ -14,8 +14,10 @@ from typing import Any
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
+from graphmem.serving.installed import BASES, AskedFirst
 from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
+from graphmem.serving.sglang import installed
 from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside, with_pool
 from graphmem.serving.stored import matrices
 from graphmem.serving.values import count
@@ -35,6 +37,7 @@ OPTIONS = {
     "cuda_graph_max_bs": Option(whole()),
     "disable_cuda_graph": Option(flag),
     "max_prefill_tokens": Option(whole()),
+    "basis": Option(one_of(*BASES), "", BASES[0]),
 }
 #: Other spellings.
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
@@ -83,7 +86,7 @@ _READER = Reader(
 )
 
 
-class SGLang(Formula):
+class SGLang(AskedFirst, Formula):
     """The engine."""
 
     name = "sglang"
@@ -93,8 +96,16 @@ class SGLang(Formula):
     log = _READER
     options, short, length, accepted = OPTIONS, SHORT, "context_length", FOLLOWED | LATENT
 
-    def serve(self, question: Question) -> Served:
-        """See :class:`graphmem.serving.base.Engine`."""
+    def why_not(self, question: Question) -> str | None:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.why_not(question)
+
+    def by_itself(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.serve(question)
+
+    def retold(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
         found, own, length = self.asked(question)
         cards, page = found["tp_size"], found["page_size"]
         chunk, graphs = _defaults(question.device, cards)
