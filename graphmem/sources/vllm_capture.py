@@ -60,8 +60,12 @@ _ATTENTION = "attention"
 class Making:
     """The model while it is made, replaced and run."""
 
-    def __init__(self, config: PreTrainedConfig, name: str, dtype: str, tp: int, *, own_code: bool) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, name: str, dtype: str, tp: int, *, own_code: bool, latent: bool = False
+    ) -> None:
         self.config, self.name, self.dtype, self.tp, self.own_code = config, name, dtype, tp, own_code
+        #: Whether attention with latent keys is a layer of the engine's, and the modules that are replaced by one.
+        self.latent, self.latents = latent, list[str]()
         self.layers: list[Layer] = []
         #: Names of layers in the order of their calls, "" for operators of modules that stand for others.
         self.called = Calls()
@@ -243,6 +247,8 @@ class Making:
                 block = Block(self.called, path, keeps=True)
                 _hold(block, module)  # as ``output``, a name of its own
                 setattr(module, name, block)
+            elif self.latent and hasattr(child, "kv_a_proj_with_mqa"):
+                setattr(module, name, self._latent(child, path))
             elif isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
@@ -267,6 +273,16 @@ class Making:
             setattr(block.module, block.inner, Sent(self.called, path))
         self.layers.append(Layer("experts", path, int(self.config.hidden_size), experts=shape))
         self._own |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+
+    def _latent(self, module: nn.Module, path: str) -> nn.Module:
+        """Latent attention, which is one layer of the engine's own (``MultiHeadLatentAttentionWrapper``,
+        layers/mla.py)."""
+        heads, width = self.config.num_attention_heads // self.tp, module.kv_a_proj_with_mqa.out_features
+        self.layers.append(Layer("latent", path, int(self.config.hidden_size)))
+        self._own |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+        self.attended[len(self.latents)] = (path, heads, heads, width)
+        self.latents.append(path)
+        return Block(self.called, path, several=2)
 
     def _has_engine_layer(self, module: nn.Module) -> bool:
         """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""

@@ -41,7 +41,8 @@ class ExpertShape:
 class StateSizes:
     """A layer of states: the ``kernel`` of its convolution; Mamba 2's heads, their width, the groups that share
     projections, the ``size`` of a state for each element of a head, and the tokens of a chunk; whether what is gated
-    is ``normed``, and what is projected ``scaled``. Without heads a convolution alone, of so many channels."""
+    is ``normed``, and what is projected ``scaled``. A ``delta`` net's are those of values, its ``groups`` heads of
+    keys, and ``size`` the width of those. Without heads a convolution alone, of so many channels."""
 
     kernel: int
     conv_bias: bool
@@ -53,6 +54,7 @@ class StateSizes:
     chunk: int = 0
     normed: bool = True
     scaled: bool = False
+    delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Layer:
     ``gathers``: it is put side by side, ``splits``: what it is given is this rank's part of what the others have too.
     """
 
-    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts", "states"]
+    kind: Literal[
+        "linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts", "states", "latent"
+    ]
     name: str
     inputs: int = 0
     outputs: tuple[int, ...] = ()

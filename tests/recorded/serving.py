@@ -36,7 +36,7 @@ _PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
 _CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
 _OPTIONS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "kv_cache_dtype", "enforce_eager", "quantization", "block_size",
+    "kv_cache_dtype", "enforce_eager", "quantization", "block_size", "dtype",
 )  # fmt: skip
 #: Runs whose machine had not compiled their model before, as their logs say.
 COLD = ("llama3-8b-graphs-srv", "pub-qwen3-32b-awq-4090-3584-cold", "pub-qwen3-32b-awq-4090-v1runner")

@@ -22,7 +22,7 @@ from graphmem.serving.vllm import arguments, families
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.captured import Table, windows
-from graphmem.serving.vllm.models.mamba import state_of
+from graphmem.serving.vllm.models.states import state_of
 from graphmem.serving.vllm.settings import Settings
 from graphmem.sources.vllm_backend import followed, values_of_class
 from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
@@ -55,8 +55,7 @@ def is_captured(question: Question) -> bool:
             f"{question.model.name}: vLLM has no implementation of model_type {shown(kind)} of its own; leave "
             "--model-impl out, or give transformers"
         )
-    around = question.model.around is not None or isinstance(question.model.config.get("text_config"), Mapping)
-    if not isinstance(kind, str) or around:  # what is around a language model is not captured
+    if not isinstance(kind, str) or isinstance(question.model.config.get("text_config"), Mapping):
         return False
     return asked == "transformers" or kind not in families.MODEL_TYPES
 
@@ -88,7 +87,8 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
             raise UsageError(f"{name} is not followed for a model by a capture; leave it out")
     text = json.dumps({key: one for key, one in model.config.items() if key != "quantization_config"}, sort_keys=True)
     own = more.model_impl != "transformers" and model.config.get("model_type") in OWN_CODE
-    captured = _followed(text, model.name, settings.dtype, tp, own)
+    latent = own and model.config.get("model_type") in _LATENT_CODE
+    captured = _followed(text, model.name, settings.dtype, tp, own, latent)
     backend = _handed_on(captured) if own else captured
     values, layers, rope = model.config, len(backend.attention), rope_of(model)
     turns = own and (any(_turns(one) for one in captured.forward) or bool(values.get("rotary_dim")))
@@ -108,6 +108,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         state=state_of(states[0], conv, more.scan_state_bytes or wide) if states else None,
         attends=tuple(range(layers)) if states else (), rope_positions=families.rope_positions(model, rope, positions),
         rotary_dim=_turned(model, rope, backend.head_dim) if turns else 0, ropes=_tables(model, backend, positions),
+        rope_scaled=families.is_multiplied(rope),
         soft_cap=bool(values.get("final_logit_softcapping")), backend=backend, cached=backend.cached,
         in_chunks=bool(values.get("attention_chunk_size")),
         rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
@@ -120,8 +121,8 @@ def _has_latent(values: Mapping[str, object]) -> bool:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _followed(text: str, name: str, dtype: str, tp: int, own_code: bool) -> Backend:
-    return followed(parse_json(text), name, dtype, tp, own_code=own_code)
+def _followed(text: str, name: str, dtype: str, tp: int, own_code: bool, latent: bool) -> Backend:
+    return followed(parse_json(text), name, dtype, tp, own_code=own_code, latent=latent)
 
 
 @lru_cache(maxsize=_REMEMBERED)

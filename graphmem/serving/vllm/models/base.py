@@ -197,6 +197,8 @@ class Shape:
     latent: LatentShape | None = None
     rope_scaled: bool = False
     rope_linear: bool = False
+    #: Rows of a rotary table that are of short texts' factors, before those of long ones' (``longrope``).
+    rope_short: int = 0
     stage: Stage | None = None
     state: StateShape | None = None
     attends: tuple[int, ...] = ()
