@@ -48,11 +48,17 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama",
+    "afmoe", "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama",
     "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
 _RETURNING = frozenset(("cohere", "cohere2", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
+#: ``model_type`` whose layers keep what attention is given until they return, among its arguments (``attn_kwargs``).
+_HOLDING = frozenset(("axk1", "glm4_moe_lite"))
+#: ``model_type`` whose values are kept as narrow as they are (``set_head_size_v``), not padded to the keys' width.
+_NARROW_VALUES = frozenset(("mimo_v2_flash",))
+#: Classes of norms whose input the engine's own code makes fp32 first.
+_IN_FP32 = frozenset(("Llama4TextL2Norm",))
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -73,6 +79,7 @@ class Making:
         self.attended: dict[int, tuple[str, int, int, int]] = {}
         #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
         self._keys: list[Tensor] | None = []
+        self._value_dim = 0
         self._sharing: set[int] = set()
         self._turning: set[str] = set()
         self.architecture = ""
@@ -187,6 +194,11 @@ class Making:
                 self._sharing.add(layer)
             self._keys.append(key)
         tokens, wide, narrow = query.shape[-2], value.shape[-1], value.shape[-1] < width
+        if narrow and self.own_code and self.config.model_type in _NARROW_VALUES:
+            self._value_dim = wide
+            self.called.append(_ATTENTION)
+            shape = (1, tokens, query.shape[1], wide)
+            return torch.empty(shape, dtype=query.dtype, device=query.device), None
         query, key, value = (one.transpose(1, 2) for one in (query, key, value))
         query, key, value = (one.reshape(tokens, -1) for one in (query, key, value))
         if narrow:  # values are padded to the width of queries, and the output cut again
@@ -239,7 +251,8 @@ class Making:
             if path in self._experts:
                 if self.own_code:
                     self._of_experts(path)
-                setattr(module, name, Block(self.called, path, seen.several.get(path, 0)))
+                made = Block(self.called, path, seen.several.get(path, 0))
+                setattr(module, name, self._then_normed(made, child, path, seen))
             elif path in self._states:
                 width = int(self.config.hidden_size)
                 self.layers.append(Layer("states", path, width, states=self._states[path]))
@@ -248,7 +261,10 @@ class Making:
                 _hold(block, module)  # as ``output``, a name of its own
                 setattr(module, name, block)
             elif self.latent and hasattr(child, "kv_a_proj_with_mqa"):
-                setattr(module, name, self._latent(child, path))
+                made = self._latent(child, path)
+                if self.config.model_type in _HOLDING:
+                    _hold_input(made, module)
+                setattr(module, name, made)
             elif isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
@@ -265,7 +281,8 @@ class Making:
     def _of_experts(self, path: str, *, routed: bool = True) -> None:
         """A layer of experts, router and all, or the experts alone."""
         block = self._experts[path]
-        shape = shape_of(block, self.config, self._wide, own_code=self.own_code, routed=routed)
+        lets_go = self.own_code and self.config.model_type in _LETTING_GO
+        shape = shape_of(block, self.config, self._wide, own_code=self.own_code, routed=routed, lets_go=lets_go)
         module = block.module
         if not routed:
             del self._experts[path]
@@ -273,6 +290,14 @@ class Making:
             setattr(block.module, block.inner, Sent(self.called, path))
         self.layers.append(Layer("experts", path, int(self.config.hidden_size), experts=shape))
         self._own |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+
+    def _then_normed(self, block: Block, module: nn.Module, path: str, seen: Fusable) -> nn.Module:
+        """The experts, and the norm of what they return where the module around them has one."""
+        name = next((name for name, _ in module.named_children() if f"{path}.{name}" in seen.norms), None)
+        if name is None or not self.own_code:
+            return block
+        self._norm(module, name, f"{path}.{name}", seen.norms[f"{path}.{name}"])
+        return nn.Sequential(block, module.get_submodule(name))
 
     def _latent(self, module: nn.Module, path: str) -> nn.Module:
         """Latent attention, which is one layer of the engine's own (``MultiHeadLatentAttentionWrapper``,
@@ -325,11 +350,13 @@ class Making:
         look_up(table, self.called)
 
     def _norm(self, parent: nn.Module, name: str, path: str, kind: str) -> None:
-        weight = getattr(getattr(parent, name), "weight", None)
+        norm = getattr(parent, name)
+        weight = getattr(norm, "weight", None)
         if weight is not None:
             self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
         named = path if weight is not None else ""
-        setattr(parent, name, Normed(self.called, named, weight, own_code=self.own_code))
+        wide = self.own_code and type(norm).__name__ in _IN_FP32
+        setattr(parent, name, Normed(self.called, named, weight, own_code=self.own_code, in_fp32=wide))
 
     def _fused(self, module: nn.Module, path: str, seen: Fusable) -> None:
         """The projections of a module that read one input become one."""
@@ -431,7 +458,8 @@ class Making:
         return Backend(
             self.architecture, version, tuple(making), tuple(self.layers), tuple(self._affine(few, twice)), output,
             tuple(self.attended[one][0] for one in layers), heads, kv_heads, head_dim,
-            cached=tuple(cached) if len(set(cached)) > 1 else (), sums_in_place=self._sums_in_place,
+            cached=tuple(cached) if len(set(cached)) > 1 else (), value_dim=self._value_dim,
+            sums_in_place=self._sums_in_place,
         )  # fmt: skip
 
     def _ran(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> tuple[list[Happening], int]:
@@ -501,6 +529,13 @@ def _hold(product: nn.Module, module: nn.Module) -> None:
     """What the product returns lives until the module around it returns."""
     held: list[Tensor] = []
     product.register_forward_hook(lambda _, __, output: held.append(output))
+    module.register_forward_hook(lambda *_: held.clear())
+
+
+def _hold_input(block: nn.Module, module: nn.Module) -> None:
+    """The input of the block lives until the module around it returns."""
+    held: list[object] = []
+    block.register_forward_pre_hook(lambda _, args, kwargs: held.extend((*args, *kwargs.values())), with_kwargs=True)
     module.register_forward_hook(lambda *_: held.clear())
 
 

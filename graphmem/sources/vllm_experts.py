@@ -29,6 +29,10 @@ _WIDE_ROUTERS = (
 _WIDE_SCORES = ("gemma4_text", "kimi_linear", "nemotron_h")
 
 
+#: ``model_type`` whose own code hands its router to the experts (``gate=self.gate``), which let go of its scores.
+_ROUTED_WITHIN = ("axk1", "exaone_moe")
+
+
 @dataclass(frozen=True)
 class Block:
     """The module ``name`` around experts, and the module of their weights, which is a child of it, ``inner``."""
@@ -74,10 +78,16 @@ def stand_in(module: nn.Module) -> None:
 
 
 def shape_of(
-    block: Block, config: PreTrainedConfig, wide: set[tuple[int, ...]], *, own_code: bool, routed: bool = True
+    block: Block,
+    config: PreTrainedConfig,
+    wide: set[tuple[int, ...]],
+    *,
+    own_code: bool,
+    routed: bool = True,
+    lets_go: bool = False,
 ) -> ExpertShape:
-    """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. Raises
-    :class:`UsageError` for one whose parts are not known."""
+    """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. ``lets_go``: what every
+    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known."""
     hidden = int(config.hidden_size)
     weights = [one for one in block.experts.parameters() if one.ndim > 1 and one.shape[-1] > 1]
     weights = [one for one in weights if one.ndim == 3] or weights
@@ -102,6 +112,8 @@ def shape_of(
         bias=bias,
         router_bytes=_WIDE if in_fp32 and own_code else 0,
         score_bytes=_WIDE if scored else 0,
+        holds_shared=not lets_go,
+        holds_scores=own_code and config.model_type not in _ROUTED_WITHIN,
     )  # fmt: skip
 
 

@@ -134,9 +134,11 @@ class Normed(nn.Module):  # type: ignore[misc]
     """A norm, or an activation, with an output like its input; of the engine's ``own_code`` with its rows where those
     of the input lie, since that norms heads before it turns them around, or not at all."""
 
-    def __init__(self, calls: Calls, name: str, weight: Tensor | None = None, *, own_code: bool = False) -> None:
+    def __init__(
+        self, calls: Calls, name: str, weight: Tensor | None = None, *, own_code: bool = False, in_fp32: bool = False
+    ) -> None:
         super().__init__()
-        self.calls, self.name, self.own_code = calls, name, own_code
+        self.calls, self.name, self.own_code, self.in_fp32 = calls, name, own_code, in_fp32
         self.__dict__["weight"] = weight  # for code that looks at its type
 
     def forward(self, given: Tensor) -> Tensor:
@@ -144,6 +146,11 @@ class Normed(nn.Module):  # type: ignore[misc]
         added = self.calls.sums.normed(given) if self.calls.sums is not None else None
         if added is not None:
             return added
+        if self.in_fp32:  # heads are copied out of the product, and normed in fp32
+            _copied, wide = (_made(self.calls, "", given, *given.shape, dtype=kind) for kind in (None, torch.float32))
+            normed = _made(self.calls, "", given, *given.shape, dtype=wide.dtype)
+            del wide
+            return normed.to(given.dtype)
         order = list(range(given.dim()))
         if self.own_code:
             order.sort(key=given.stride, reverse=True)

@@ -41,7 +41,7 @@ OWN_CODE = frozenset((
 #: transformers_utils/model_arch_config_convertor.py); so has that of models by transformers' code (fusers/mla.py).
 _LATENT_CODE = ("axk1", "glm4_moe_lite", "kimi_linear", "longcat_flash")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
-_WIDE_TABLES = ("gpt_oss", "hy_v3")
+_WIDE_TABLES = ("gpt_oss",)
 #: Captures that are remembered.
 _REMEMBERED = 32
 
@@ -110,6 +110,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         rotary_dim=_turned(model, rope, backend.head_dim) if turns else 0, ropes=_tables(model, backend, positions),
         rope_scaled=families.is_multiplied(rope),
         soft_cap=bool(values.get("final_logit_softcapping")), backend=backend, cached=backend.cached,
+        value_dim=backend.value_dim,
         in_chunks=bool(values.get("attention_chunk_size")),
         rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
     )  # fmt: skip
@@ -132,12 +133,27 @@ def _handed_on(backend: Backend) -> Backend:
     transformers' code holds to the end, unless residuals are summed into it."""
     turning = {one.storage for one in backend.forward if _turns(one)}
     happenings = [one for one in backend.forward if one.storage not in turning]
+    happenings = _scaled(happenings, backend)
     first, second = (_begins(happenings, backend, layer) for layer in (0, 1))
     if second is not None and not backend.sums_in_place:
         entered = {one.storage for one in happenings[:first] if one.kind != "free"}
         gone = [one for one in happenings[second:] if one.kind == "free" and one.storage in entered]
         happenings = [*happenings[:second], *gone, *(one for one in happenings[second:] if one not in gone)]
     return replace(backend, making=(), forward=tuple(happenings), own_code=True)
+
+
+def _scaled(happenings: list[Happening], backend: Backend) -> list[Happening]:
+    """The same without embeddings that were scaled, which transformers' code may hold to the end."""
+    tables = {layer.name for layer in backend.layers if layer.kind == "embedding"}
+    at = next((at for at, one in enumerate(happenings) if one.kind == "returned" and one.name in tables), None)
+    if at is None or at + 1 == len(happenings):
+        return happenings
+    table, after = happenings[at : at + 2]
+    if after.kind != "new" or after.token_bytes != table.token_bytes:
+        return happenings
+    gone = next((one for one in happenings if one.kind == "free" and one.storage == table.storage), None)
+    rest = [one for one in happenings[at + 2 :] if one is not gone]
+    return [*happenings[: at + 2], *([gone] if gone is not None else []), *rest]
 
 
 def _begins(happenings: list[Happening], backend: Backend, layer: int) -> int | None:

@@ -177,7 +177,10 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
     config = model.config
     if kind == "mixtral":
         return ExpertShape(
-            count(model, "num_local_experts"), count(model, "num_experts_per_tok"), count(model, "intermediate_size")
+            count(model, "num_local_experts"),
+            count(model, "num_experts_per_tok"),
+            count(model, "intermediate_size"),
+            holds_scores=True,
         )
     if kind == "qwen3_moe":
         return ExpertShape(

@@ -222,8 +222,9 @@ class Float4(WeightMethod):
             each, size = run.named[label].bytes // count, run.named[label].bytes
             turned, packed = run.new(each), run.new(each)
             made[label] = run.new(size, label)
+            for _ in range(count - 1):  # each is made while its name still holds the one before
+                turned, packed = run.replacing(turned, run.new(each)), run.replacing(packed, run.new(each))
             run.free(turned, packed)
-            run.temporary(each, each)
         for part in ("w13", "w2"):
             label = f"{name}.{part}_scale"
             size = run.named[label].bytes

@@ -21,6 +21,10 @@ from graphmem.sources.vllm_layers import Happening, Layer
 from graphmem.trace import Category
 
 
+#: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
+_TABLES_FIRST = ("gpt_oss",)
+
+
 @dataclass(frozen=True)
 class Table:
     """A rotary table: its rows and their width, whether it is multiplied, or its positions divided, and its base."""
@@ -42,11 +46,10 @@ class Captured(Family):
         self.followed_layers = len(self.backend.attention)
         self._layers = {layer.name: layer for layer in self.backend.layers}
         linears = [layer.name for layer in self.backend.layers if layer.kind == "linear"]
-        #: Numbers of the layers of attention by the last of their projections, behind which rotary tables are made.
-        self._last_projections = {
-            next(reversed([one for one in linears if one.startswith(f"{name}.")]), ""): at
-            for at, name in enumerate(self.backend.attention)
-        }
+        own = [[one for one in linears if one.startswith(f"{name}.")] for name in self.backend.attention]
+        #: Numbers of the layers of attention by the first and the last of their projections.
+        self._first_projections = {names[0]: at for at, names in enumerate(own) if names}
+        self._last_projections = {names[-1]: at for at, names in enumerate(own) if names}
         self._linears: dict[str, Linear] = {}
         self._norms: dict[str, Norm] = {}
         self._experts: dict[str, Experts] = {}
@@ -56,9 +59,11 @@ class Captured(Family):
         left = [layer for layer in self.backend.layers if layer.kind == "left"]
         self._wide_table: Tensor | None = None
         for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
+            if shape.rotary_dim and shape.kind in _TABLES_FIRST:
+                self._make_table(self._first_projections.get(layer.name))
             self._make(layer)
-            if shape.rotary_dim and layer.kind == "linear":
-                self._make_table(layer.name)
+            if shape.rotary_dim and shape.kind not in _TABLES_FIRST:
+                self._make_table(self._last_projections.get(layer.name))
         self._scales = [
             self._latents[name].scales
             if name in self._latents
@@ -94,10 +99,9 @@ class Captured(Family):
             kind = "rms" if layer.kind == "norm" else "gemma"
             self._norms[layer.name] = Norm(run, layer.name, layer.inputs, shape.itemsize, kind)
 
-    def _make_table(self, name: str) -> None:
-        """The table of the attention whose last projection this is, unless there is one like it."""
+    def _make_table(self, at: int | None) -> None:
+        """The rotary table of this layer of attention, unless there is one like it."""
         run, shape = self.run, self.shape
-        at = self._last_projections.get(name)
         if at is None:
             return
         table = shape.ropes[at]

@@ -47,7 +47,7 @@ class Experts:
             gate = Linear(run, f"{name}.shared_expert_gate", shape.hidden, [1], plain, size)
         self.shared: FeedForward | None = None
         if experts.shared_width:
-            holds = Style(holds_gate_up=True)
+            holds = Style(holds_gate_up=experts.holds_shared)
             self.shared = FeedForward(
                 run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False, gate=gate,
                 whole=run.experts.sliced,
@@ -90,7 +90,7 @@ class Experts:
         if shared is None and self.shared is not None:
             shared = self.shared(tokens)
         run.enter(f"{self.name}.experts")
-        padded = [run.new(tokens * self.hidden * size, "padded tokens")] if self.hidden != self.shape.hidden else []
+        held = [run.new(tokens * self.hidden * size, "padded tokens")] if self.hidden != self.shape.hidden else []
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
         if not self.experts.grouped:
             run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
@@ -98,11 +98,15 @@ class Experts:
             ids = run.replacing(ids, run.new(tokens * chosen * 4))
         output = run.new(tokens * self.hidden * size, "experts' output")
         self._multiply(tokens)
-        run.free(weights, ids, scores)
+        run.free(weights, ids)
+        if self.experts.holds_scores:
+            held.append(scores)
+        else:
+            run.free(scores)
         if shared is None:
-            return run.replacing(*padded, reduce(output))
+            return run.replacing(*held, reduce(output))
         total = reduce(run.new(shared.bytes, "experts' and shared output", Category.ACTIVATION))
-        return run.replacing(*padded, shared, output, total)
+        return run.replacing(*held, shared, output, total)
 
     def _scores(self, tokens: int) -> Tensor:
         """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
