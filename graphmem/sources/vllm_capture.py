@@ -22,6 +22,7 @@ from graphmem.sources.vllm_modules import (
     Absent,
     Block,
     Calls,
+    Carried,
     Gated,
     LookedUp,
     Normed,
@@ -57,6 +58,10 @@ _RETURNING = frozenset(("cohere", "cohere2", "exaone4", "granitemoehybrid", "hyp
 _HOLDING = frozenset(("axk1", "glm4_moe_lite"))
 #: ``model_type`` whose values are kept as narrow as they are (``set_head_size_v``), not padded to the keys' width.
 _NARROW_VALUES = frozenset(("mimo_v2_flash",))
+#: ``model_type`` whose queries and keys are normed together, in fp32 unless ranks share them out.
+_NORMED_TOGETHER = frozenset(("minimax_m2",))
+#: ``model_type`` whose layers return hidden states and residual apart, though their norms sum them out of place.
+_CARRYING = frozenset(("nemotron",))
 #: Classes of norms whose input the engine's own code makes fp32 first.
 _IN_FP32 = frozenset(("Llama4TextL2Norm",))
 #: The name of attention among the layers.
@@ -146,6 +151,10 @@ class Making:
                 hooks += [layer.register_forward_hook(sums.leave_layer) for layer in layers]
                 yield
             self.called.sums = None
+        elif self.own_code and self.config.model_type in _CARRYING:
+            with Carried() as carried:
+                hooks += [layer.register_forward_hook(carried.leave_layer) for layer in layers]
+                yield
         else:
             yield
         held.clear()
@@ -167,6 +176,8 @@ class Making:
                 ) from None
             self.config._attn_implementation = "eager"
             made = kind.from_config(self.config, dtype=dtype)
+        if self.own_code:
+            _linear_instead(made)
         return made.eval()
 
     @contextlib.contextmanager
@@ -356,7 +367,10 @@ class Making:
             self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
         named = path if weight is not None else ""
         wide = self.own_code and type(norm).__name__ in _IN_FP32
-        setattr(parent, name, Normed(self.called, named, weight, own_code=self.own_code, in_fp32=wide))
+        made = Normed(self.called, named, weight, own_code=self.own_code, in_fp32=wide)
+        if self.own_code and self.config.model_type in _NORMED_TOGETHER and name == "q_norm" and self.tp == 1:
+            made.beside = self.config.num_key_value_heads * self.config.head_dim
+        setattr(parent, name, made)
 
     def _fused(self, module: nn.Module, path: str, seen: Fusable) -> None:
         """The projections of a module that read one input become one."""
@@ -530,6 +544,14 @@ def _hold(product: nn.Module, module: nn.Module) -> None:
     held: list[Tensor] = []
     product.register_forward_hook(lambda _, __, output: held.append(output))
     module.register_forward_hook(lambda *_: held.clear())
+
+
+def _linear_instead(model: nn.Module) -> None:
+    """Linear layers whose weights transformers has the other way round (``Conv1D``) as those that they are."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__ == "Conv1D":
+                setattr(module, name, nn.Linear(child.nx, child.nf, device="meta"))
 
 
 def _hold_input(block: nn.Module, module: nn.Module) -> None:

@@ -167,7 +167,8 @@ def _watched(model: nn.Module, run: Callable[[], object]) -> _Calls:
 
 def _sums_are_normed(model: nn.Module, found: Fusable, calls: _Calls) -> bool:
     """True if every sum of what a layer returned, and so one in each layer at least, goes into a norm that is one
-    kernel (``RMSNorm.forward`` with a residual, layers/layernorm.py)."""
+    kernel (``RMSNorm.forward`` with a residual, layers/layernorm.py). Not counted are sums within a module, of experts
+    say, which returns them to be added in turn."""
     normed = {
         id(calls.given[id(module)][0])
         for name, module in model.named_modules()
@@ -177,8 +178,16 @@ def _sums_are_normed(model: nn.Module, found: Fusable, calls: _Calls) -> bool:
     of_layers = [
         result for *added, result in calls.sums if any(id(one) in returned and id(one) not in sums for one in added)
     ]
+    roots = {id(_root(one)) for one in calls.returned.values()}
+    within = roots & {id(_root(one)) for *added, _ in calls.sums for one in added} - normed
+    of_layers = [result for result in of_layers if id(result) not in within]
     layers = getattr(model.config, "num_hidden_layers", 1)
     return len(of_layers) >= layers and all(id(result) in normed for result in of_layers)
+
+
+def _root(one: object) -> object:
+    """The tensor that this one is a view of; itself for all else."""
+    return one if not isinstance(one, Tensor) or one._base is None else one._base
 
 
 def _activations() -> set[type]:

@@ -33,7 +33,15 @@ ENCODERS = places.GOLDEN / "vllm" / "encoders.json.gz"
 CAPTURED = places.GOLDEN / "vllm" / "captured.json.gz"
 _PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
 #: The card of a compute capability that the stub stood for.
-_CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
+_CARDS = {
+    "90": "H100",
+    "80": "A100-80GB",
+    "86": "RTX-3090",
+    "89": "RTX-4090",
+    "100": "B200",
+    "120": "RTX-5090",
+    "75": "T4",
+}
 _OPTIONS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_dtype", "enforce_eager", "quantization", "block_size", "dtype",
@@ -183,14 +191,21 @@ class Serving:
 
 
 def _started(python: str, stub: str, run: Run) -> Run | None:
+    """What the engine wrote down; None if it did not start. A compiled start that is not a machine's first is the
+    second one that finds the same caches."""
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
         keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files")
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         # Triton asks for the folder of the driver's library, which lies beside the stub.
         library = {"LD_PRELOAD": stub, "TRITON_LIBCUDA_PATH": str(Path(stub).parent / "cudalib")}
-        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(_PROGRAM.parent)}
-        subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
+        model, caches = Path(folder, "model"), Path(folder, "caches")
+        model.mkdir()
+        own = {"PYTHONPATH": str(_PROGRAM.parent), "MODEL_FOLDER": str(model), "VLLM_CACHE_ROOT": str(caches)}
+        own |= {"TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
+        environment = os.environ | run["environment"] | library | own
+        for _ in range(1 if run["settings"].get("enforce_eager") or "cold" in run else 2):
+            subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
         return json.loads(out.read_text()) if out.exists() else None
 
 

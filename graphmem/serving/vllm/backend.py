@@ -40,6 +40,8 @@ OWN_CODE = frozenset((
 #: Those whose latent attention has a cache of latent keys (``is_deepseek_mla``,
 #: transformers_utils/model_arch_config_convertor.py); so has that of models by transformers' code (fusers/mla.py).
 _LATENT_CODE = ("axk1", "glm4_moe_lite", "kimi_linear", "longcat_flash")
+#: ``model_type`` whose embeddings are let go when they were scaled or normed before the first layer.
+_SCALED = ("afmoe", "bloom")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
 _WIDE_TABLES = ("gpt_oss",)
 #: Captures that are remembered.
@@ -89,7 +91,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
     own = more.model_impl != "transformers" and model.config.get("model_type") in OWN_CODE
     latent = own and model.config.get("model_type") in _LATENT_CODE
     captured = _followed(text, model.name, settings.dtype, tp, own, latent)
-    backend = _handed_on(captured) if own else captured
+    backend = _handed_on(captured, model.config.get("model_type") in _SCALED) if own else captured
     values, layers, rope = model.config, len(backend.attention), rope_of(model)
     turns = own and (any(_turns(one) for one in captured.forward) or bool(values.get("rotary_dim")))
     positions = int(values.get("max_position_embeddings") or 1)
@@ -127,13 +129,14 @@ def _followed(text: str, name: str, dtype: str, tp: int, own_code: bool, latent:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _handed_on(backend: Backend) -> Backend:
+def _handed_on(backend: Backend, scales: bool) -> Backend:
     """The same as the engine's own code does it: transformers' model is not made first; cosines and sines are of a
     table that is made with the layers; what enters the first layer is let go when the second one begins, which
-    transformers' code holds to the end, unless residuals are summed into it."""
+    transformers' code holds to the end, unless residuals are summed into it. ``scales``: so are embeddings
+    that were scaled or normed before the first layer."""
     turning = {one.storage for one in backend.forward if _turns(one)}
     happenings = [one for one in backend.forward if one.storage not in turning]
-    happenings = _scaled(happenings, backend)
+    happenings = _scaled(happenings, backend) if scales else happenings
     first, second = (_begins(happenings, backend, layer) for layer in (0, 1))
     if second is not None and not backend.sums_in_place:
         entered = {one.storage for one in happenings[:first] if one.kind != "free"}
@@ -143,10 +146,11 @@ def _handed_on(backend: Backend) -> Backend:
 
 
 def _scaled(happenings: list[Happening], backend: Backend) -> list[Happening]:
-    """The same without embeddings that were scaled, which transformers' code may hold to the end."""
+    """The same without embeddings that were scaled."""
     tables = {layer.name for layer in backend.layers if layer.kind == "embedding"}
     at = next((at for at, one in enumerate(happenings) if one.kind == "returned" and one.name in tables), None)
-    if at is None or at + 1 == len(happenings):
+    first = _begins(happenings, backend, 0)
+    if at is None or first is None or at + 1 >= first:
         return happenings
     table, after = happenings[at : at + 2]
     if after.kind != "new" or after.token_bytes != table.token_bytes:

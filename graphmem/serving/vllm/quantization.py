@@ -75,13 +75,13 @@ class Packed(WeightMethod):
             if self.zeros:
                 self._reorder(run, f"{name}.qzeros", self._groups(inputs) * columns * 4)
             run.free(order, shifts)
-        if self.drops_zeros and not self.zeros:
-            run.free(run.named.pop(f"{name}.qzeros"))
         if self.zeros:
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
         _replace(run, f"{name}.qweight", f"{name}.scales")
+        if self.drops_zeros and not self.zeros:  # held to the end by ``device_loading_context``
+            run.free(run.named.pop(f"{name}.qzeros"))
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
         """``_convert_awq_to_standard_format``: shifted, masked, put in order, shifted again, and summed up."""
@@ -400,6 +400,11 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         zeros = bool(own.get("zero_point", True))
         return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question))
     if name == "gptq":
+        if own.get("desc_act") and group > 0 and versions.checked(question.version) >= versions.NEWEST:
+            raise UsageError(
+                "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with static "
+                "activation ordering or desc_act=False"
+            )
         return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True))
     if name == "bitsandbytes":
         if own.get("load_in_8bit"):

@@ -156,6 +156,10 @@ class Run:
         self.free(*held)
         return made
 
+    def narrowed(self, values: int) -> list[Tensor]:
+        """Queries of so many values in eight bits, where attention takes them so."""
+        return [self.new(values, "queries in eight bits")] if self.narrow_queries else []
+
     def temporary(self, *sizes: int) -> None:
         """Tensors that live together for one call."""
         self.free(*[self.new(size) for size in sizes])

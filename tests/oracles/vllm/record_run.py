@@ -90,12 +90,14 @@ if _RANKS > 1:
     # The second runner lacks nothing here that it has with other launchers: it only cannot answer on all ranks.
     VllmConfig._get_v2_model_runner_unsupported_features = lambda self: []
 
-with tempfile.TemporaryDirectory() as folder:
+# A start finds what another one compiled by the model's path, among others.
+with tempfile.TemporaryDirectory() as other:
+    folder = os.environ.get("MODEL_FOLDER", other)
     Path(folder, "config.json").write_text(json.dumps(CASE["model_config"]))
     for name, values in CASE.get("files", {}).items():
         Path(folder, name).write_text(json.dumps(values))
     if "draft_config" in CASE:
-        Path(folder, "draft").mkdir()
+        Path(folder, "draft").mkdir(exist_ok=True)
         Path(folder, "draft", "config.json").write_text(json.dumps(CASE["draft_config"]))
         CASE["settings"]["speculative_config"]["model"] = str(Path(folder, "draft"))
     # A model that takes images needs its processor, so what of it lies beside the configuration.

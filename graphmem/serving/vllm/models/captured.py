@@ -160,9 +160,12 @@ class Captured(Family):
             else:
                 if one.name != run.module:
                     run.enter(one.name)
+                narrow = []
                 if one.kind == "attended":
                     self._narrow_table()
+                    narrow = run.narrowed(tokens * self.shape.heads // run.tp * self.shape.head_dim)
                 alive[one.storage] = run.new(one.bytes + one.token_bytes * tokens, one.name, kind)
+                run.free(*narrow)
 
     def _narrow_table(self) -> None:
         """``_match_cos_sin_cache_dtype``: the table is made as wide as queries when it is used first."""

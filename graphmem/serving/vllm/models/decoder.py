@@ -160,7 +160,9 @@ class Attention(Projected):
             heads, turned, width = (self.heads, self.kv_heads), self.shape.rotary_dim, self.shape.head_dim
             own += turned_by_factors(run, tokens, heads, turned, width, size)
         run.enter(f"{self.name}.attn")
+        narrow = run.narrowed(tokens * self.q)
         attended = run.new(tokens * self.q * size, "attention output")
+        run.free(*narrow)
         return run.replacing(*own, attended, self.o_proj(tokens))
 
 
