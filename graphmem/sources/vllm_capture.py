@@ -49,11 +49,11 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "afmoe", "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama",
-    "llama4_text", "ministral3", "mistral", "stablelm",
+    "afmoe", "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder",
+    "llama", "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
-_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
+_RETURNING = frozenset(("cohere", "cohere2", "cohere2_moe", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
 #: ``model_type`` whose layers keep what attention is given until they return, among its arguments (``attn_kwargs``).
 _HOLDING = frozenset(("axk1", "glm4_moe_lite"))
 #: ``model_type`` whose values are kept as narrow as they are (``set_head_size_v``), not padded to the keys' width.

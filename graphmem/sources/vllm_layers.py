@@ -16,8 +16,8 @@ class ExpertShape:
     multiplied by a gate of its own; ``bias``: the router and every expert have biases; ``router_bytes``,
     ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's.
     ``routed``: the engine's own router sends the tokens, else the model's code does. ``holds_scores``: the model's code
-    holds the router's scores until the experts return; else they are made and let go within. ``holds_shared``: what every token is
-    sent to holds its gate's product until it returns."""
+    holds the router's scores until the experts return; else they are made and let go within. ``holds_shared``: what
+    every token is sent to holds its gate's product until it returns."""
 
     count: int
     chosen: int

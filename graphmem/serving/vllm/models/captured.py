@@ -20,7 +20,6 @@ from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
 from graphmem.trace import Category
 
-
 #: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
 _TABLES_FIRST = ("gpt_oss",)
 
