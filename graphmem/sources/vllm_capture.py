@@ -85,6 +85,7 @@ class Making:
         #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
         self._keys: list[Tensor] | None = []
         self._value_dim = 0
+        self._packed_keys: set[nn.Module] = set()
         self._sharing: set[int] = set()
         self._turning: set[str] = set()
         self.architecture = ""
@@ -120,6 +121,7 @@ class Making:
                 )  # fmt: skip
                 self._keys, self._sums_in_place = None, seen.sums_in_place
                 self._replace_all(model, seen)
+                self._packed_keys = _keep_packed(model) if not self.own_code else set()
                 self.called.clear()
                 self.config._attn_implementation = self._attention
                 if self.own_code:
@@ -204,6 +206,10 @@ class Making:
             if any(one is key for one in self._keys):
                 self._sharing.add(layer)
             self._keys.append(key)
+        if module in self._packed_keys:
+            self.called.append(_ATTENTION)
+            shape = (query.shape[-2], query.shape[1] * module.v_head_dim)
+            return torch.empty(shape, dtype=query.dtype, device=query.device), None
         tokens, wide, narrow = query.shape[-2], value.shape[-1], value.shape[-1] < width
         if narrow and self.own_code and self.config.model_type in _NARROW_VALUES:
             self._value_dim = wide
@@ -544,6 +550,15 @@ def _hold(product: nn.Module, module: nn.Module) -> None:
     held: list[Tensor] = []
     product.register_forward_hook(lambda _, __, output: held.append(output))
     module.register_forward_hook(lambda *_: held.clear())
+
+
+def _keep_packed(model: nn.Module) -> set[nn.Module]:
+    """The modules of latent attention, whose keys and values go packed into the engine's (``MLAFuser``,
+    transformers/fusers/mla.py)."""
+    found = {module for module in model.modules() if hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")}
+    for module in found:
+        module.expand_kv = lambda packed, turned: (packed, turned)
+    return found
 
 
 def _linear_instead(model: nn.Module) -> None:

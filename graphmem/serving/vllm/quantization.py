@@ -79,7 +79,9 @@ class Packed(WeightMethod):
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
-        _replace(run, f"{name}.qweight", f"{name}.scales")
+        for part in ("qweight", "scales"):  # compressed-tensors' lie the other way, and are turned around first
+            turned = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
+            _replace(run, f"{name}.{part}", after=turned)
         if self.drops_zeros and not self.zeros:  # held to the end by ``device_loading_context``
             run.free(run.named.pop(f"{name}.qzeros"))
 
@@ -103,25 +105,37 @@ class Packed(WeightMethod):
     def by_marlin(self) -> bool:
         return not self.unpacks
 
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+        """GPTQ's have biases besides, which are let go where the checkpoint has none."""
+        made = super().make_experts(run, name, count, hidden, width)
+        for part, columns in (("w13", 2 * width), ("w2", hidden)) if self.drops_zeros else ():
+            label = f"{name}.{part}_bias"
+            run.named[label] = run.new(count * columns * self.itemsize, label)
+        return made
+
     def finish_experts(self, run: Run, name: str, count: int) -> None:
         """``_process_weights_marlin``, ``_process_awq_weights_marlin`` (fused_moe/oracle/int_wna16.py): all parts are
-        made anew, expert by expert, and then the old ones let go. Zero points are unpacked to 32 bits on the way."""
+        made anew, expert by expert, and then the old ones let go. Zero points are unpacked to 32 bits on the way.
+        GPTQ's are turned around before it, and back within (``AutoGPTQMoEMethod``)."""
         parts = [f"{name}.{part}_{one}" for one in ("qweight", "scales", "qzeros") for part in ("w13", "w2")]
-        if not self.zeros:
-            parts, dropped = parts[:4], parts[4:]
-            run.free(*[run.named.pop(one) for one in dropped if one in run.named])
-        made = {}
-        for one in parts:
-            size = run.named[one].bytes
-            made[one] = run.new(size, one)
-            each = size // count
-            if one.endswith("qzeros"):
-                wide = each * 32 // self.bits
-                run.temporary(wide, wide, wide)
-            run.temporary(each)
-        for one, new in made.items():
+        parts = [one for one in parts if one in run.named]
+        sizes = [run.named[one].bytes for one in parts]
+        turned, back = ([run.new(size) for size in sizes] if self.drops_zeros else [] for _ in range(2))
+        made = [self._repacked_experts(run, *one, count) for one in zip(parts, sizes, strict=True)]
+        run.free(*back, *turned)
+        for one, new in zip(parts, made, strict=True):
             run.free(run.named[one])
             run.named[one] = new
+        if self.drops_zeros:
+            run.free(*[run.named.pop(f"{name}.{part}_bias") for part in ("w13", "w2")])
+
+    def _repacked_experts(self, run: Run, name: str, size: int, count: int) -> Tensor:
+        """One part of so many experts."""
+        new, each = run.new(size, name), size // count
+        if name.endswith("qzeros"):
+            run.temporary(*[each * 32 // self.bits] * 3)
+        run.temporary(each)
+        return new
 
 
 @dataclass(frozen=True)
@@ -283,11 +297,11 @@ class Excluding:
         return matches(pattern[3:], name) if pattern.startswith("re:") else pattern in name
 
 
-def _replace(run: Run, *names: str) -> None:
-    """Parameters are made anew, one after another."""
+def _replace(run: Run, *names: str, after: Sequence[Tensor] = ()) -> None:
+    """Parameters are made anew, one after another; what is let go ``after`` a new one is there."""
     for name in names:
         before = run.named[name]
-        run.named[name] = run.replacing(before, run.new(before.bytes, name))
+        run.named[name] = run.replacing(*after, before, run.new(before.bytes, name))
 
 
 @dataclass(frozen=True)

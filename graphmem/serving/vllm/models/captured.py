@@ -13,7 +13,7 @@ from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dro
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
-from graphmem.serving.vllm.models.latent import LatentAttention
+from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
 from graphmem.serving.vllm.models.mamba import Layer as StateLayer
 from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
@@ -165,6 +165,8 @@ class Captured(Family):
                     narrow = run.narrowed(tokens * self.shape.heads // run.tp * self.shape.head_dim)
                 alive[one.storage] = run.new(one.bytes + one.token_bytes * tokens, one.name, kind)
                 run.free(*narrow)
+                if one.kind == "attended" and self.shape.latent is not None:
+                    unpack_context(run, self.shape, self.shape.latent)
 
     def _narrow_table(self) -> None:
         """``_match_cos_sin_cache_dtype``: the table is made as wide as queries when it is used first."""
