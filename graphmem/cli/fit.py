@@ -6,24 +6,21 @@ from dataclasses import dataclass
 
 import click
 
-from graphmem.base.options import Whole, option
+from graphmem.base.options import option
 from graphmem.cli.completion import models
 from graphmem.cli.fields import GroupedCommand, takes
-from graphmem.cli.options import Request, form_options
-from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
+from graphmem.cli.options import Limits, Request, form_options
+from graphmem.cli.output import check_output, show_largest, working
 from graphmem.errors import UsageError
 from graphmem.reports import Format
-from graphmem.units import parse_size
 
-#: The largest size that is tried unless a limit is given.
-AT_MOST = 1 << 20
 #: Sizes of which a page shows what the memory is made of.
 _GRID = 24
 
 
 @dataclass(frozen=True)
 class Search:
-    """The size that is enlarged, and its limits."""
+    """The size that is enlarged."""
 
     size: str = option(
         "batch",
@@ -32,23 +29,15 @@ class Search:
         metavar="SIZE",
         read=lambda text: text.replace("seq-len", "seq_len"),
     )
-    multiple_of: int = option(1, "Try only multiples of N.", Whole())
-    spare_bytes: int | None = option(
-        None,
-        "Leave at least this much of the card, e.g. 1GiB. Default: anything.",
-        flags="--spare",
-        metavar="SIZE",
-        read=parse_size,
-    )
-    at_most: int = option(AT_MOST, "Try nothing larger.", Whole())
 
 
 @click.command("fit", cls=GroupedCommand)
 @click.argument("model", shell_complete=models)
 @takes("request", Request)
 @takes("search", Search, "Search")
+@takes("limits", Limits, "Search")
 @form_options
-def fit_command(model: str, request: Request, search: Search, form: Format, output: str | None) -> None:
+def fit_command(model: str, request: Request, search: Search, limits: Limits, form: Format, output: str | None) -> None:
     """The largest batch (or --find another size) of MODEL that fits the card of --gpu or --gpu-memory.
 
     MODEL and the options are those of 'graphmem analyze'. Each size tried is analysed in full: ten to forty of them.
@@ -56,6 +45,8 @@ def fit_command(model: str, request: Request, search: Search, form: Format, outp
 
     \b
       graphmem fit hf:gpt2 -b 4 --find seq-len --multiple-of 128 --gpu RTX-4090
+
+    Of a whole program: graphmem run --largest --gpu RTX-4090 train.py --batch-size {}
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 not even the smallest size fits; with --margin, 3 where no size is
     safe at that margin.
@@ -67,7 +58,5 @@ def fit_command(model: str, request: Request, search: Search, form: Format, outp
         from graphmem.planning.fit import fit
 
         grid = _GRID if form.name == "html" else 0
-        found = fit(model, say=progress, grid=grid, **vars(search), **vars(request))
-    publish(found, form, output)
-    if not (found.value if request.margin is None else found.safe_value):
-        click.get_current_context().exit(DOES_NOT_FIT)
+        found = fit(model, say=progress, grid=grid, **vars(search), **vars(limits), **vars(request))
+    show_largest(found, form, output, margin=request.margin)

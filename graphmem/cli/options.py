@@ -374,6 +374,21 @@ class Output(Written):
     )
 
 
+@public_value(frozen=True)
+class Limits:
+    """What a search of the largest size looks at."""
+
+    multiple_of: int = option(1, "Try only multiples of N.", Whole())
+    spare_bytes: int | None = option(
+        None,
+        "Leave at least this much of the card, e.g. 1GiB. Default: anything.",
+        flags="--spare",
+        metavar="SIZE",
+        read=parse_size,
+    )
+    at_most: int = option(1 << 20, "Try nothing larger.", Whole())
+
+
 #: Decorates a command: it has ``--format`` and ``-o``, and is given ``form`` and ``output``.
 form_options = takes("", Written, "Output")
 

@@ -12,7 +12,7 @@ import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +27,9 @@ from graphmem.reports import Answer, Format, format_named
 from graphmem.reports.document import Document
 from graphmem.reports.formats.text import FORMAT, MINIMUM_WIDTH, TERMINAL
 from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.planning.largest import Largest
 
 DOES_NOT_FIT = 3
 
@@ -68,6 +71,13 @@ def show(estimate: Estimate, options: Output, page: Document | None = None) -> N
     if estimate.failure:
         click.echo(f"graphmem: the step fails on any card: {estimate.failure}", err=True)
         click.get_current_context().exit(1)
+
+
+def show_largest(found: Largest, form: Format, output: str | None, *, margin: str | None) -> None:
+    """Render and emit; then exit with 3 where no size fits, or none is safe at the ``margin`` asked for."""
+    publish(found, form, output)
+    if not (found.value if margin is None else found.safe_value):
+        click.get_current_context().exit(DOES_NOT_FIT)
 
 
 def _page(estimate: Estimate | Document, options: Output, **chosen: Any) -> None:

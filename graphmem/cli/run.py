@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +17,18 @@ import click
 
 from graphmem import sandbox
 from graphmem.base.environment import changed, having
+from graphmem.base.files import write_whole
 from graphmem.base.options import Whole, option, option_of
 from graphmem.cli.command_line import launch_of, program_or_command
 from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import GroupedCommand, takes
-from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Output, Target
-from graphmem.cli.output import check_output, show, working
+from graphmem.cli.options import BOUNDS, CARD, CUDNN, RANKS, Limits, Output, Target
+from graphmem.cli.output import check_output, show, show_largest, working
 from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, NothingOnDevice, SourceError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.following import Following, Reported, beside, children, following, hand_over, launchers
+from graphmem.following import Following, Reported, beside, children, following, hand_over, handed, launchers
 from graphmem.training import Assumed, Training
 from graphmem.training.processes import Processes
 from graphmem.training.program import (
@@ -43,6 +46,11 @@ _NAMED = ("-m", "--module", "-c", "--code")
 #: Options of a process that is not passed on to those that it starts.
 _OF_ONE = ("-o", "--output", "--rank", "--cards", "--config", "--quiet", "--fail-on-oom", "--budget")
 _OWN_WORDS = "graphmem.own_words"  # where a click context keeps the options as they were written
+_WHOLE_LINE = "graphmem.whole_line"  # and all words, the program's too
+#: Where the number stands that is searched.
+_PLACE = "{}"
+#: The variable that names the file to which a run gives its whole estimate, in place of its report.
+_GIVEN_TO = "GRAPHMEM_GIVEN_TO"
 _ALLOW_WRITES = "--allow-writes"
 
 
@@ -50,7 +58,7 @@ class _Runs(GroupedCommand):
     """A command: words after the program, or after ``-m`` and its module, are the program's own, as of ``python``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        position, ctx.meta[_OWN_WORDS] = 0, []
+        position, ctx.meta[_OWN_WORDS], ctx.meta[_WHOLE_LINE] = 0, [], list(args)
         while position < len(args) and args[position].startswith("-") and args[position] != "--":
             if args[position] == _ALLOW_WRITES:  # without a folder: the next word is not its value
                 if len(args) > position + 2 and Path(args[position + 1]).is_dir():
@@ -131,6 +139,17 @@ class Allowed:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Whether a number of the program's is searched."""
+
+    largest: bool = option(
+        False,
+        "Find the largest number in place of {} (train.py --batch-size {}) with which the program fits the card; it is "
+        "run for each number tried.",
+    )
+
+
+@dataclass(frozen=True)
 class Launcher:
     """As torchrun writes them; both with hyphens and with underscores."""
 
@@ -169,12 +188,21 @@ class Asked(Target):
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ITS ARGUMENTS]...")
 @takes("followed", Followed, "Program")
+@takes("search", Search, "Search")
+@takes("limits", Limits, "Search")
 @takes("allowed", Allowed, "Sandbox")
 @takes("launcher", Launcher, "Launcher")
 @takes("asked", Asked)
 @takes("output", Output, "Output")
 def run_command(
-    words: tuple[str, ...], followed: Followed, allowed: Allowed, launcher: Launcher, asked: Asked, output: Output
+    words: tuple[str, ...],
+    followed: Followed,
+    search: Search,
+    limits: Limits,
+    allowed: Allowed,
+    launcher: Launcher,
+    asked: Asked,
+    output: Output,
 ) -> None:
     """Run COMMAND as a shell would, without a card, and say what it would need on one.
 
@@ -192,12 +220,18 @@ def run_command(
       graphmem run --gpu H100 torchrun --nproc-per-node 8 --nnodes 2 train.py
       graphmem run --gpu H100 --cards 4 accelerate launch train.py
       graphmem run --gpu L4 train.ipynb
+      graphmem run --gpu L4 --largest train.py --batch-size {}
 
-    Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom).
+    Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom; with
+    --largest, not even the smallest number).
     """
     is_followed = children.is_followed()
+    given_to = os.environ.get(_GIVEN_TO)
     if not is_followed:
         check_output(output.output, output.html)
+    if search.largest and not is_followed and given_to is None:
+        _search(limits, asked, output)
+        return
     started = (launcher.nproc_per_node, launcher.nnodes, launcher.node_rank, launcher.master_addr, launcher.master_port)
     launch = launch_of(*started, launcher.config)
     line = program_or_command(words, followed.module, followed.code, launch)
@@ -218,12 +252,58 @@ def run_command(
         environment = _told_environment(launcher.cards, allowed)
         with environment, _following(launcher, asked.device) as family:
             estimate = _estimate(line, family, {**analyzed, "progress": progress})
+    if given_to is not None:
+        write_whole(Path(given_to), handed.written(estimate.without_events()))
+        return
     show(estimate, output)
     ending = estimate.details["program"]
     if ending["code"]:
         name = line.name if isinstance(line, Program) else shlex.join(line)
         click.echo(f"graphmem: {name}: {ending['words']}", err=True)
         click.get_current_context().exit(1)
+
+
+# --- the largest number -----------------------------------------------------------------------------------------------
+
+
+def _search(limits: Limits, asked: Asked, output: Output) -> None:
+    """Show the largest number in place of ``{}`` with which the command fits its card. Raises :class:`UsageError`."""
+    from graphmem.planning.fit_program import fit_program
+
+    line = click.get_current_context().meta[_WHOLE_LINE]
+    name = next((_name_before(line, at) for at, word in enumerate(line) if _PLACE in word), None)
+    if name is None:
+        raise UsageError(
+            "--largest: write {} where the number stands: graphmem run --largest --gpu L4 train.py --batch-size {}"
+        )
+    if asked.device is None:
+        raise UsageError("which card? give --gpu NAME or --gpu-memory SIZE")
+    with working() as progress:
+        found = fit_program(name, lambda number: _attempt(line, number), say=progress, **vars(limits))
+    show_largest(found, output.form, output.output, margin=asked.margin)
+
+
+def _name_before(line: Sequence[str], at: int) -> str:
+    """What the number in this word is called: ``batch-size`` of ``--batch-size {}``, ``bs`` of ``bs={}``."""
+    word, before = line[at], line[at - 1] if at else ""
+    named = word.partition(_PLACE)[0].rstrip("=:") if word != _PLACE else before if before.startswith("-") else ""
+    return named.lstrip("-") or "number"
+
+
+def _attempt(line: Sequence[str], number: int) -> Estimate:
+    """The estimate of the command with a number, by ``graphmem run`` in a process of its own: what a program changes
+    there, and in the folder that it writes to, is gone before the next. Raises :class:`SourceError`."""
+    words = [word.replace(_PLACE, str(number)) for word in line]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "estimate.json")
+        ended = subprocess.run(
+            [sys.executable, "-m", "graphmem", "run", *words],
+            env={**os.environ, _GIVEN_TO: str(file)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+        if file.is_file():
+            return handed.read(file.read_text(encoding="utf-8"))
+    said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
+    raise SourceError(said[-1].removeprefix("graphmem: "))
 
 
 # --- the programs, and what becomes of them ---------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from graphmem.planning.advise import Advice, Advised
-    from graphmem.planning.fit import Largest
+    from graphmem.planning.largest import Largest
     from graphmem.planning.sweep import Row, Rows
 
 

@@ -1,79 +1,26 @@
-"""The largest batch, sequence length or other size that fits a card."""
+"""The largest batch, sequence length or other size of a model that fits a card."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from graphmem.answering import stages
 from graphmem.answering.question import Question, check_counts
-from graphmem.answering.runs import RunCache, counted, labelled, silent
+from graphmem.answering.runs import RunCache, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
 from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.planning.documents import of_fit
+from graphmem.planning.largest import AT_MOST, Bracket, Largest
 from graphmem.planning.request import Request, option_of
-from graphmem.reports import Answer
-from graphmem.reports.document import Document
 
-#: Larger sizes are not tried unless asked for.
-AT_MOST = 1 << 20
 #: How often a capture may teach a template more.
 _MOST_ROUNDS = 4
-
-
-@dataclass(frozen=True)
-class Largest(Answer):
-    """The largest size that fits, which was analysed, and the next one, which does not. ``safe_value`` is the largest
-    size whose verdict is ``yes``: at the margin asked for, else whatever is known to be possible; 0 where none
-    is, or where something that nothing bounds may decide.
-
-    ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
-    where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in
-    ``stopped_by``. ``sizes``: the estimates, without their events, of all that were tried, and where a ``grid`` was
-    asked for of sizes between and around them, by template.
-    """
-
-    size: str
-    value: int
-    estimate: Estimate | None
-    above_value: int
-    above: Estimate | None
-    stopped_by: str
-    tried: tuple[tuple[int, int], ...]
-    safe_value: int = 0
-    safe: Estimate | None = None
-    sizes: Mapping[int, Estimate] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The size as its option is called."""
-        return option_of(self.size)
-
-    def document(self, *, details: bool = False) -> Document:
-        """The answer of ``graphmem fit``."""
-        return of_fit(self)
-
-    def __repr__(self) -> str:
-        return f"<Largest {self.name}: {self.value:,}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON document as Python values (schema ``graphmem.fit/1``; memory in bytes)."""
-        return {
-            "schema": "graphmem.fit/1",
-            "size": self.size,
-            "largest": self.value,
-            "estimate": self.estimate.to_dict() if self.estimate else None,
-            "safe": {"value": self.safe_value, "estimate": self.safe.to_dict() if self.safe else None},
-            "above": {"value": self.above_value, "estimate": self.above.to_dict() if self.above else None},
-            "stopped_by": self.stopped_by,
-            "tried": [{"value": value, "device_bytes": count} for value, count in self.tried],
-        }
 
 
 @also_named("device", "gpu")
@@ -140,8 +87,8 @@ class _FailsBeyond(Exception):
         self.most = most
 
 
-class _Search:
-    """Brackets the answer between a count of steps that fits and one that does not; lives for one search."""
+class _Search(Bracket):
+    """By captures, and by a template once one is proven."""
 
     def __init__(
         self,
@@ -154,18 +101,9 @@ class _Search:
         say: Callable[[str], None],
         limit: str = "",
     ) -> None:
+        super().__init__(sized.name, step, bound, spare_bytes, say, limit)
         self._request, self._captures, self._sized = request, captures, sized
-        self._size, self._step, self._bound, self._say = sized.name, step, bound, say
-        self._spare_bytes, self._limit = spare_bytes, limit
         self._captured: set[int] = set()  # counts
-        self._low, self._high = 0, bound + 1
-        self._below: Estimate | None = None
-        self._above: Estimate | None = None
-        self._stopped_by = ""
-        self._smallest_failed: GraphmemError | None = None
-        self._tried: list[tuple[int, int]] = []
-        self._safe: dict[int, Estimate | None] = {}  # count tried -> the estimate where it fits for sure
-        self._sizes: dict[int, Estimate] = {}  # of values, without events
 
     def run(self) -> Largest:
         """Try sizes until neighbours bracket the answer."""
@@ -175,20 +113,7 @@ class _Search:
             self._try(self._low, captured=True)
             if not self._sized.is_proven:  # the capture is not what the template gave
                 self._begin_again()
-        at_bound = not self._bracketed
-        safe = self._largest_safe()
-        return Largest(
-            size=self._size,
-            value=self._low * self._step if self._below else 0,
-            estimate=self._below,
-            above_value=0 if at_bound else self._high * self._step,
-            above=self._above,
-            stopped_by=self._limit if at_bound else self._stopped_by,
-            tried=tuple(sorted(self._tried)),
-            safe_value=safe * self._step,
-            safe=self._safe.get(safe),
-            sizes=dict(self._sizes),
-        )
+        return self.found()
 
     def with_grid(self, found: Largest, count: int) -> Largest:
         """The same with so many sizes from none up to the next one above the largest, as far as a template serves."""
@@ -202,7 +127,7 @@ class _Search:
         for value in values:
             self._say(f"{self._size} {value:,} by template")
             with contextlib.suppress(_NotServed, GraphmemError):
-                inner._analysed(value)
+                inner.analysed(value)
         return replace(found, sizes={**inner._sizes, **found.sizes})
 
     def _begin_again(self) -> None:
@@ -211,73 +136,7 @@ class _Search:
         self._tried, self._safe, self._sizes = [], {}, {}
         self._bracket()
 
-    def _bracket(self) -> None:
-        """Narrow until neighbours fit and do not fit."""
-        count, widths = self._guess(), list[int]()
-        while self._high - self._low > 1:
-            self._try(count)
-            widths.append(self._high - self._low)
-            # After a guess that narrowed little comes the middle: memory may grow in steps, as arenas do.
-            guessed_badly = self._bracketed and len(widths) >= 2 and widths[-1] * 2 > widths[-2]
-            count = (self._low + self._high) // 2 if guessed_badly else self._guess()
-
-    def _largest_safe(self) -> int:
-        """The largest count that fits for sure, 0 for none; sought first where a straight line expects it."""
-        low = max((count for count, safe in self._safe.items() if safe is not None), default=0)
-        if not low and self._below is not None and self._below.doubts.most("device") is None:
-            return 0
-        high = min((count for count in self._safe if count > low), default=0)
-        expected, width = self._expected_safe(), 1
-        while high - low > 1 and self._below is not None:
-            count = expected if low < expected < high else (low + high) // 2
-            try:
-                self._analysed(count)
-            except GraphmemError:  # a size that is too small for the model
-                return low
-            low, high = (count, high) if self._safe[count] is not None else (low, count)
-            expected += width if low == count else -width  # next to it, then ever further away
-            width *= 4
-        return low
-
-    def _expected_safe(self) -> int:
-        """Where a straight line through the sizes tried last reaches what the card has for sure."""
-        known = sorted(self._tried)[-2:]
-        if self._below is None or len(known) < 2 or known[1][1] <= known[0][1]:
-            return 0
-        (x0, y0), (x1, y1) = known
-        room = self._room(self._below) - _more(self._below)
-        return (x0 + (room - y0) * (x1 - x0) // (y1 - y0)) // self._step
-
-    def _room(self, estimate: Estimate) -> int:
-        assert estimate.fit is not None
-        return estimate.fit.capacity_bytes - estimate.fit.others_bytes - (self._spare_bytes or 0)
-
-    @property
-    def _bracketed(self) -> bool:
-        return self._high <= self._bound
-
-    def _try(self, count: int, *, captured: bool = False) -> None:
-        self._narrow(count, captured)
-        if self._bracketed:  # how often what is left can be halved
-            done = len(self._tried)
-            counted(self._say, done, done + (self._high - self._low).bit_length() - 1)
-
-    def _narrow(self, count: int, captured: bool) -> None:
-        try:
-            estimate = self._analysed(count, captured=captured)
-        except GraphmemError as error:
-            if self._below is None:
-                self._begin_above(count, error)
-                return
-            self._high, self._above = count, None
-            self._stopped_by = f"{self._size} {count * self._step} cannot be analysed: {error}"
-            return
-        if self._fits(estimate):
-            self._low, self._below = count, estimate
-        else:
-            self._high, self._above, self._stopped_by = count, estimate, "memory"
-
-    def _analysed(self, count: int, *, captured: bool = False) -> Estimate:
+    def analysed(self, count: int, *, captured: bool = False) -> Estimate:
         """The estimate of so many steps of the size, noted; by template where one is proven. Raises
         :class:`GraphmemError`."""
         value = count * self._step
@@ -288,12 +147,8 @@ class _Search:
             self._captured.add(count)
         estimate = self._request.changed(**{self._size: value}).run(self._captures, say)
         _check_step(estimate, self._size, value)
-        self._tried.append((value, estimate.device))
-        self._sizes[value] = estimate.without_events()
-        self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None
+        self._note(value, estimate)
         return estimate
-
-    # --- by template ---
 
     @property
     def _unit(self) -> int:
@@ -329,37 +184,8 @@ class _Search:
         inner._bracket()
         return inner._low * self._unit
 
-    def _fits(self, estimate: Estimate) -> bool:
-        fit, least = estimate.fit, self._spare_bytes
-        assert fit is not None
-        return fit.fits and (least is None or (fit.margin_bytes >= least and not fit.needs_cache_flush))
-
-    def _fits_for_sure(self, estimate: Estimate) -> bool:
-        """Whether it does, and leaves what is asked for, as far as the figures may be off, too."""
-        fit = estimate.fit
-        assert fit is not None
-        if fit.verdict != "yes":
-            return False
-        return self._spare_bytes is None or fit.margin_bytes - _more(estimate) >= self._spare_bytes
-
-    def _begin_above(self, count: int, error: GraphmemError) -> None:
-        """One sample may be too few for a model (batch norm in training), so twice the smallest size is tried too."""
-        if count > 1 or self._bound < 2:
-            raise self._smallest_failed or error
-        self._low, self._smallest_failed = count, error
-
-    def _guess(self) -> int:
-        """Where a straight line through the two highest sizes tried below and above reaches the card's capacity."""
-        known = sorted(self._tried)[-2:]
-        count = self._low * 2 or 1
-        if len(known) == 2 and known[1][1] > known[0][1]:
-            (x0, y0), (x1, y1) = known
-            estimate = self._below or self._above
-            assert estimate is not None
-            count = (x0 + (self._room(estimate) - y0) * (x1 - x0) // (y1 - y0)) // self._step
-        is_near = self._bracketed or self._sized.is_proven  # a template is proven where it expects the answer
-        least = self._low + 1 if is_near else 2 * self._low
-        return min(max(count, least), self._high - 1)
+    def _is_sure_of_line(self) -> bool:
+        return self._sized.is_proven  # a template is proven where it expects the answer
 
 
 def _check_step(estimate: Estimate, size: str, value: int) -> None:
@@ -377,7 +203,7 @@ class _NotServed(Exception):
 class _ByTemplate(_Search):
     """A search that captures nothing."""
 
-    def _analysed(self, count: int, *, captured: bool = False) -> Estimate:
+    def analysed(self, count: int, *, captured: bool = False) -> Estimate:
         value = count * self._step
         if self._sized.by_template(value) is None:
             raise _NotServed
@@ -387,10 +213,3 @@ class _ByTemplate(_Search):
         self._tried.append((value, estimate.device))
         self._sizes[value] = estimate.without_events()
         return estimate
-
-
-def _more(estimate: Estimate) -> int:
-    """Bytes by which device memory may exceed the estimate, at the margin asked for."""
-    assert estimate.fit is not None
-    margin = estimate.fit.margin
-    return max(0, estimate.doubts.at("device", 1.0 if margin is None else margin))

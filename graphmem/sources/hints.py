@@ -43,7 +43,7 @@ def hint_for_file(path: Path) -> str:
     if suffix == ".py":
         return (
             f"name the function that returns (model, example inputs): {path}:build; or run it as a whole program: "
-            f"graphmem run {path}"
+            f"graphmem run {path} (its largest batch: graphmem run --largest {path} --batch-size {{}})"
         )
     return _FORMS.get(suffix, "").format(path=path)
 

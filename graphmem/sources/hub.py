@@ -37,9 +37,15 @@ def cached_configuration(name: str) -> Path | None:
 
 @cache
 def known_models() -> dict[str, dict[str, object]]:
-    """Configurations of public models by their Hub names."""
+    """Configurations of public models by their Hub names; ``like`` names the one that has the other values."""
     table: dict[str, dict[str, object]] = read_table("graphmem.sources", "hub_models.json")
-    return table
+
+    def whole(name: str) -> dict[str, object]:
+        values = dict(table[name])
+        like = values.pop("like", None)
+        return values if like is None else {**whole(str(like)), **values}
+
+    return {name: whole(name) for name in table}
 
 
 def known_model(name: str) -> str | None:
@@ -66,7 +72,7 @@ def _spellings() -> dict[str, str]:
     spelled = {}
     for known in known_models():
         organisation, _, short = known.partition("/")
-        for one in (short, short.removeprefix("Meta-")):
+        for one in (short, short.removeprefix("Meta-"), f"Meta-{short}" if organisation == "meta-llama" else short):
             spelled[_plain(one)] = spelled[_plain(organisation + one)] = known
     return spelled
 

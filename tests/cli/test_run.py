@@ -139,23 +139,21 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
 
 def test_options_are_those_of_analyze() -> None:
     """Those that both have are written alike."""
-    analyze = {p.name: (p.opts, p.type.name) for p in cli.commands["analyze"].params if isinstance(p, click.Option)}
-    own = {"module", "quiet", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "config"}
-    own |= {
-        "code",
-        "cards",
-        "rank",
-        "ranks",
-        "allow_writes",
-        "allow_network",
-        "allow_processes",
-        "epoch",
-        "vocab",
-        "dataset",
+    names = ("analyze", "fit")
+    known = {
+        p.name: (p.opts, p.type.name)
+        for name in names
+        for p in cli.commands[name].params
+        if isinstance(p, click.Option)
     }
+    own = {
+        "module", "quiet", "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "config", "code",
+        "cards", "rank", "ranks", "allow_writes", "allow_network", "allow_processes", "epoch", "vocab", "dataset",
+        "largest",
+    }  # fmt: skip
     for parameter in run_command.params:
         if isinstance(parameter, click.Option) and parameter.name not in own:
-            assert analyze[parameter.name] == (parameter.opts, parameter.type.name)
+            assert known[parameter.name] == (parameter.opts, parameter.type.name)
 
 
 def test_what_a_line_reads_can_be_told(tmp_path: Path) -> None:
@@ -169,3 +167,30 @@ def test_what_a_line_reads_can_be_told(tmp_path: Path) -> None:
     document = json.loads(told.stdout)
     assert not [said for said in document["diagnostics"] if said["kind"] == "assumed"]
     assert document["peak"]["requested_bytes"] == 4 * 1000 + 8192 * 256 * 4
+
+
+def test_the_largest_number_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number is a run of its own: what one saves is not there for the next."""
+    monkeypatch.chdir(tmp_path)
+    body = (
+        "import os; assert not os.path.exists('saved'); open('saved', 'w').close()\n"
+        "batch = torch.zeros(int(sys.argv[2]), 256 << 20, device='cuda')"
+    )
+    result = run("--gpu-memory", "4GiB", "--largest", "--format", "json", program(tmp_path, body), "--batch-size", "{}")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["size"], found["largest"], found["above"]["value"]) == ("batch-size", 3, 4)
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "T4", "train.py", "--bs", "8"), "write {} where the number stands"),
+        (("train.py", "bs={}"), "which card?"),
+        (("--gpu", "T4", "missing.py", "bs={}"), "missing.py"),
+    ],
+)
+def test_a_search_that_cannot_begin(words: tuple[str, ...], said: str) -> None:
+    result = run("--largest", *words)
+    assert (result.exit_code, said in result.output) == (1, True), result.output

@@ -243,7 +243,13 @@ KINDS = {
     "serving": Listed(
         "starts of vLLM: what it leaves for the KV cache, and why",
         "tests.recorded.serving:KIND",
-        ("vllm/runs.json.gz", "vllm/families.json.gz", "vllm/encoders.json.gz", "vllm/captured.json.gz"),
+        (
+            "vllm/runs.json.gz",
+            "vllm/families.json.gz",
+            "vllm/encoders.json.gz",
+            "vllm/captured.json.gz",
+            "vllm/versions.json.gz",
+        ),
         on_stub=False,
     ),
     "scheduling": Listed(

@@ -1,5 +1,5 @@
 """Starts of vLLM 0.32.0: ``vllm/runs.json.gz``, one entry a run, with its case (settings, configuration, environment)
-and the engine's own figures.
+and the engine's own figures; of other versions: ``vllm/versions.json.gz``.
 
 GRAPHMEM_VLLM_PYTHON names the interpreter of its environment, GRAPHMEM_STUB_DRIVER the stub. ``record NAME ...`` starts
 the engine with those cases again, ``table`` shows every recorded run beside the prediction.
@@ -31,17 +31,13 @@ FAMILIES = places.GOLDEN / "vllm" / "families.json.gz"
 ENCODERS = places.GOLDEN / "vllm" / "encoders.json.gz"
 #: Runs of models that the engine runs by transformers' code, and of some that it has code for and graphmem has not.
 CAPTURED = places.GOLDEN / "vllm" / "captured.json.gz"
+#: Runs of other versions, each under its version's name, which the installed engine of that version repeats.
+VERSIONS = places.GOLDEN / "vllm" / "versions.json.gz"
 _PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
 #: The card of a compute capability that the stub stood for.
 _CARDS = {
-    "90": "H100",
-    "80": "A100-80GB",
-    "86": "RTX-3090",
-    "89": "RTX-4090",
-    "100": "B200",
-    "120": "RTX-5090",
-    "75": "T4",
-}
+    "75": "T4", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090", "90": "H100", "100": "B200", "120": "RTX-5090"
+}  # fmt: skip
 _OPTIONS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_dtype", "enforce_eager", "quantization", "block_size", "dtype",
@@ -78,6 +74,12 @@ def encoders() -> dict[str, Run]:
 def captured() -> dict[str, Run]:
     """Those of :data:`CAPTURED`."""
     return _read(CAPTURED)
+
+
+@cache
+def versions() -> dict[str, Run]:
+    """Those of :data:`VERSIONS`. ``version`` is the engine's; ``warm``: the second of two starts is kept."""
+    return _read(VERSIONS)
 
 
 def _read(file: Path) -> dict[str, Run]:
@@ -160,9 +162,10 @@ class Serving:
         if not python or not stub:
             raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
         known = {
-            FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders()), CAPTURED: dict(captured())
+            FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders()), CAPTURED: dict(captured()),
+            VERSIONS: dict(versions()),
         }  # fmt: skip
-        for name in arguments or [name for recorded in known.values() for name in recorded]:
+        for name in arguments or [name for file in known if file is not VERSIONS for name in known[file]]:
             recorded = next((recorded for recorded in known.values() if name in recorded), None)
             if recorded is None:
                 raise SystemExit(f"{name!r} is none of {', '.join(one for found in known.values() for one in found)}")
@@ -191,20 +194,17 @@ class Serving:
 
 
 def _started(python: str, stub: str, run: Run) -> Run | None:
-    """What the engine wrote down; None if it did not start. A compiled start that is not a machine's first is the
-    second one that finds the same caches."""
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
-        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files")
+        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files", "version", "warm")
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         # Triton asks for the folder of the driver's library, which lies beside the stub.
         library = {"LD_PRELOAD": stub, "TRITON_LIBCUDA_PATH": str(Path(stub).parent / "cudalib")}
-        model, caches = Path(folder, "model"), Path(folder, "caches")
-        model.mkdir()
-        own = {"PYTHONPATH": str(_PROGRAM.parent), "MODEL_FOLDER": str(model), "VLLM_CACHE_ROOT": str(caches)}
-        own |= {"TRITON_CACHE_DIR": str(caches / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
-        environment = os.environ | run["environment"] | library | own
-        for _ in range(1 if run["settings"].get("enforce_eager") or "cold" in run else 2):
+        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(_PROGRAM.parent)}
+        if "warm" in run:
+            caches = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+            environment |= dict.fromkeys(caches, str(Path(folder, "caches")))
+        for _ in range(2 if "warm" in run else 1):
             subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
         return json.loads(out.read_text()) if out.exists() else None
 

@@ -21,6 +21,8 @@ from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized,
 from graphmem.serving.vllm.marlin import marlin_product
 from graphmem.serving.vllm.run import Run, Tensor
 
+#: What Machete takes: values of a group, and the least parts of a weight (layers/quantization/utils/machete_utils.py).
+_MACHETE_GROUPS, _MACHETE_BLOCK = (-1, 64, 128), (64, 128)
 #: Values of a block that bitsandbytes scales together (``blocksize`` of its 4-bit types).
 _NF4_BLOCK = 64
 #: Scales that it quantises together (``quantize_4bit`` with ``compress_statistics``).
@@ -33,11 +35,12 @@ _USUAL = (4, 128)
 
 @dataclass(frozen=True)
 class Packed(WeightMethod):
-    """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin.
+    """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin, on Hopper by Machete.
 
     ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
     ``unpacks``: AWQ's own kernels instead, which leave weights as they are and unpack them for a long product.
-    ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
+    ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go. ``hopper``:
+    Machete multiplies what it can, and keeps zero points in 16 bits, times the scales (mixed_precision/machete.py).
     """
 
     of_experts = ("qweight", "scales", "qzeros")
@@ -50,6 +53,11 @@ class Packed(WeightMethod):
     drops_zeros: bool = False
     shape_tensor: bool = False
     unpacks: bool = False
+    hopper: bool = False
+
+    def _by_machete(self, inputs: int, columns: int) -> bool:
+        rows, wide = _MACHETE_BLOCK
+        return self.hopper and self.group in _MACHETE_GROUPS and not (inputs % rows or columns % wide)
 
     def _groups(self, inputs: int) -> int:
         return 1 if self.group < 0 else cdiv(inputs, self.group)
@@ -64,7 +72,8 @@ class Packed(WeightMethod):
         }
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go."""
+        """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go. Machete's: values
+        twice, and zeros."""
         if self.unpacks:
             return
         run.enter(f"{name}.repack")
@@ -75,6 +84,18 @@ class Packed(WeightMethod):
             if self.zeros:
                 self._reorder(run, f"{name}.qzeros", self._groups(inputs) * columns * 4)
             run.free(order, shifts)
+        dropped = [f"{name}.qzeros"] if self.drops_zeros and not self.zeros else []
+        if self._by_machete(inputs, columns):
+            turned = run.new(run.named[f"{name}.qweight"].bytes)
+            _replace(run, f"{name}.qweight")
+            run.free(turned)
+            if self.zeros:
+                values = self._groups(inputs) * columns
+                product = run.replacing(run.new(values * 4), run.new(values * self.itemsize))
+                scaled = run.new(values * self.itemsize, f"{name}.qzeros")
+                run.named[f"{name}.qzeros"] = run.replacing(product, run.named[f"{name}.qzeros"], scaled)
+            run.free(*[run.named.pop(one) for one in dropped])
+            return
         if self.zeros:
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
@@ -82,8 +103,7 @@ class Packed(WeightMethod):
         for part in ("qweight", "scales"):  # compressed-tensors' lie the other way, and are turned around first
             turned = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
             _replace(run, f"{name}.{part}", after=turned)
-        if self.drops_zeros and not self.zeros:  # held to the end by ``device_loading_context``
-            run.free(run.named.pop(f"{name}.qzeros"))
+        run.free(*[run.named.pop(one) for one in dropped])  # held to the end by ``device_loading_context``
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
         """``_convert_awq_to_standard_format``: shifted, masked, put in order, shifted again, and summed up."""
@@ -95,7 +115,7 @@ class Packed(WeightMethod):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = outputs * self.itemsize * tokens
         if not self.unpacks:
-            return marlin_product(run, tokens, size)
+            return run.new(size) if self._by_machete(inputs, outputs) else marlin_product(run, tokens, size)
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
@@ -410,16 +430,18 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
     model = question.model
     bits = _bits(model, own.get("bits", own.get("w_bit", _USUAL[0])))
     group = counted(model, "group_size", own.get("group_size", own.get("q_group_size")), _USUAL[1], least=-1) or -1
+    hopper = device.compute_capability == _MACHETE_CARDS
     if name == "awq":
         zeros = bool(own.get("zero_point", True))
-        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question))
+        hopper = hopper and versions.AWQ_BY_MACHETE.holds(versions.checked(question.version))
+        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question), hopper=hopper)
     if name == "gptq":
         if own.get("desc_act") and group > 0 and versions.checked(question.version) >= versions.NEWEST:
             raise UsageError(
                 "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with static "
                 "activation ordering or desc_act=False"
             )
-        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True))
+        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True), hopper=hopper)
     if name == "bitsandbytes":
         if own.get("load_in_8bit"):
             raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
@@ -461,6 +483,8 @@ def _bits(model: ServedModel, value: object) -> int:
 
 #: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_fp4_supported``).
 _NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
+#: The cards that Machete is for, and no later ones (``MacheteLinearKernel.can_implement``).
+_MACHETE_CARDS = (9, 0)
 
 
 def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> WeightMethod:
@@ -485,5 +509,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
     if kind == "int" and bits == 8 and first.get("input_activations"):
         return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
     if kind == "int" and bits in (4, 8):
-        return Packed(bits, group, itemsize, zeros=not weights.get("symmetric", True), shape_tensor=True)
+        hopper = device.compute_capability == _MACHETE_CARDS
+        zeros = not weights.get("symmetric", True)
+        return Packed(bits, group, itemsize, zeros=zeros, shape_tensor=True, hopper=hopper)
     raise UsageError(f"{question.model.name}: compressed-tensors of {bits} bits ({shown(kind)}) is not followed")

@@ -14,9 +14,11 @@ from typing import Any
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
+from graphmem.serving.installed import BASES, AskedFirst
 from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside
+from graphmem.serving.sglang import installed
+from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside, with_pool
 from graphmem.serving.stored import matrices
 from graphmem.serving.values import count
 from graphmem.units import MIB
@@ -35,6 +37,7 @@ OPTIONS = {
     "cuda_graph_max_bs": Option(whole()),
     "disable_cuda_graph": Option(flag),
     "max_prefill_tokens": Option(whole()),
+    "basis": Option(one_of(*BASES), "", BASES[0]),
 }
 #: Other spellings.
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
@@ -70,9 +73,12 @@ _READER = Reader(
     version=re.compile(r"sglang(?: version|==)[ =:v]*(\d+\.\d+[\w.]*)"),
     settings=_logged,
     model=("model_path",),
+    told=("ServerArgs(",),
+    sums={"weights": ("weights", "beside the weights")},
     free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
     figures=(
         said("weights", "Load weight end", r"mem usage=# GB"),
+        said("available", "Load weight end", r"avail mem=# GB", worst=min),
         said("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
         said("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
         said("tokens", "#tokens:", r"\x23tokens: #", 0, min),
@@ -80,7 +86,7 @@ _READER = Reader(
 )
 
 
-class SGLang(Formula):
+class SGLang(AskedFirst, Formula):
     """The engine."""
 
     name = "sglang"
@@ -90,8 +96,16 @@ class SGLang(Formula):
     log = _READER
     options, short, length, accepted = OPTIONS, SHORT, "context_length", FOLLOWED | LATENT
 
-    def serve(self, question: Question) -> Served:
-        """See :class:`graphmem.serving.base.Engine`."""
+    def why_not(self, question: Question) -> str | None:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.why_not(question)
+
+    def by_itself(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.serve(question)
+
+    def retold(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
         found, own, length = self.asked(question)
         cards, page = found["tp_size"], found["page_size"]
         chunk, graphs = _defaults(question.device, cards)
@@ -129,12 +143,17 @@ class SGLang(Formula):
             advice="raise --mem-fraction-static, or give more cards (--tp)",
             basis="logs",
             notes=(
-                "eight public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
+                "ten public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
                 "are what --mem-fraction-static keeps free, and are not predicted",
                 f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
                 "the default fraction is that of 0.5.23 without graphs of prefills; older versions had 0.88 on an H100",
             ),
         )  # fmt: skip
+
+    def with_available(self, served: Served, free: int) -> Served:
+        """The answer where so many bytes were free once the weights were loaded."""
+        kept = next(part.bytes for part in served.parts if part.name == "kept free")
+        return with_pool(served, free - kept)
 
 
 def _defaults(device: Device, cards: int) -> tuple[int, int]:
