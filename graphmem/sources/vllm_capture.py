@@ -208,8 +208,8 @@ class Making:
             self._keys.append(key)
         if module in self._packed_keys:
             self.called.append(_ATTENTION)
-            shape = (query.shape[-2], query.shape[1] * module.v_head_dim)
-            return torch.empty(shape, dtype=query.dtype, device=query.device), None
+            width = query.shape[1] * module.v_head_dim
+            return torch.empty((query.shape[-2], width), dtype=query.dtype, device=query.device), None
         tokens, wide, narrow = query.shape[-2], value.shape[-1], value.shape[-1] < width
         if narrow and self.own_code and self.config.model_type in _NARROW_VALUES:
             self._value_dim = wide

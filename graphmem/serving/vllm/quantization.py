@@ -101,8 +101,8 @@ class Packed(WeightMethod):
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
         for part in ("qweight", "scales"):  # compressed-tensors' lie the other way, and are turned around first
-            turned = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
-            _replace(run, f"{name}.{part}", after=turned)
+            copies = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
+            _replace(run, f"{name}.{part}", after=copies)
         run.free(*[run.named.pop(one) for one in dropped])  # held to the end by ``device_loading_context``
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
