@@ -49,6 +49,7 @@ _QUANTISED: tuple[tuple[str, str, tuple[str, dict[str, Any]]], ...] = (
     (r"[-.](quantized\.)?w4a16", "", _compressed("4 bits in groups of 128", 4, "int", "group")),
     (r"[-.](quantized\.)?w8a8", "", _compressed("8 bits by output", 8, "int", "channel", _BY_TOKEN)),
     (r"[-_]fp8[-_]dynamic", "", _compressed("FP8 by output", 8, "float", "channel", _BY_TOKEN)),
+    (r"[-_]fp8", "(zai-org|thudm)/", _compressed("FP8 by output", 8, "float", "channel", _BY_TOKEN)),
     (r"[-_]fp8", "(redhatai|neuralmagic)/", _compressed("FP8 by tensor", 8, "float", "tensor", _BY_TENSOR)),
     (r"[-_]fp8", "nvidia/", ("FP8 by tensor", {"quant_method": "fp8", "activation_scheme": "static"})),
     (r"[-_]fp8", "", (
@@ -95,8 +96,16 @@ def _quantised(name: str) -> ServedModel | None:
         known = known_model(name[: match.start()]) or known_model(_last(name[: match.start()]))
         if known is not None:
             own = {**known_models()[known], "quantization_config": config}
+            if "vision_config" in own:
+                own["quantization_config"] = _with_plain_encoder(config)
             return ServedModel(f"{known} ({words}: by the name {_last(name)})", own)
     return None
+
+
+def _with_plain_encoder(config: dict[str, Any]) -> dict[str, Any]:
+    """Encoders are left as they are: by the modules' names in the architectures that have one."""
+    key = next((one for one in ("ignore", "llm_int8_skip_modules") if one in config), "modules_to_not_convert")
+    return config | {key: [*config.get(key, ()), "visual", "vision_tower", "multi_modal_projector"]}
 
 
 def _last(name: str) -> str:

@@ -144,7 +144,7 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in lines:
         if " = " in line and ("context" in line or "llama_new_context" in line):
-            made = settings_in(line.partition(": ")[2])
+            made = settings_in(line.rpartition(": ")[2])
             found |= {_LOGGED[name]: text for name, text in made.items() if name in _LOGGED}
         elif match := re.search(r"offloaded (\d+)/\d+ layers", line):
             found["n_gpu_layers"] = match[1]

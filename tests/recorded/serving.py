@@ -42,10 +42,12 @@ _ENGINES = {
     for name in ("vllm", "sglang")
 }
 #: The card of a compute capability that the stub stood for.
-_CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
+_CARDS = {
+    "75": "T4", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090", "90": "H100", "100": "B200", "120": "RTX-5090"
+}  # fmt: skip
 _OPTIONS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "kv_cache_dtype", "enforce_eager", "quantization", "block_size",
+    "kv_cache_dtype", "enforce_eager", "quantization", "block_size", "dtype",
 )  # fmt: skip
 #: Runs whose machine had not compiled their model before, as their logs say.
 COLD = ("llama3-8b-graphs-srv", "pub-qwen3-32b-awq-4090-3584-cold", "pub-qwen3-32b-awq-4090-v1runner")

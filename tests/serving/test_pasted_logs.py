@@ -97,6 +97,15 @@ def test_a_name_says_how_its_checkpoint_is_quantised(named: str, known: str, met
     assert model.config["quantization_config"]["quant_method"] == method
 
 
+def test_encoders_of_quantised_checkpoints_stay_as_they_are() -> None:
+    plain, packed = (model_of_log(f"Qwen/Qwen2.5-VL-7B-Instruct{ending}").config for ending in ("", "-AWQ"))
+    assert packed["vision_config"] == plain["vision_config"]
+    assert "visual" in packed["quantization_config"]["modules_to_not_convert"]
+    assert "vision_tower" in model_of_log("unsloth/gemma-3-4b-it-bnb-4bit").config["quantization_config"][
+        "llm_int8_skip_modules"
+    ]  # fmt: skip
+
+
 def test_a_log_that_is_cut_off_is_known_by_its_words(tmp_path: Path) -> None:
     report = _compared(tmp_path, END)
     assert report.log.version == "0.7 by its words"
@@ -104,6 +113,16 @@ def test_a_log_that_is_cut_off_is_known_by_its_words(tmp_path: Path) -> None:
     assert report.given is not None
     assert report.given.share == pytest.approx(0, abs=0.002)
     assert "no line of the options" in str(report)
+
+
+def test_a_build_of_a_checkout_has_no_version_and_a_compiling_start_is_the_first(tmp_path: Path) -> None:
+    text = START.replace("0.13.0", "0.1.dev15312+g690e127b1") % ("Qwen/Qwen3-0.6B", "1.0")
+    assert _compared(tmp_path, text, gpu="L4").log.version == "0.13 by its words"
+    compiled = (
+        "(EngineCore_DP0 pid=14) INFO [backends.py:278] Compiling a graph for compile range (1, 2048) takes 8 s\n"
+    )
+    text = text.replace("'enforce_eager'", "'x'").replace("(EngineCore", compiled + "(EngineCore", 1)
+    assert _compared(tmp_path, text, gpu="L4").served.settings["cold"]
 
 
 def test_a_share_in_two_digits_is_what_it_comes_to(tmp_path: Path) -> None:
@@ -146,6 +165,8 @@ def test_a_model_is_known_by_what_llama_cpp_prints_of_it(tmp_path: Path) -> None
         for number, (name, rows) in enumerate((("token_embd.weight", 128256), ("blk.0.attn_q.weight", 4096)))
     )
     listed = _compared(tmp_path, tensors + LLAMA_CPP)
+    journal = "".join(f"Oct 08 16:50:22 host llama[12]: {line}\n" for line in LLAMA_CPP.splitlines())
+    assert _compared(tmp_path, journal).terms == report.terms
     (weights,) = (term for term in listed.terms if term.name == "weights")
     assert weights.predicted == (4096 + 128256) * 4096 // 32 * 34  # the output reads the embeddings
 

@@ -24,7 +24,17 @@ from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.installed import AskedFirst
 from graphmem.serving.values import count
-from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, installed, order, versions
+from graphmem.serving.vllm import (
+    arguments,
+    backend,
+    collectives,
+    encoders,
+    families,
+    graphs,
+    installed,
+    order,
+    versions,
+)
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -575,6 +585,8 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append(
             "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
         )
+    sums = collectives.in_words(question.device, settings.tensor_parallel)
+    notes += [sums] if sums is not None and settings.version == versions.NEWEST else []
     if settings.more.host_cache_bytes:
         host = format_bytes(settings.more.host_cache_bytes)
         notes.append(
