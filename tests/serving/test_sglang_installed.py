@@ -171,17 +171,18 @@ def _recorded(name: str, basis: str) -> Question:
 
 @pytest.mark.parametrize("name", recorded.sglang_runs())
 def test_our_account_has_the_tokens_of_recorded_starts(name: str) -> None:
-    """But for a few: the rotary table is one segment more for the allocator than for the engine's."""
+    """But for segments of small tensors, 2 MiB each, which it does not place."""
     served = engine_named("sglang").serve(_recorded(name, "retold"))
     run = recorded.sglang_runs()[name]
     assert served.settings["mem_fraction_static"] == run["mem_fraction_static"]
-    assert 0 <= served.kv_cache.tokens - run["tokens"] <= 10
+    assert 0 <= (served.kv_cache.tokens - run["tokens"]) * served.kv_cache.block_bytes <= 4 << 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recorded.sglang_runs())
 def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tokens, weights and what CUDA graphs take, of which 2 MiB too much are not explained."""
+    """In tokens, weights and what CUDA graphs take: seed and offset of each take a segment of 2 MiB, which PyTorch 2.14
+    makes where random numbers are drawn alone."""
     run = recorded.sglang_runs()[name]
     if PROGRAM.version() != run["version"]:
         pytest.skip("a recording of a version that is not installed here")
@@ -195,5 +196,5 @@ def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pyte
     }
     assert served.kv_cache.tokens == run["tokens"]
     assert served.weights_bytes == taken["load_model", "allocated"]
-    unexplained = 0 if "--disable-cuda-graph" in run["options"] else 2 << 20
-    assert served.graphs_bytes == taken["init_cuda_graphs", "reserved"] + unexplained
+    states = 0 if "--disable-cuda-graph" in run["options"] else 2 << 20
+    assert served.graphs_bytes == taken["init_cuda_graphs", "reserved"] + states
