@@ -249,6 +249,7 @@ KINDS = {
             "vllm/encoders.json.gz",
             "vllm/captured.json.gz",
             "vllm/versions.json.gz",
+            "sglang/runs.json.gz",
         ),
         on_stub=False,
     ),
