@@ -170,7 +170,8 @@ def serve_command(model: str | None, asked: Asked, form: Format, output: str | N
       graphmem serve --gpu H100 -- vllm serve Qwen/Qwen3-32B -tp 2
       graphmem serve --from-log engine.log
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
+    Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start, or does not hold --load on the card that
+    is named.
     """
     check_output(output)
     if asked.from_log is not None:
@@ -184,7 +185,8 @@ def serve_command(model: str | None, asked: Asked, form: Format, output: str | N
     with working() as progress:
         report = serve(model, **options, say=progress)
     publish(report, form, output)
-    if not report.starts:
+    named = asked.gpu is not None or asked.gpu_memory is not None
+    if not report.starts or (named and not report.holds):
         click.get_current_context().exit(DOES_NOT_FIT)
 
 

@@ -195,7 +195,7 @@ def device_named(name: str) -> Device:
     part = part_named(str(name), device_named) if len(str(name)) <= _LONGEST_NAME else None
     if part is not None:
         return part
-    other = "--gpu-memory 24GiB --gpu-like NAME"
+    other = "--gpu NAME --gpu-memory 24GiB (one of that size, else like the known NAME)"
     if _APPLE.match(key):
         raise UsageError(
             f"{name!r} is Apple's, and not in the table: give the chip and its memory, such as M2-Max-64GB or M4-16GB, "

@@ -84,6 +84,13 @@ class ServingReport(Answer):
         return self.served.refusal is None
 
     @property
+    def holds(self) -> bool:
+        """True if the engine starts and runs all requests of ``load`` at once; without a load, if it starts."""
+        most = self.served.settings["max_num_seqs"]
+        asked = self.load or 0
+        return self.starts and self.concurrency >= asked and (most is None or most >= asked)
+
+    @property
     def concurrency(self) -> float:
         """Requests in the cache at once: at the lengths asked about, else at the full one."""
         at_lengths = self.concurrency_at_lengths
@@ -195,11 +202,16 @@ def serve(
             assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
         card = _card(card, gpu_memory)
     quantiles = _quantiles(lengths)
+    answers = _quantiles(output_lengths)
+    for name, given in (("lengths", quantiles), ("output_lengths", answers)):
+        if len(given) == 1:
+            option = f"--{name.replace('_', '-')}"
+            assumptions.append(f"every request is taken for as long as {option} says: a second quantile spreads them")
     speed = _speed(step_time, tokens_per_second)
     rentals = rentals_in(Path(prices)) if prices is not None else ()
     if price is not None and not 0 < price < math.inf:
         raise UsageError(f"--price {price:g}; accepted: a number above 0")
-    over_time = _load_asked(arrivals, quantiles, _quantiles(output_lengths), duration, trace)
+    over_time = _load_asked(arrivals, quantiles, answers, duration, trace)
     if over_time is not None and getattr(chosen, "searches", False):  # before it is captured
         raise UsageError(unscheduled(chosen.title))
     version = engine_version or _installed(chosen, assumptions)

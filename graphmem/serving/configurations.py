@@ -5,7 +5,10 @@ No network, no weights, no code of a model, and neither torch nor transformers: 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from graphmem.base.documents import shown
 from graphmem.errors import SourceError
@@ -14,6 +17,47 @@ from graphmem.serving.base import ServedModel
 from graphmem.sources.checkpoints import checkpoint_in
 from graphmem.sources.configurations import values_of
 from graphmem.sources.hub import cached_configuration, close_names, known_model, known_models
+
+
+def _compressed(words: str, bits: int, kind: str, strategy: str, inputs: dict[str, Any] | None = None) -> Any:
+    """llm-compressor's configuration of all linear layers but the head."""
+    weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights | ({"group_size": 128} if strategy == "group" else {})}
+    groups = {"group_0": group | ({"input_activations": inputs} if inputs else {})}
+    return words, {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
+
+
+_BY_TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
+_BY_TENSOR = {"num_bits": 8, "dynamic": False, "strategy": "tensor"}
+#: How the names of published checkpoints end, and whose -> how they are quantised as a rule: words and the
+#: ``quantization_config``. Who publishes them decides what FP8 means.
+_QUANTISED: tuple[tuple[str, str, tuple[str, dict[str, Any]]], ...] = (
+    (r"[-_](unsloth[-_])?bnb[-_]4bit", "", (
+        "bitsandbytes, nf4",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+    )),
+    (r"[-_]awq([-_](int4|4bit))?", "", (
+        "AWQ, 4 bits in groups of 128",
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    )),
+    (r"[-_]gptq([-_](int4|4bit))?", "", (
+        "GPTQ, 4 bits in groups of 128", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    )),
+    (r"[-_]gptq[-_](int8|8bit)", "", (
+        "GPTQ, 8 bits in groups of 128", {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": True},
+    )),
+    (r"[-.](quantized\.)?w4a16", "", _compressed("4 bits in groups of 128", 4, "int", "group")),
+    (r"[-.](quantized\.)?w8a8", "", _compressed("8 bits by output", 8, "int", "channel", _BY_TOKEN)),
+    (r"[-_]fp8[-_]dynamic", "", _compressed("FP8 by output", 8, "float", "channel", _BY_TOKEN)),
+    (r"[-_]fp8", "(zai-org|thudm)/", _compressed("FP8 by output", 8, "float", "channel", _BY_TOKEN)),
+    (r"[-_]fp8", "(redhatai|neuralmagic)/", _compressed("FP8 by tensor", 8, "float", "tensor", _BY_TENSOR)),
+    (r"[-_]fp8", "nvidia/", ("FP8 by tensor", {"quant_method": "fp8", "activation_scheme": "static"})),
+    (r"[-_]fp8", "", (
+        "FP8 by blocks of 128",
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    )),
+    (r"[-_](nvfp4|fp4)", "", ("NVFP4", {"quant_method": "modelopt_fp4", "group_size": 16, "ignore": ["lm_head"]})),
+)  # fmt: skip
 
 
 def model_named(name: str) -> ServedModel:
@@ -32,12 +76,63 @@ def model_named(name: str) -> ServedModel:
     known = known_model(plain)
     if known is not None:
         return ServedModel(known, known_models()[known])
+    quantised = _quantised(plain)
+    if quantised is not None:
+        return quantised
     close = close_names(plain)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise SourceError(
         f"{shown(plain)} is neither a config.json, a folder with one, a model in this machine's Hugging Face cache nor "
         f"one of graphmem's table{hint}; else save its config.json and give that"
     )
+
+
+def _quantised(name: str) -> ServedModel | None:
+    """A model of the table whose name ends with how its checkpoint is quantised, as that is done as a rule."""
+    for ending, owners, (words, config) in _QUANTISED:
+        match = re.search(f"{ending}$", name.lower())
+        if match is None or not re.match(owners, name.lower()):
+            continue
+        known = known_model(name[: match.start()]) or known_model(_last(name[: match.start()]))
+        if known is not None:
+            own = {**known_models()[known], "quantization_config": config}
+            if "vision_config" in own:
+                own["quantization_config"] = _with_plain_encoder(config)
+            return ServedModel(f"{known} ({words}: by the name {_last(name)})", own)
+    return None
+
+
+def _with_plain_encoder(config: dict[str, Any]) -> dict[str, Any]:
+    """Encoders are left as they are: by the modules' names in the architectures that have one."""
+    key = next((one for one in ("ignore", "llm_int8_skip_modules") if one in config), "modules_to_not_convert")
+    return config | {key: [*config.get(key, ()), "visual", "vision_tower", "multi_modal_projector"]}
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def model_of_log(name: str) -> ServedModel:
+    """The model that an engine's log names: often a folder of another machine, whose last parts are a model's name.
+    Raises :class:`SourceError`."""
+    for candidate in _spellings(name):
+        try:
+            return model_named(candidate)
+        except SourceError:
+            continue
+    return model_named(name)
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """The name; of a path the folder of the Hub's cache, or the last parts, where ModelScope writes dots as ``___``."""
+    yield name
+    plain = name.replace("___", ".").rstrip("/")
+    if match := re.search(r"models--([\w.-]+?)--([\w.-]+)", plain):
+        yield f"{match[1]}/{match[2]}"
+    parts = plain.split("/")
+    if len(parts) > 2:
+        yield "/".join(parts[-2:])
+    yield parts[-1]
 
 
 def _gguf(path: Path) -> ServedModel:

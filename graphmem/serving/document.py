@@ -91,10 +91,9 @@ def _holds(report: ServingReport) -> tuple[bool, str]:
     shorter = "" if report.lengths else "; of shorter ones for more (--lengths p50=800,p99=6000)"
     if report.load is None:
         return True, f"STARTS on {_cards(report)}: {room}{shorter}."
-    is_held = fits >= report.load and (most is None or most >= report.load)
     limit = f", and the engine runs at most {most:,} at once" if most is not None and most < report.load else ""
-    verdict = "HOLDS" if is_held else "DOES NOT HOLD"
-    return is_held, f"{verdict} {report.load:g} requests at once on {_cards(report)}: {room}{limit}{shorter}."
+    verdict = "HOLDS" if report.holds else "DOES NOT HOLD"
+    return report.holds, f"{verdict} {report.load:g} requests at once on {_cards(report)}: {room}{limit}{shorter}."
 
 
 def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:
@@ -187,7 +186,7 @@ def _speed(busy: Throughput, eager: bool) -> Iterator[tuple[str, str]]:
     yield "prompts", f"{_between(busy.prompts)} tokens a second while prompts are read"
     if busy.answers_cost is not None and busy.prompts_cost is not None:
         yield "cost", f"${busy.price:,.2f} an hour; a million tokens of answers ${_between(busy.answers_cost, 2)}"
-        yield "", f"and of prompts ${_between(busy.prompts_cost, 2)}"
+        yield "", f"and of prompts ${_between(busy.prompts_cost, 2)}: an engine that is always so busy"
     yield "stands on", f"a roofline, not measured; {_INTERVAL}"
     if eager:
         yield "", "with CUDA graphs, which this engine has not: it may be slower"
@@ -272,7 +271,8 @@ def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
             f"{_time(one.wait_p99)}{'' if one.followed is None else f' in the first {_time(one.followed)}'}",
         )
     if load.price_of_all is not None:
-        yield "cost", f"${load.price_of_all:,.2f} an hour, ${load.answers_cost:,.2f} a million tokens of answers"
+        cost = f"${load.price_of_all:,.2f} an hour for all, ${load.answers_cost:,.2f} a million tokens of answers"
+        yield "cost", f"{cost}: this load's, with its prompts and the time that they are idle"
 
 
 def _counted(number: int, what: str) -> str:

@@ -17,20 +17,22 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
-from graphmem.serving.base import BASES, Question, Served, for_searches
-from graphmem.serving.configurations import model_named
-from graphmem.serving.logs import Log, Printed, Reader, lines_of
+from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches
+from graphmem.serving.configurations import model_named, model_of_log
+from graphmem.serving.logs import Log, Printed, Reader, lines_of, services_in
 from graphmem.units import MIB, format_bytes, parse_bytes
 
 #: The figures that decide, the first that a log has.
 _DECIDE = ("KV cache", "tokens", "blocks", "KV buffer", "concurrency")
+#: What is derived of two of them.
+_TOKEN = "a token"
 #: A difference up to this part of the figure is none, as digits and drivers differ.
 _EQUAL = 0.02
 #: How a field of a question is read of a log's text.
 _READ: Mapping[str, type] = {
     "tensor_parallel_size": int, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int,
     "gpu_memory_utilization": float, "kv_cache_dtype": str, "quantization": str, "dtype": str, "enforce_eager": bool,
-    "block_size": int, "entry": str,
+    "block_size": int, "entry": str, "cold": bool,
 }  # fmt: skip
 
 
@@ -140,31 +142,44 @@ def compared(
     card = _card(path, log, gpu, gpu_memory)
     found, others = _asked(log, options)
     numbers = _version(engine_version or (log.version if reader.follows_versions else None))
-    named = model or log.model
-    if named is None:
-        raise UsageError(f"{path.name} does not name its model: give the model's config.json, folder or name as MODEL")
-    try:
-        served_model = model_named(named)
-    except SourceError as error:
-        if model is not None:
-            raise
-        raise UsageError(
-            f"{path.name} names the model {shown(named)}, whose configuration is not here: give its config.json, its "
-            f"folder or a known name as MODEL, before --from-log ({error})"
-        ) from None
+    served_model, open_figures = _model(path, log, model)
     question = Question(served_model, card, version=numbers, **found)
     question, left_out = _followed(chosen, question, others)
     question = for_searches(chosen, question)
     served = chosen.serve(question)
-    terms = tuple(_terms(reader, log, served))
-    given = _given(chosen, question, reader, log)
+    terms = tuple(term for term in _terms(reader, log, served) if term.name not in open_figures)
+    given = _given(chosen, question, reader, log, served)
     return LogReport(str(path), log, served, terms, given, left_out)
+
+
+def _model(path: Path, log: Log, model: str | None) -> tuple[ServedModel, frozenset[str]]:
+    """The model that is given, named, or printed; and the figures that this leaves open."""
+    if model is not None:
+        return model_named(model), frozenset()
+    try:
+        if log.model is not None:
+            return model_of_log(log.model), frozenset()
+    except SourceError as error:
+        if log.own_model is None:
+            raise UsageError(
+                f"{path.name} names the model {shown(log.model)}, whose configuration is not here: give its "
+                f"config.json, its folder or a known name as MODEL, before --from-log ({error})"
+            ) from None
+    if log.own_model is None:
+        raise UsageError(f"{path.name} does not name its model: give the model's config.json, folder or name as MODEL")
+    return log.own_model
 
 
 def _read(path: Path, lines: list[str], engine: str | None) -> tuple[Reader, Log]:
     """The log as the engine's reader has it, that of the engine which says most in it."""
     readers = _readers() if engine is None else [_reader(engine)]
-    found = [(reader, log) for reader in readers if (log := reader.read(lines)) is not None]
+    parts = services_in(lines)
+    found = [
+        (reader, replace(log, service=service))
+        for service, own in parts.items()
+        for reader in readers
+        if (log := reader.read(own)) is not None
+    ]
     if not found:
         names = ", ".join(reader.engine for reader in readers)
         raise SourceError(
@@ -196,8 +211,11 @@ def _card(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str 
     if gpu_memory is not None:
         size = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
         return custom_device(size, like=card)
+    if log.total_bytes is None and log.free_bytes is None:
+        whole = card.board_bytes if log.on_windows else None
+        return replace(card, capacity_bytes=whole or card.capacity_bytes)
     if log.total_bytes is None:
-        return card if log.free_bytes is None else replace(card, capacity_bytes=log.free_bytes + _before(card))
+        return replace(card, capacity_bytes=(log.free_bytes or 0) + _before(card))
     if abs(log.total_bytes - card.capacity_bytes) > 0.1 * card.capacity_bytes:
         raise UsageError(
             f"{path.name}: its card has {format_bytes(log.total_bytes)}, and {card.name} has "
@@ -235,7 +253,8 @@ def _word(text: str) -> str:
 
 
 def _version(text: str | None) -> tuple[int, int] | None:
-    numbers = [int(part) for part in (text or "").removeprefix("v").split(".")[:2] if part.isdigit()]
+    plain = (text or "").removeprefix("v").partition(" ")[0]
+    numbers = [int(part) for part in plain.split(".")[:2] if part.isdigit()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
@@ -258,10 +277,19 @@ def _followed(engine: Any, question: Question, others: list[tuple[str, str]]) ->
 
 
 def _terms(reader: Reader, log: Log, served: Served) -> Iterator[Term]:
-    for name, printed in log.printed.items():
+    for name, printed in {**log.printed, **_token(log)}.items():
         predicted = _predicted(reader, served, name)
         if predicted is not None:
             yield _term(printed, predicted)
+
+
+def _token(log: Log) -> dict[str, Printed]:
+    """Bytes of a token, of what a log says of the whole cache: they are the model's, whatever else the card holds."""
+    whole, tokens = log.printed.get("KV buffer") or log.printed.get("KV cache"), log.printed.get("tokens")
+    if whole is None or tokens is None or tokens.value <= 0 or whole.value <= 0:
+        return {}
+    value = whole.value / tokens.value
+    return {_TOKEN: Printed(_TOKEN, value, value, value, (whole.step + value) / tokens.value * 2, is_size=True)}
 
 
 def _term(printed: Printed, predicted: float) -> Term:
@@ -275,25 +303,32 @@ def _term(printed: Printed, predicted: float) -> Term:
 
 def _predicted(reader: Reader, served: Served, name: str) -> float | None:
     cache = served.kv_cache
+    whole = cache.blocks * cache.block_bytes
     known: dict[str, float] = {
-        "KV cache": cache.available_bytes, "KV buffer": cache.blocks * cache.block_bytes, "blocks": cache.blocks,
-        "tokens": cache.tokens, "concurrency": cache.concurrency, "CUDA graphs": served.graphs_bytes,
-        "weights": served.weights_bytes,
+        "KV cache": cache.available_bytes, "KV buffer": whole, "blocks": cache.blocks,
+        "tokens": cache.tokens, "concurrency": cache.concurrency, "weights": served.weights_bytes,
+        _TOKEN: whole / max(1, cache.tokens),
     }  # fmt: skip
+    if served.graphs_bytes:  # else they are not predicted
+        known["CUDA graphs"] = served.graphs_bytes
     parts = {part.name: part.bytes for part in served.parts}
     if name in reader.sums:
         return sum(parts.get(one, 0) for one in reader.sums[name])
     return known.get(name, parts.get(name))
 
 
-def _given(engine: Any, question: Question, reader: Reader, log: Log) -> Term | None:
-    """The figure that decides, as predicted with what the log says is loaded beside torch."""
-    outside = log.printed.get("outside torch")
-    if outside is None or question.non_torch_bytes:
-        return None
-    served = engine.serve(question.with_(non_torch_bytes=max(0, round(outside.value))))
+def _given(engine: Any, question: Question, reader: Reader, log: Log, served: Served) -> Term | None:
+    """The figure that decides, as predicted with what the log says of the machine: what is loaded beside torch, or what
+    was available once the weights were there."""
+    outside, available = log.printed.get("outside torch"), log.printed.get("available")
     name = next((name for name in _DECIDE if name in log.printed), None)
     if name is None:
+        return None
+    if outside is not None and not question.non_torch_bytes:
+        served = engine.serve(question.with_(non_torch_bytes=max(0, round(outside.value))))
+    elif available is not None:
+        served = engine.with_available(served, round(available.value))
+    else:
         return None
     predicted = _predicted(reader, served, name)
     return None if predicted is None else _term(log.printed[name], predicted)
@@ -312,7 +347,8 @@ def _sections(report: LogReport) -> Iterator[Section]:
         Facts((
             ("log", report.path),
             ("engine", f"{served.engine} {version}{followed}, from {BASES[served.basis]}"),
-            ("model", served.model),
+            ("model", served.model + ("" if log.model in (None, served.model) else f", in the log {shown(log.model)}")),
+            *((("service", log.service),) if log.service else ()),
             ("card", f"{served.cards} x {served.gpu}, {format_bytes(served.total_bytes)}"),
             ("settings", settings or "none but defaults"),
         )),
@@ -333,7 +369,7 @@ def _is_good(term: Term | None) -> bool:
 
 
 def _verdict(report: LogReport) -> Iterator[str]:
-    decides, differs = report.decides, report.differs
+    log, decides, differs = report.log, report.decides, report.differs
     if report.served.refusal is not None:
         yield f"Predicted: DOES NOT START: {report.served.refusal}"
     if decides is None:
@@ -341,11 +377,13 @@ def _verdict(report: LogReport) -> Iterator[str]:
     else:
         yield f"The {_cache_words(decides)}: {_compared(decides)}."
     if report.given is not None:
-        outside = report.log.printed["outside torch"].value
-        yield (
-            f"With the {format_bytes(round(outside))} that the log says are outside torch, which belong to the "
-            f"machine: {_compared(report.given)}."
-        )
+        outside, available = log.printed.get("outside torch"), log.printed.get("available")
+        figure = outside or available
+        size = format_bytes(round(figure.value)) if figure is not None else ""
+        words = "are outside torch, which belong to the machine" if outside else "were free once the weights were there"
+        yield f"With the {size} that the log says {words}: {_compared(report.given)}."
+    if not log.is_told:
+        yield "The log has no line of the options that were given: what it does not say is taken by default."
     if differs is None:
         yield "No other figure differs beyond its printed digits."
     elif decides is not None and decides.is_size and 2 * abs(differs.difference) < abs(decides.difference):
@@ -380,5 +418,5 @@ def _off(term: Term) -> str:
 def _size(value: float, is_size: bool) -> str:
     if not is_size:
         return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
-    size = format_bytes(round(abs(value))) if abs(value) >= MIB else f"{abs(value) / MIB:.2f} MiB"
+    size = format_bytes(round(abs(value))) if abs(value) >= MIB else f"{abs(value) / 1024:.2f} KiB"
     return f"-{size}" if value < 0 else size

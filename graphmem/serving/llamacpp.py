@@ -8,6 +8,7 @@ The memory of ggml's pools while kernels run is in no log and is not counted.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +134,7 @@ SHORT = {
 #: Names of the context's parameters as logs have them -> of the options.
 _LOGGED = {
     "n_ctx": "ctx_size", "n_batch": "batch_size", "n_ubatch": "ubatch_size", "n_seq_max": "parallel",
-    "flash_attn": "flash_attn", "kv_unified": "kv_unified",
+    "flash_attn": "flash_attn", "kv_unified": "kv_unified", "n_outputs_max": "n_outputs_max",
 }  # fmt: skip
 _SWITCH = {"0": "off", "1": "on", "enabled": "on", "disabled": "off"}
 
@@ -143,7 +144,7 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in lines:
         if " = " in line and ("context" in line or "llama_new_context" in line):
-            made = settings_in(line.partition(": ")[2])
+            made = settings_in(line.rpartition(": ")[2])
             found |= {_LOGGED[name]: text for name, text in made.items() if name in _LOGGED}
         elif match := re.search(r"offloaded (\d+)/\d+ layers", line):
             found["n_gpu_layers"] = match[1]
@@ -152,7 +153,58 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
         elif match := re.search(r"loaded meta data with .* from (\S+\.gguf)", line):
             found["model"] = match[1]
     found["flash_attn"] = _SWITCH.get(found.get("flash_attn", "auto"), found.get("flash_attn", "auto"))
+    if "ubatch_size" in found:  # versions that do not print it reserve logits for all tokens
+        found.setdefault("n_outputs_max", found["ubatch_size"])
     return found
+
+
+#: Names of sizes as logs print them -> those of a file's metadata, behind the architecture's name.
+_PRINTED = {
+    "n_layer": "block_count", "n_embd": "embedding_length", "n_head": "attention.head_count",
+    "n_head_kv": "attention.head_count_kv", "n_embd_head_k": "attention.key_length", "n_ff": "feed_forward_length",
+    "n_embd_head_v": "attention.value_length", "n_swa": "attention.sliding_window", "n_ctx_train": "context_length",
+    "n_expert_used": "expert_used_count", "n_ff_exp": "expert_feed_forward_length",
+}  # fmt: skip
+_SIZE = re.compile(r"(?:print_info|llm_load_print_meta): (\w+) += (\S+)$")
+_ENTRY = re.compile(r"- kv +\d+: +(\S+) +(?:[iu]\d+|str|arr\[\w+,(\d+)\]) += (\S+)")
+_TENSOR = re.compile(r"- tensor +\d+: +(\S+) +(\w+) +\[([\d, ]+)\]")
+#: Architectures whose queries, keys and values are one product in the file.
+_FUSED = ("phi3", "gptneox")
+
+
+def _model_in(lines: Sequence[str]) -> tuple[ServedModel, frozenset[str]] | None:
+    """The model by what the loader prints of a file's metadata, and the figures that this cannot tell: without a list
+    of its tensors, the weights."""
+    values: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    layout: list[Tensor] = []
+    for line in lines:
+        if match := _ENTRY.search(line):
+            values[match[1]] = int(match[2] or match[3]) if (match[2] or match[3]).isdigit() else match[3]
+        elif match := _SIZE.search(line.rstrip()):
+            values["general.architecture"] = match[2] if match[1] == "arch" else values.get("general.architecture")
+            sizes |= {match[1]: int(match[2])} if match[2].isdigit() else {}
+        elif (match := _TENSOR.search(line)) and match[2] in BY_NAME:
+            shape = tuple(int(one) for one in match[3].split(",") if one.strip().isdigit())
+            layout.append(Tensor(match[1], shape, match[2], _row(match[2], math.prod(shape))))
+    architecture = values.get("general.architecture")
+    if architecture is None:
+        return None
+    values |= {f"{architecture}.{_PRINTED[name]}": size for name, size in sizes.items() if name in _PRINTED}
+    words, wide = (
+        sizes.get("n_vocab", values.get("tokenizer.ggml.tokens")),
+        values.get(f"{architecture}.embedding_length"),
+    )
+    if not isinstance(words, int) or not isinstance(wide, int):
+        return None
+    is_whole = bool(layout)
+    if not is_whole:
+        fused = ["blk.0.attn_qkv.weight"] if architecture in _FUSED else []
+        layout = [Tensor(name, (wide, words), "f16", 0) for name in ("token_embd.weight", *fused)]
+    file = GGUF({one.name: one.bytes for one in layout}, metadata=values, layout=tuple(layout))
+    name = "as the log prints the file's metadata" + ("" if is_whole else ", without its tensors")
+    config = {**values, "model_type": f"gguf: {architecture}"}
+    return ServedModel(f"{architecture}, {name}", config, file), frozenset(() if is_whole else ("weights",))
 
 
 #: Buffers of all cards; lines of old versions leave out "model".
@@ -161,10 +213,11 @@ _READER = Reader(
     begins=("llama_model_loader: loaded meta data",),
     version=re.compile(r"build: (\d+) \("),
     settings=_logged,
+    model_in=_model_in,
     figures=(
-        said("weights", "buffer size", r"load_tensors: +CUDA\d+ (?:model )?buffer size = +# MiB", MIB, sum),
-        said("KV buffer", "KV buffer size", r"CUDA\d+ KV buffer size = +# MiB", MIB, sum),
-        said("compute buffer", "compute buffer size", r"CUDA\d+ compute buffer size = +# MiB", MIB, sum),
+        said("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
+        said("KV buffer", "KV buffer size", r"(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d* KV buffer size = +# MiB", MIB, sum),
+        said("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
     ),
 )
 

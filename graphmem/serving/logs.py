@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 from graphmem.base.documents import open_file
 from graphmem.devices import device_named
 from graphmem.errors import SourceError, UsageError, reading
+from graphmem.serving.base import ServedModel
+from graphmem.serving.commands import asked_by
 from graphmem.units import GIB
 
 #: Bytes that are read of a file, and of a line; lines of requests are longer, and say nothing of memory.
@@ -26,6 +29,16 @@ _LOOKED_AT = 1 << 12
 #: Escape sequences of terminals, and the marks of text in 16 bits, as PowerShell writes it.
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+#: The service before a line of docker compose, and a command that starts a server, behind a shell's prompt.
+_SERVICE = re.compile(r"([\w.-]+) +\| ")
+_COMMAND = re.compile(
+    r"(?:\S*python[\d.]* -m )?(?:\S*vllm serve|vllm\.entrypoints\.\S+|sglang\.launch_server|\S*sglang serve|"
+    r"\S*trtllm-serve|\S*text-generation-launcher|\S*llama-server) .*"
+)
+#: A folder of the Hub's cache.
+_CACHED = re.compile(r"(\S*models--[\w.-]+?--[\w.-]+)")
+#: How an engine says that its card is Windows', whose driver keeps nothing of the board for itself.
+_WINDOWS = "WSL is detected"
 #: How drivers and libraries name a card.
 _CARD = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|AMD Instinct)[ -][A-Za-z0-9][\w +-]{1,40}")
 #: Settings as Python and Rust write them: ``name=value``, ``'name': value`` and ``name: value``.
@@ -54,7 +67,7 @@ class Printed:
 class Log:
     """What a log says of the engine's last start. ``settings`` have the engine's own names, values as text; ``printed``
     figures the names of the parts of an answer (:class:`graphmem.serving.base.Part`). ``total_bytes`` of the card, and
-    ``free_bytes`` of it before the weights were loaded."""
+    ``free_bytes`` of it before the weights were loaded. ``service``: which of several of docker compose it is."""
 
     engine: str
     version: str | None
@@ -64,6 +77,10 @@ class Log:
     gpu: str | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
+    on_windows: bool = False
+    service: str | None = None
+    is_told: bool = True
+    own_model: tuple[ServedModel, frozenset[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,11 @@ class Said:
     worst: Callable[..., float] = max
 
 
+def last(values: Sequence[float]) -> float:
+    """The last of several, where those before it are of tries."""
+    return values[-1]
+
+
 def said(name: str, words: str, expression: str, unit: int = GIB, worst: Callable[..., float] = max) -> Said:
     """A :class:`Said`; in ``expression`` ``#`` stands for a number."""
     return Said(name, words, re.compile(expression.replace("#", r"(-?[\d,]*\.?\d+)")), unit, worst)
@@ -90,7 +112,10 @@ class Reader:
     ``begins``: words of a line with which a start begins; ``version``, ``model``, ``total`` and ``free`` (GiB of the
     card, and of it before the weights): where they stand; ``figures``: what is printed; ``settings``: the settings that
     the lines of a start tell. ``sums``: the parts of an answer that a printed figure is the sum of, where it has not
-    the name of one. ``follows_versions``: whether another version is another answer.
+    the name of one. ``follows_versions``: whether another version is another answer; ``by_words``: words that lines of
+    a version have, the newest first, for logs that do not tell theirs. ``model_in``: the model by what the log prints
+    of it, and the figures that this leaves open. ``told``: words of the line that has all options that were given;
+    without it what a log does not say may be otherwise than by default.
     """
 
     engine: str
@@ -103,6 +128,9 @@ class Reader:
     free: re.Pattern[str] | None = None
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     follows_versions: bool = False
+    by_words: tuple[tuple[str, str], ...] = ()
+    model_in: Callable[[Sequence[str]], tuple[ServedModel, frozenset[str]] | None] = lambda lines: None
+    told: tuple[str, ...] = ()
 
     def read(self, lines: Sequence[str]) -> Log | None:
         """The last start that these lines tell of, None where this engine printed no figure."""
@@ -110,18 +138,28 @@ class Reader:
         printed = _printed(start, self.figures)
         if not printed:
             return None
-        settings = dict(self.settings(start))
+        command = command_in(lines, self.engine, self.model[0])
+        settings = {**command, **self.settings(start)}
         model = next((settings[name] for name in self.model if settings.get(name)), None)
         return Log(
             self.engine,
-            next(iter(_found(start, self.version)), None) if self.version else None,
-            model,
+            self._version(start),
+            model or next(_found(lines, _CACHED), None),
             {name: text for name, text in settings.items() if name not in self.model and not _SECRET.search(name)},
             printed,
             card_in(start) or card_in(lines),
             next((_gib(found) for one in self.total for found in _found(start, one)), None),
             next((_gib(found) for found in _found(start, self.free)), None) if self.free else None,
+            any(_WINDOWS in line for line in start),
+            is_told=not self.told or bool(command) or any(one in line for line in start for one in self.told),
+            own_model=self.model_in(start),
         )
+
+    def _version(self, lines: Sequence[str]) -> str | None:
+        """As it is told, else by the words of a version."""
+        told = next(_found(lines, self.version), None) if self.version else None
+        by_words = (f"{text} by its words" for words, text in self.by_words if any(words in line for line in lines))
+        return told or next(by_words, None)
 
     def _last_start(self, lines: Sequence[str]) -> Sequence[str]:
         """The lines from the last beginning on that figures follow."""
@@ -198,6 +236,53 @@ def _plain(line: str) -> str:
         except (ValueError, KeyError, TypeError, RecursionError):
             return line
     return _COLOURS.sub("", line) if "\x1b" in line else line
+
+
+def services_in(lines: Sequence[str]) -> dict[str | None, list[str]]:
+    """The lines of each service of docker compose, those of none for all; all lines where there are not several."""
+    found: dict[str | None, list[str]] = {}
+    for line in lines:
+        match = _SERVICE.match(line)
+        if match:
+            found.setdefault(match[1], [])
+        for service in [match[1]] if match else found:
+            found[service].append(line)
+    return found if len(found) > 1 else {None: list(lines)}
+
+
+def command_in(lines: Sequence[str], engine: str, model: str) -> dict[str, str]:
+    """The options of the last command in these lines that starts the engine's server; ``model`` names its model."""
+    for number in range(len(lines) - 1, -1, -1):
+        match = _COMMAND.search(lines[number])
+        if match is None:
+            continue
+        text = match[0]
+        while text.endswith("\\") and number + 1 < len(lines):
+            number += 1
+            text = text[:-1] + " " + lines[number].strip()
+        try:
+            named, _, of, *words = asked_by(shlex.split(text))
+        except (ValueError, UsageError):
+            continue
+        if of == engine:
+            return {model: named} | _options_in(words)
+    return {}
+
+
+def _options_in(words: Sequence[str]) -> dict[str, str]:
+    """``--name value``, ``--name=value`` and ``--name`` as settings."""
+    found: dict[str, str] = {}
+    last = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            last = name.lstrip("-").replace("-", "_")
+            last = {"tp": "tensor_parallel_size"}.get(last, last)
+            found[last] = value if equals else "True"
+        elif last:
+            found[last] = word
+            last = ""
+    return found
 
 
 def card_in(lines: Sequence[str]) -> str | None:

@@ -104,6 +104,8 @@ class Formula:
     short: Mapping[str, str] = {}
     cards, length, quantization = "tp_size", "max_seq_len", "quantization"
     accepted = FOLLOWED
+    #: Whether it refuses requests that are longer than the model's own configuration says.
+    keeps_to_length = True
 
     def asked(self, question: Question) -> tuple[dict[str, Any], Decoder, int]:
         """(values of its options, one card's share of the model, the longest request)."""
@@ -111,10 +113,19 @@ class Formula:
         weights = question.with_(quantization=found.get(self.quantization), dtype=found["dtype"])
         own = decoder(weights, found.get(self.cards, 1), self.accepted)
         asked = found.get(self.length, own.longest)
-        if not 1 <= asked <= own.longest:
+        if asked < 1 or (self.keeps_to_length and asked > own.longest):
             option = self.length.replace("_", "-")
             raise UsageError(f"--{option} {asked}; accepted: 1 to {own.longest}, the model's own")
         return found, own, asked
+
+
+def with_pool(served: Served, size: int) -> Served:
+    """The answer with a cache of so many bytes."""
+    cache = served.kv_cache
+    blocks = max(0, size // cache.block_bytes)
+    return replace(
+        served, kv_cache=replace(cache, available_bytes=size, blocks=blocks, tokens=blocks * cache.block_size)
+    )
 
 
 #: Bytes of an element of the cache by the names that engines use.

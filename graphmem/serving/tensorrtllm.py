@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.logs import Reader, last, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside
+from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside, with_pool
 from graphmem.units import MIB
 
 #: Defaults as its logs print them where nothing is said; pages were of 64 tokens before.
@@ -39,6 +39,13 @@ _WORDS = {
     "maxBatchSize": "max_batch_size", "maxNumTokens": "max_num_tokens", "maxSequenceLen": "max_seq_len",
     "Number of tokens per block": "tokens_per_block",
 }  # fmt: skip
+#: What other lines tell: of the runtime that is PyTorch's, and of trtllm-bench's summary.
+_BESIDE = (
+    (re.compile(r"fraction is set (\d\.\d+)"), "free_gpu_memory_fraction"),
+    (re.compile(r"KV Memory Percentage: +(\d+\.\d+)%"), "memory_percentage"),
+    (re.compile(r"KV Cache Dtype: +(\w+)"), "kv_cache_dtype"),
+    (re.compile(r"^Model: +(\S+/\S+)"), "model"),
+)
 
 
 def _logged(lines: Sequence[str]) -> dict[str, str]:
@@ -50,6 +57,11 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
                 found.setdefault(name, match[1])
         if "KvCacheConfig(" in line or "LlmArgs(" in line:
             found |= settings_in(line)
+        for expression, name in _BESIDE:
+            if match := expression.search(line):
+                found.setdefault(name, match[1].lower())
+    if float(found.get("memory_percentage", 0)) > 0:
+        found.setdefault("free_gpu_memory_fraction", f"{float(found['memory_percentage']) / 100:g}")
     names = (*OPTIONS, *SHORT, "model")
     return {name: text for name, text in found.items() if name in names and text != "auto"}
 
@@ -60,10 +72,12 @@ _READER = Reader(
     version=re.compile(r"TensorRT-LLM (?:version: |LLM version: )(\d+\.\d+[\w.]*)"),
     settings=_logged,
     total=(re.compile(r"paged kv cache: total: (\d+\.\d+) GiB"),),
+    told=("KvCacheConfig(", "LlmArgs(", "fraction is set", "KV Memory Percentage", "free_gpu_memory_fraction"),
     figures=(
         said("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
-        said("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache"),
-        said("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, min),
+        said("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache", worst=last),
+        said("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, last),
+        said("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
         said("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
     ),
 )
@@ -77,7 +91,7 @@ class TensorRTLLM(Formula):
     title = "TensorRT-LLM"
     newest = "1.0"
     log = _READER
-    options, short = OPTIONS, SHORT
+    options, short, keeps_to_length = OPTIONS, SHORT, False
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
@@ -108,6 +122,10 @@ class TensorRTLLM(Formula):
                 "workspaces, which decide what is free, are formulas",
             ),
         )  # fmt: skip
+
+    def with_available(self, served: Served, free: int) -> Served:
+        """The answer where so many bytes were free once the engine was loaded."""
+        return with_pool(served, pool_bytes(free, served.settings["free_gpu_memory_fraction"]))
 
 
 def pool_bytes(free: int, fraction: float) -> int:

@@ -50,7 +50,11 @@ _READER = Reader(
     version=None,
     settings=_logged,
     model=("model_id",),
-    figures=(said("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),),
+    told=("Args {",),
+    figures=(
+        said("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),
+        said("tokens", "max batch total tokens", r"Setting max batch total tokens to #", 0, min),
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from graphmem.base.documents import open_file
 from graphmem.base.tables import read_table
 
 #: Parts of a name that say how a model was trained further, which leaves its shape as it was.
-_VARIANTS = r"[-_](instruct|chat|it|hf|base)(?=[-_]|$)"
+_VARIANTS = r"[-_](instruct|chat|it|hf|base|thinking)(?=[-_]|$)"
 
 
 def cached_configuration(name: str) -> Path | None:
@@ -37,9 +37,20 @@ def cached_configuration(name: str) -> Path | None:
 
 @cache
 def known_models() -> dict[str, dict[str, object]]:
-    """Configurations of public models by their Hub names."""
+    """Configurations of public models by their Hub names; ``like`` names the one that has the other values, and those
+    of the configurations within."""
     table: dict[str, dict[str, object]] = read_table("graphmem.sources", "hub_models.json")
-    return table
+
+    def whole(name: str) -> dict[str, object]:
+        values = dict(table[name])
+        like = values.pop("like", None)
+        others = {} if like is None else whole(str(like))
+        for key, value in values.items():
+            within = others.get(key)
+            others[key] = {**within, **value} if isinstance(within, dict) and isinstance(value, dict) else value
+        return others
+
+    return {name: whole(name) for name in table}
 
 
 def known_model(name: str) -> str | None:
@@ -66,7 +77,7 @@ def _spellings() -> dict[str, str]:
     spelled = {}
     for known in known_models():
         organisation, _, short = known.partition("/")
-        for one in (short, short.removeprefix("Meta-")):
+        for one in (short, short.removeprefix("Meta-"), f"Meta-{short}" if organisation == "meta-llama" else short):
             spelled[_plain(one)] = spelled[_plain(organisation + one)] = known
     return spelled
 

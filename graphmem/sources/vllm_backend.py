@@ -56,8 +56,11 @@ def _configured(values: dict[str, object], name: str) -> tuple[str, PreTrainedCo
         return transformers.__version__, configured(transformers, plain, name)
 
 
-def followed(values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code: bool = False) -> Backend:
-    """The backend on one of ``tp`` ranks; ``own_code``: fused as the engine's own models are.
+def followed(
+    values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code: bool = False, latent: bool = False
+) -> Backend:
+    """The backend on one of ``tp`` ranks; ``own_code``: fused as the engine's own models are; ``latent``: attention
+    with latent keys is the engine's.
 
     Raises :class:`SourceError` for a configuration that transformers does not know, :class:`UsageError` for a model
     that the backend does not run or that is not followed.
@@ -75,7 +78,7 @@ def followed(values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code
         raise SourceError(f"{name}: a capture runs PyTorch; install it with: pip install 'graphmem[hf]'")
     from graphmem.sources.vllm_capture import Making
 
-    making = Making(config, name, dtype, tp, own_code=own_code)
+    making = Making(config, name, dtype, tp, own_code=own_code, latent=latent)
     try:
         with offline():
             captured = capture_subject(

@@ -22,6 +22,7 @@ from graphmem.sources.vllm_modules import (
     Absent,
     Block,
     Calls,
+    Carried,
     Gated,
     LookedUp,
     Normed,
@@ -48,11 +49,21 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llama",
-    "llama4_text", "ministral3", "mistral", "stablelm",
+    "afmoe", "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder",
+    "llama", "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
-_RETURNING = frozenset(("cohere", "cohere2", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
+_RETURNING = frozenset(("cohere", "cohere2", "cohere2_moe", "exaone4", "granitemoehybrid", "hyperclovax", "phimoe"))
+#: ``model_type`` whose layers keep what attention is given until they return, among its arguments (``attn_kwargs``).
+_HOLDING = frozenset(("axk1", "glm4_moe_lite"))
+#: ``model_type`` whose values are kept as narrow as they are (``set_head_size_v``), not padded to the keys' width.
+_NARROW_VALUES = frozenset(("mimo_v2_flash",))
+#: ``model_type`` whose queries and keys are normed together, in fp32 unless ranks share them out.
+_NORMED_TOGETHER = frozenset(("minimax_m2",))
+#: ``model_type`` whose layers return hidden states and residual apart, though their norms sum them out of place.
+_CARRYING = frozenset(("nemotron",))
+#: Classes of norms whose input the engine's own code makes fp32 first.
+_IN_FP32 = frozenset(("Llama4TextL2Norm",))
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -60,8 +71,12 @@ _ATTENTION = "attention"
 class Making:
     """The model while it is made, replaced and run."""
 
-    def __init__(self, config: PreTrainedConfig, name: str, dtype: str, tp: int, *, own_code: bool) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, name: str, dtype: str, tp: int, *, own_code: bool, latent: bool = False
+    ) -> None:
         self.config, self.name, self.dtype, self.tp, self.own_code = config, name, dtype, tp, own_code
+        #: Whether attention with latent keys is a layer of the engine's, and the modules that are replaced by one.
+        self.latent, self.latents = latent, list[str]()
         self.layers: list[Layer] = []
         #: Names of layers in the order of their calls, "" for operators of modules that stand for others.
         self.called = Calls()
@@ -69,6 +84,8 @@ class Making:
         self.attended: dict[int, tuple[str, int, int, int]] = {}
         #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
         self._keys: list[Tensor] | None = []
+        self._value_dim = 0
+        self._packed_keys: set[nn.Module] = set()
         self._sharing: set[int] = set()
         self._turning: set[str] = set()
         self.architecture = ""
@@ -104,6 +121,7 @@ class Making:
                 )  # fmt: skip
                 self._keys, self._sums_in_place = None, seen.sums_in_place
                 self._replace_all(model, seen)
+                self._packed_keys = _keep_packed(model) if not self.own_code else set()
                 self.called.clear()
                 self.config._attn_implementation = self._attention
                 if self.own_code:
@@ -135,6 +153,10 @@ class Making:
                 hooks += [layer.register_forward_hook(sums.leave_layer) for layer in layers]
                 yield
             self.called.sums = None
+        elif self.own_code and self.config.model_type in _CARRYING:
+            with Carried() as carried:
+                hooks += [layer.register_forward_hook(carried.leave_layer) for layer in layers]
+                yield
         else:
             yield
         held.clear()
@@ -156,6 +178,8 @@ class Making:
                 ) from None
             self.config._attn_implementation = "eager"
             made = kind.from_config(self.config, dtype=dtype)
+        if self.own_code:
+            _linear_instead(made)
         return made.eval()
 
     @contextlib.contextmanager
@@ -182,7 +206,16 @@ class Making:
             if any(one is key for one in self._keys):
                 self._sharing.add(layer)
             self._keys.append(key)
+        if module in self._packed_keys:
+            self.called.append(_ATTENTION)
+            width = query.shape[1] * module.v_head_dim
+            return torch.empty((query.shape[-2], width), dtype=query.dtype, device=query.device), None
         tokens, wide, narrow = query.shape[-2], value.shape[-1], value.shape[-1] < width
+        if narrow and self.own_code and self.config.model_type in _NARROW_VALUES:
+            self._value_dim = wide
+            self.called.append(_ATTENTION)
+            shape = (1, tokens, query.shape[1], wide)
+            return torch.empty(shape, dtype=query.dtype, device=query.device), None
         query, key, value = (one.transpose(1, 2) for one in (query, key, value))
         query, key, value = (one.reshape(tokens, -1) for one in (query, key, value))
         if narrow:  # values are padded to the width of queries, and the output cut again
@@ -235,7 +268,8 @@ class Making:
             if path in self._experts:
                 if self.own_code:
                     self._of_experts(path)
-                setattr(module, name, Block(self.called, path, seen.several.get(path, 0)))
+                made = Block(self.called, path, seen.several.get(path, 0))
+                setattr(module, name, self._then_normed(made, child, path, seen))
             elif path in self._states:
                 width = int(self.config.hidden_size)
                 self.layers.append(Layer("states", path, width, states=self._states[path]))
@@ -243,6 +277,11 @@ class Making:
                 block = Block(self.called, path, keeps=True)
                 _hold(block, module)  # as ``output``, a name of its own
                 setattr(module, name, block)
+            elif self.latent and hasattr(child, "kv_a_proj_with_mqa"):
+                made = self._latent(child, path)
+                if self.config.model_type in _HOLDING:
+                    _hold_input(made, module)
+                setattr(module, name, made)
             elif isinstance(child, nn.Linear):
                 style = next((one for pattern, one in self._plan.items() if re.match(pattern, path)), "replicate")
                 setattr(module, name, self._linear(child, path, style))
@@ -259,7 +298,8 @@ class Making:
     def _of_experts(self, path: str, *, routed: bool = True) -> None:
         """A layer of experts, router and all, or the experts alone."""
         block = self._experts[path]
-        shape = shape_of(block, self.config, self._wide, own_code=self.own_code, routed=routed)
+        lets_go = self.own_code and self.config.model_type in _LETTING_GO
+        shape = shape_of(block, self.config, self._wide, own_code=self.own_code, routed=routed, lets_go=lets_go)
         module = block.module
         if not routed:
             del self._experts[path]
@@ -267,6 +307,24 @@ class Making:
             setattr(block.module, block.inner, Sent(self.called, path))
         self.layers.append(Layer("experts", path, int(self.config.hidden_size), experts=shape))
         self._own |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+
+    def _then_normed(self, block: Block, module: nn.Module, path: str, seen: Fusable) -> nn.Module:
+        """The experts, and the norm of what they return where the module around them has one."""
+        name = next((name for name, _ in module.named_children() if f"{path}.{name}" in seen.norms), None)
+        if name is None or not self.own_code:
+            return block
+        self._norm(module, name, f"{path}.{name}", seen.norms[f"{path}.{name}"])
+        return nn.Sequential(block, module.get_submodule(name))
+
+    def _latent(self, module: nn.Module, path: str) -> nn.Module:
+        """Latent attention, which is one layer of the engine's own (``MultiHeadLatentAttentionWrapper``,
+        layers/mla.py)."""
+        heads, width = self.config.num_attention_heads // self.tp, module.kv_a_proj_with_mqa.out_features
+        self.layers.append(Layer("latent", path, int(self.config.hidden_size)))
+        self._own |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+        self.attended[len(self.latents)] = (path, heads, heads, width)
+        self.latents.append(path)
+        return Block(self.called, path, several=2)
 
     def _has_engine_layer(self, module: nn.Module) -> bool:
         """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""
@@ -309,11 +367,16 @@ class Making:
         look_up(table, self.called)
 
     def _norm(self, parent: nn.Module, name: str, path: str, kind: str) -> None:
-        weight = getattr(getattr(parent, name), "weight", None)
+        norm = getattr(parent, name)
+        weight = getattr(norm, "weight", None)
         if weight is not None:
             self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
         named = path if weight is not None else ""
-        setattr(parent, name, Normed(self.called, named, weight, own_code=self.own_code))
+        wide = self.own_code and type(norm).__name__ in _IN_FP32
+        made = Normed(self.called, named, weight, own_code=self.own_code, in_fp32=wide)
+        if self.own_code and self.config.model_type in _NORMED_TOGETHER and name == "q_norm" and self.tp == 1:
+            made.beside = self.config.num_key_value_heads * self.config.head_dim
+        setattr(parent, name, made)
 
     def _fused(self, module: nn.Module, path: str, seen: Fusable) -> None:
         """The projections of a module that read one input become one."""
@@ -415,7 +478,8 @@ class Making:
         return Backend(
             self.architecture, version, tuple(making), tuple(self.layers), tuple(self._affine(few, twice)), output,
             tuple(self.attended[one][0] for one in layers), heads, kv_heads, head_dim,
-            cached=tuple(cached) if len(set(cached)) > 1 else (), sums_in_place=self._sums_in_place,
+            cached=tuple(cached) if len(set(cached)) > 1 else (), value_dim=self._value_dim,
+            sums_in_place=self._sums_in_place,
         )  # fmt: skip
 
     def _ran(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> tuple[list[Happening], int]:
@@ -485,6 +549,30 @@ def _hold(product: nn.Module, module: nn.Module) -> None:
     """What the product returns lives until the module around it returns."""
     held: list[Tensor] = []
     product.register_forward_hook(lambda _, __, output: held.append(output))
+    module.register_forward_hook(lambda *_: held.clear())
+
+
+def _keep_packed(model: nn.Module) -> set[nn.Module]:
+    """The modules of latent attention, whose keys and values go packed into the engine's (``MLAFuser``,
+    transformers/fusers/mla.py)."""
+    found = {module for module in model.modules() if hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")}
+    for module in found:
+        module.expand_kv = lambda packed, turned: (packed, turned)
+    return found
+
+
+def _linear_instead(model: nn.Module) -> None:
+    """Linear layers whose weights transformers has the other way round (``Conv1D``) as those that they are."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__ == "Conv1D":
+                setattr(module, name, nn.Linear(child.nx, child.nf, device="meta"))
+
+
+def _hold_input(block: nn.Module, module: nn.Module) -> None:
+    """The input of the block lives until the module around it returns."""
+    held: list[object] = []
+    block.register_forward_pre_hook(lambda _, args, kwargs: held.extend((*args, *kwargs.values())), with_kwargs=True)
     module.register_forward_hook(lambda *_: held.clear())
 
 

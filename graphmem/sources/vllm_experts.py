@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 
 #: Bytes of an element in fp32.
 _WIDE = 4
-#: ``model_type`` whose routers are in fp32 in the engine, and in transformers not (``GateLinear`` of their files).
-_WIDE_ROUTERS = ("afmoe", "hy_v3", "minimax_m2")
+#: ``model_type`` whose routers are in fp32 in the engine's own code, and those whose scores alone are: ``params_dtype``
+#: and ``out_dtype`` of ``GateLinear`` in their files (vllm 0.32.0, model_executor/models). The others have the model's
+#: dtype there, whatever transformers computes them in.
+_WIDE_ROUTERS = (
+    "afmoe", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "longcat_flash", "mimo_v2_flash", "minimax_m2",
+)  # fmt: skip
+_WIDE_SCORES = ("gemma4_text", "kimi_linear", "nemotron_h")
+
+
+#: ``model_type`` whose own code hands its router to the experts (``gate=self.gate``), which let go of its scores.
+_ROUTED_WITHIN = ("axk1", "exaone_moe")
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,16 @@ def stand_in(module: nn.Module) -> None:
 
 
 def shape_of(
-    block: Block, config: PreTrainedConfig, wide: set[tuple[int, ...]], *, own_code: bool, routed: bool = True
+    block: Block,
+    config: PreTrainedConfig,
+    wide: set[tuple[int, ...]],
+    *,
+    own_code: bool,
+    routed: bool = True,
+    lets_go: bool = False,
 ) -> ExpertShape:
-    """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. Raises
-    :class:`UsageError` for one whose parts are not known."""
+    """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. ``lets_go``: what every
+    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known."""
     hidden = int(config.hidden_size)
     weights = [one for one in block.experts.parameters() if one.ndim > 1 and one.shape[-1] > 1]
     weights = [one for one in weights if one.ndim == 3] or weights
@@ -87,7 +102,8 @@ def shape_of(
     if not routed:
         return ExpertShape(count, chosen, width, bias=bias, routed=False)
     names = {name.rsplit(".", 1)[-1] for name, _ in (*block.module.named_parameters(), *block.module.named_buffers())}
-    in_fp32 = (count, hidden) in wide or (own_code and config.model_type in _WIDE_ROUTERS)
+    in_fp32 = config.model_type in _WIDE_ROUTERS if own_code else (count, hidden) in wide
+    scored = in_fp32 or (own_code and config.model_type in _WIDE_SCORES)
     return ExpertShape(
         count, chosen, width, _shared_width(block),
         correction_bias=bool(names & {"e_score_correction_bias", "expert_bias"}),
@@ -95,7 +111,9 @@ def shape_of(
         shared_gate=any(_weight(one) == (1, hidden) for one in _others(block)),
         bias=bias,
         router_bytes=_WIDE if in_fp32 and own_code else 0,
-        score_bytes=_WIDE if in_fp32 else 0,
+        score_bytes=_WIDE if scored else 0,
+        holds_shared=not lets_go,
+        holds_scores=own_code and config.model_type not in _ROUTED_WITHIN,
     )  # fmt: skip
 
 

@@ -20,6 +20,9 @@ from graphmem.sources.vllm_modules import ADDING
 #: the names of transformers' and torch's classes.
 _MULTIPLYING = ("SiLU", "SiLUActivation", "GELU", "GELUActivation", "GELUTanh")
 
+#: Names of the projections that the engine's own code always makes one.
+_QKV = ("q_proj", "k_proj", "v_proj")
+
 #: Projections by the names that the module around them has for them.
 Linears: TypeAlias = Mapping[str, nn.Linear]
 
@@ -164,7 +167,8 @@ def _watched(model: nn.Module, run: Callable[[], object]) -> _Calls:
 
 def _sums_are_normed(model: nn.Module, found: Fusable, calls: _Calls) -> bool:
     """True if every sum of what a layer returned, and so one in each layer at least, goes into a norm that is one
-    kernel (``RMSNorm.forward`` with a residual, layers/layernorm.py)."""
+    kernel (``RMSNorm.forward`` with a residual, layers/layernorm.py). Not counted are sums within a module, of experts
+    say, which returns them to be added in turn."""
     normed = {
         id(calls.given[id(module)][0])
         for name, module in model.named_modules()
@@ -174,8 +178,16 @@ def _sums_are_normed(model: nn.Module, found: Fusable, calls: _Calls) -> bool:
     of_layers = [
         result for *added, result in calls.sums if any(id(one) in returned and id(one) not in sums for one in added)
     ]
+    roots = {id(_root(one)) for one in calls.returned.values()}
+    within = roots & {id(_root(one)) for *added, _ in calls.sums for one in added} - normed
+    of_layers = [result for result in of_layers if id(result) not in within]
     layers = getattr(model.config, "num_hidden_layers", 1)
     return len(of_layers) >= layers and all(id(result) in normed for result in of_layers)
+
+
+def _root(one: object) -> object:
+    """The tensor that this one is a view of; itself for all else."""
+    return one if not isinstance(one, Tensor) or one._base is None else one._base
 
 
 def _activations() -> set[type]:
@@ -212,6 +224,8 @@ def _add_projections(
         return
     entered = {id(one) for one in calls.given.get(id(module), ())}
     groups = [names for source, names in by_input.items() if len(names) >= 2 and source in entered]
+    if own_code:  # what is beside queries, keys and values, a gate say, is a product of its own there
+        groups = [[one for one in names if one in _QKV] if set(names) > set(_QKV) else names for names in groups]
     together = _together(module, groups[0], linears, calls) if len(groups) == 1 else None
     if together is not None:
         found.together[path] = together
@@ -307,7 +321,7 @@ def _norm_kind(module: nn.Module, *, any_norm: bool) -> str | None:
     """``rms`` for a root-mean-square norm of one weight (or ``any_norm`` of a class of the model's own, or without
     one), and ``zero-centered`` where that is of one more than it."""
     weights = list(module.parameters())
-    if not weights and not (any_norm and type(module).__name__.endswith("RMSNorm")):
+    if not weights and not (any_norm and type(module).__name__.endswith(("RMSNorm", "L2Norm"))):
         return None
     if weights and (len(weights) != 1 or getattr(module, "weight", None) is None or module.weight.ndim != 1):
         return None

@@ -15,7 +15,9 @@ class ExpertShape:
     token is sent to (0: none). ``grouped``: they are chosen by groups; ``shared_gate``: what every token is sent to is
     multiplied by a gate of its own; ``bias``: the router and every expert have biases; ``router_bytes``,
     ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's.
-    ``routed``: the engine's own router sends the tokens, else the model's code does."""
+    ``routed``: the engine's own router sends the tokens, else the model's code does. ``holds_scores``: the model's code
+    holds the router's scores until the experts return; else they are made and let go within. ``holds_shared``: what
+    every token is sent to holds its gate's product until it returns."""
 
     count: int
     chosen: int
@@ -31,6 +33,8 @@ class ExpertShape:
     router_bytes: int = 0
     score_bytes: int = 0
     routed: bool = True
+    holds_scores: bool = False
+    holds_shared: bool = True
 
     def in_layer(self, index: int) -> bool:
         """True if the layer has experts."""
@@ -41,7 +45,8 @@ class ExpertShape:
 class StateSizes:
     """A layer of states: the ``kernel`` of its convolution; Mamba 2's heads, their width, the groups that share
     projections, the ``size`` of a state for each element of a head, and the tokens of a chunk; whether what is gated
-    is ``normed``, and what is projected ``scaled``. Without heads a convolution alone, of so many channels."""
+    is ``normed``, and what is projected ``scaled``. A ``delta`` net's are those of values, its ``groups`` heads of
+    keys, and ``size`` the width of those. Without heads a convolution alone, of so many channels."""
 
     kernel: int
     conv_bias: bool
@@ -53,6 +58,7 @@ class StateSizes:
     chunk: int = 0
     normed: bool = True
     scaled: bool = False
+    delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,9 @@ class Layer:
     ``gathers``: it is put side by side, ``splits``: what it is given is this rank's part of what the others have too.
     """
 
-    kind: Literal["linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts", "states"]
+    kind: Literal[
+        "linear", "embedding", "norm", "zero-centered norm", "parameter", "left", "experts", "states", "latent"
+    ]
     name: str
     inputs: int = 0
     outputs: tuple[int, ...] = ()
@@ -108,4 +116,6 @@ class Backend:
     head_dim: int
     own_code: bool = False
     cached: tuple[tuple[int, int], ...] = ()
+    #: Width of values where it is not that of keys.
+    value_dim: int = 0
     sums_in_place: bool = False

@@ -77,6 +77,28 @@ class Sums(TorchFunctionMode):  # type: ignore[misc]
         return latest is not None and isinstance(one, Tensor) and (one is latest or one._base is latest)
 
 
+class Carried(TorchFunctionMode):  # type: ignore[misc]
+    """What a layer added up last, which the engine's own code hands on apart, and sums in the next layer's first norm,
+    out of place: its caller holds both until that layer returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._added: tuple[object, ...] = ()
+        self._held: tuple[object, ...] = ()
+
+    def __torch_function__(
+        self, function: object, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if function in ADDING:
+            self._added = args
+        assert callable(function)
+        return function(*args, **(kwargs or {}))
+
+    def leave_layer(self, *_: object) -> None:
+        """A layer returns."""
+        self._held, self._added = self._added, ()
+
+
 def _made(calls: Calls, name: str, given: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     calls.append(name)
     calls.kept.clear()
@@ -134,16 +156,37 @@ class Normed(nn.Module):  # type: ignore[misc]
     """A norm, or an activation, with an output like its input; of the engine's ``own_code`` with its rows where those
     of the input lie, since that norms heads before it turns them around, or not at all."""
 
-    def __init__(self, calls: Calls, name: str, weight: Tensor | None = None, *, own_code: bool = False) -> None:
+    def __init__(
+        self, calls: Calls, name: str, weight: Tensor | None = None, *, own_code: bool = False, in_fp32: bool = False
+    ) -> None:
         super().__init__()
-        self.calls, self.name, self.own_code = calls, name, own_code
+        self.calls, self.name, self.own_code, self.in_fp32 = calls, name, own_code, in_fp32
         self.__dict__["weight"] = weight  # for code that looks at its type
+        self.beside = 0
+
+    def _with_keys(self, given: Tensor) -> Tensor:
+        """Queries in fp32 beside the keys, which are ``beside`` wide (``MiniMaxText01RMSNormTP.forward_qk``,
+        layers/minimax_rms_norm/rms_norm_tp.py)."""
+        kind, rows = torch.float32, given.shape[:-1]
+        wide, _keys = (_made(self.calls, "", given, *rows, one, dtype=kind) for one in (given.shape[-1], self.beside))
+        _means = [_made(self.calls, "", given, *rows, 1, dtype=kind) for _ in range(2)]
+        scaled = _made(self.calls, "", given, *wide.shape, dtype=kind)
+        normed = _made(self.calls, "", given, *wide.shape, dtype=kind)
+        del scaled, wide
+        return normed.to(given.dtype)
 
     def forward(self, given: Tensor) -> Tensor:
         """The output; that of a residual's sum takes the place of what was added."""
         added = self.calls.sums.normed(given) if self.calls.sums is not None else None
         if added is not None:
             return added
+        if self.beside:
+            return self._with_keys(given)
+        if self.in_fp32:  # heads are copied out of the product, and normed in fp32
+            _copied, wide = (_made(self.calls, "", given, *given.shape, dtype=kind) for kind in (None, torch.float32))
+            normed = _made(self.calls, "", given, *given.shape, dtype=wide.dtype)
+            del wide
+            return normed.to(given.dtype)
         order = list(range(given.dim()))
         if self.own_code:
             order.sort(key=given.stride, reverse=True)

@@ -1,5 +1,7 @@
 """Layers of states in a model of transformers', each of which is one layer of vLLM's own: Mamba 2's mixers
-(``MambaMixer2``, layers/mamba/mamba_mixer2.py) and short convolutions (``ShortConv``, layers/mamba/short_conv.py)."""
+(``MambaMixer2``, layers/mamba/mamba_mixer2.py), short convolutions (``ShortConv``, layers/mamba/short_conv.py) and
+gated delta nets whose projections are one but for their rates (``OlmoHybridGatedDeltaNetAttention``,
+layers/mamba/gdn/olmo_gdn_linear_attn.py)."""
 
 from __future__ import annotations
 
@@ -16,6 +18,11 @@ def states(model: nn.Module) -> dict[str, StateSizes]:
 
 def _sizes(module: nn.Module) -> StateSizes | None:
     convolution = next((one for one in module.children() if isinstance(one, nn.Conv1d)), None)
+    if convolution is not None and all(hasattr(module, name) for name in ("a_proj", "b_proj", "g_proj", "A_log")):
+        return StateSizes(
+            convolution.kernel_size[0], conv_bias=False, bias=False, heads=module.num_v_heads,
+            head_dim=module.head_v_dim, groups=module.num_k_heads, size=module.head_k_dim, delta=True,
+        )  # fmt: skip
     if convolution is None or not hasattr(module, "in_proj") or not hasattr(module, "out_proj"):
         return None
     kernel, bias = convolution.kernel_size[0], module.in_proj.bias is not None

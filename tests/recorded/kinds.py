@@ -241,9 +241,16 @@ KINDS = {
         on_stub=False,
     ),
     "serving": Listed(
-        "starts of vLLM: what it leaves for the KV cache, and why",
+        "starts of vLLM and SGLang: what they leave for the KV cache, and why",
         "tests.recorded.serving:KIND",
-        ("vllm/runs.json.gz", "vllm/families.json.gz", "vllm/encoders.json.gz", "vllm/captured.json.gz"),
+        (
+            "vllm/runs.json.gz",
+            "vllm/families.json.gz",
+            "vllm/encoders.json.gz",
+            "vllm/captured.json.gz",
+            "vllm/versions.json.gz",
+            "sglang/runs.json.gz",
+        ),
         on_stub=False,
     ),
     "scheduling": Listed(

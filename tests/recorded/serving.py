@@ -1,8 +1,9 @@
 """Starts of vLLM 0.32.0: ``vllm/runs.json.gz``, one entry a run, with its case (settings, configuration, environment)
-and the engine's own figures.
+and the engine's own figures; of other versions: ``vllm/versions.json.gz``; of SGLang: ``sglang/runs.json.gz``.
 
-GRAPHMEM_VLLM_PYTHON names the interpreter of its environment, GRAPHMEM_STUB_DRIVER the stub. ``record NAME ...`` starts
-the engine with those cases again, ``table`` shows every recorded run beside the prediction.
+GRAPHMEM_VLLM_PYTHON and GRAPHMEM_SGLANG_PYTHON name the interpreters of their environments, GRAPHMEM_STUB_DRIVER the
+stub. ``record NAME ...`` starts the engine with those cases again, ``table`` shows every recorded run beside the
+prediction.
 """
 
 from __future__ import annotations
@@ -31,12 +32,22 @@ FAMILIES = places.GOLDEN / "vllm" / "families.json.gz"
 ENCODERS = places.GOLDEN / "vllm" / "encoders.json.gz"
 #: Runs of models that the engine runs by transformers' code, and of some that it has code for and graphmem has not.
 CAPTURED = places.GOLDEN / "vllm" / "captured.json.gz"
-_PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
+#: Runs of other versions, each under its version's name, which the installed engine of that version repeats.
+VERSIONS = places.GOLDEN / "vllm" / "versions.json.gz"
+#: Runs of SGLang's scheduler.
+SGLANG = places.GOLDEN / "sglang" / "runs.json.gz"
+#: Engine -> (the variable that names its interpreter, the program that starts it).
+_ENGINES = {
+    name: (f"GRAPHMEM_{name.upper()}_PYTHON", places.ROOT / "tests" / "oracles" / name / "record_run.py")
+    for name in ("vllm", "sglang")
+}
 #: The card of a compute capability that the stub stood for.
-_CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
+_CARDS = {
+    "75": "T4", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090", "90": "H100", "100": "B200", "120": "RTX-5090"
+}  # fmt: skip
 _OPTIONS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "kv_cache_dtype", "enforce_eager", "quantization", "block_size",
+    "kv_cache_dtype", "enforce_eager", "quantization", "block_size", "dtype",
 )  # fmt: skip
 #: Runs whose machine had not compiled their model before, as their logs say.
 COLD = ("llama3-8b-graphs-srv", "pub-qwen3-32b-awq-4090-3584-cold", "pub-qwen3-32b-awq-4090-v1runner")
@@ -72,19 +83,31 @@ def captured() -> dict[str, Run]:
     return _read(CAPTURED)
 
 
+@cache
+def versions() -> dict[str, Run]:
+    """Those of :data:`VERSIONS`. ``version`` is the engine's; ``warm``: the second of two starts is kept."""
+    return _read(VERSIONS)
+
+
+@cache
+def sglang_runs() -> dict[str, Run]:
+    """Those of :data:`SGLANG`: ``options`` are the command line, ``free`` in ``stages`` what the driver has."""
+    return _read(SGLANG)
+
+
 def _read(file: Path) -> dict[str, Run]:
     found: dict[str, Run] = json.loads(gzip.decompress(file.read_bytes()))
     return found
 
 
 def card(run: Run) -> Device:
-    """The card that the stub stood for."""
+    """The card that the stub stood for; its board has no more than its driver gives."""
     stub = run["environment"]
     known = device_named(_CARDS[stub.get("FAKE_CUDA_CC", "90")])
     sms = int(stub.get("FAKE_CUDA_SMS", known.sm_count))
     return replace(
-        known, capacity_bytes=run["total_memory"], sm_count=sms, l2_cache_bytes=_L2_BYTES, context_bytes=0,
-        context_measured=True,
+        known, capacity_bytes=run["total_memory"], board_bytes=run["total_memory"], sm_count=sms,
+        l2_cache_bytes=_L2_BYTES, context_bytes=0, context_measured=True,
     )  # fmt: skip
 
 
@@ -148,17 +171,20 @@ class Serving:
 
     def record(self, arguments: list[str]) -> int:
         """Start the engine with the named cases, by default all, and write their figures anew."""
-        python, stub = (os.environ.get(name) for name in ("GRAPHMEM_VLLM_PYTHON", "GRAPHMEM_STUB_DRIVER"))
-        if not python or not stub:
-            raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
+        stub = os.environ.get("GRAPHMEM_STUB_DRIVER")
         known = {
-            FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders()), CAPTURED: dict(captured())
+            FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders()), CAPTURED: dict(captured()),
+            VERSIONS: dict(versions()), SGLANG: dict(sglang_runs()),
         }  # fmt: skip
-        for name in arguments or [name for recorded in known.values() for name in recorded]:
+        for name in arguments or [name for file in (FILE, FAMILIES, ENCODERS, CAPTURED) for name in known[file]]:
             recorded = next((recorded for recorded in known.values() if name in recorded), None)
             if recorded is None:
                 raise SystemExit(f"{name!r} is none of {', '.join(one for found in known.values() for one in found)}")
-            answer = _started(python, stub, recorded[name])
+            variable, program = _ENGINES["sglang" if recorded is known[SGLANG] else "vllm"]
+            python = os.environ.get(variable)
+            if not python or not stub:
+                raise SystemExit(f"{variable} and GRAPHMEM_STUB_DRIVER say with what to record")
+            answer = _started(python, stub, recorded[name], program)
             if answer is None:
                 print(f"{name}: the engine did not start", file=sys.stderr)
                 return 1
@@ -182,15 +208,22 @@ class Serving:
     differ = table
 
 
-def _started(python: str, stub: str, run: Run) -> Run | None:
+def _started(python: str, stub: str, run: Run, program: Path) -> Run | None:
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
-        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files")
+        keys = (
+            "settings", "options", "environment", "model_config", "rank", "draft_config", "cold", "files", "version",
+            "warm",
+        )  # fmt: skip
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         # Triton asks for the folder of the driver's library, which lies beside the stub.
         library = {"LD_PRELOAD": stub, "TRITON_LIBCUDA_PATH": str(Path(stub).parent / "cudalib")}
-        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(_PROGRAM.parent)}
-        subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
+        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(program.parent)}
+        if "warm" in run:
+            caches = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+            environment |= dict.fromkeys(caches, str(Path(folder, "caches")))
+        for _ in range(2 if "warm" in run else 1):
+            subprocess.run([python, str(program), str(case), str(out)], env=environment, check=False)
         return json.loads(out.read_text()) if out.exists() else None
 
 

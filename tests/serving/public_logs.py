@@ -18,6 +18,7 @@ from graphmem.devices import device_named
 from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served, ServedModel
 from graphmem.serving.configurations import model_named
+from graphmem.serving.llamacpp import LlamaCpp
 from graphmem.serving.shapes import decoder, outside
 from graphmem.serving.tensorrtllm import pool_bytes
 from graphmem.sources.hub import known_models
@@ -30,6 +31,7 @@ REPORT = places.ROOT / "reports" / "serving_logs.md"
 #: Settings that are not fields of a question.
 _ARGUMENTS = (
     "enable_expert_parallel", "use_flashinfer_sampler", "use_v1", "enable_lora", "max_lora_rank", "compilation_config",
+    "performance_mode", "limit_mm_per_prompt", "mm_processor_kwargs",
 )  # fmt: skip
 _BEGIN, _END = "<!-- logs: begin -->\n", "<!-- logs: end -->\n"
 
@@ -87,7 +89,7 @@ def logs() -> dict[str, Log]:
 def _configuration(name: str) -> dict[str, Any]:
     own: dict[str, Any] | None = json.loads(FILE.read_text())["models"].get(name)
     if own is None:
-        return known_models()[name]
+        return dict(model_named(name).config)
     like = own.get("like")
     return own if like is None else {**known_models()[like], **own}
 
@@ -148,10 +150,17 @@ class Other:
 
 
 def llama_cpp(folder: Path, log: Log, gpu: str = "RTX-3090") -> Served:
-    """The prediction of a llama.cpp log's start."""
-    path = folder / f"{log['model']}.gguf"
-    path.write_bytes(MADE[log["model"]]())
-    question = Question(model_named(str(path)), device_named(gpu), arguments=tuple(log["options"].items()))
+    """The prediction of a llama.cpp log's start: of a file like the log's, or of the sizes that it prints alone."""
+    if "sizes" in log:
+        lines = [f"print_info: {name} = {value}" for name, value in log["sizes"].items()]
+        found = LlamaCpp.log.model_in(lines)
+        assert found is not None
+        model = found[0]
+    else:
+        path = folder / f"{log['model']}.gguf"
+        path.write_bytes(MADE[log["model"]]())
+        model = model_named(str(path))
+    question = Question(model, device_named(gpu), arguments=tuple(log["options"].items()))
     return engine_named("llamacpp").serve(question)
 
 
@@ -167,10 +176,11 @@ def llama_cpp_buffers(served: Served, log: Log) -> tuple[float, float]:
 def sglang(log: Log) -> Served:
     """The prediction of an SGLang log's start, given what was free before loading."""
     cards = log.get("tp", 1)
-    card = device_named("H100")
+    card = device_named(log.get("gpu", "H100"))
     before = sum(figure.bytes for figure in outside(card, cards))
     card = replace(card, capacity_bytes=round(log["free_before_gib"] * GIB) + before)
-    arguments = (("mem-fraction-static", str(log["fraction"])), ("tp", str(cards)))
+    given = (("mem-fraction-static", str(log["fraction"])),) if "fraction" in log else ()
+    arguments = (*given, ("tp", str(cards)))
     return engine_named("sglang").serve(Question(model_named(log["model"]), card, arguments=arguments))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +16,11 @@ from graphmem.answering import capture_cache
 from graphmem.devices import device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving import engine_named
+from graphmem.serving import installed as common
 from graphmem.serving.answer import serve
 from graphmem.serving.base import Question, ServedModel, for_searches
+from graphmem.serving.starting import Asked
 from graphmem.serving.vllm import installed
-from graphmem.serving.vllm.starting import Asked
 from tests.recorded import serving as recorded
 
 _CONFIG = {"model_type": "of-nobody", "architectures": ["OfNobody"]}
@@ -60,6 +60,7 @@ class Executor:
         raise AssertionError("graphs are captured for use")
 """,
     "v1/worker/__init__.py": "",
+    "v1/worker/worker_base.py": "",
     "v1/worker/gpu_worker.py": """
 import gc
 import torch
@@ -97,6 +98,7 @@ class Worker:
         self.available_kv_cache_memory_bytes = self.requested_memory - consumed - 32 * MIB
         if self.available_kv_cache_memory_bytes <= 0:
             raise ValueError("No available memory for the cache blocks. Try more.")
+        return self.available_kv_cache_memory_bytes
 """,
     "v1/engine/__init__.py": "",
     "v1/engine/llm_engine.py": """
@@ -131,9 +133,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         path = folder / "vllm" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    installed._started.cache_clear()
+    common.started.cache_clear()
     yield folder
-    installed._started.cache_clear()
+    common.started.cache_clear()
 
 
 @pytest.fixture
@@ -187,16 +189,16 @@ def test_the_engine_is_asked_before_our_account_and_searches_ask_that(monkeypatc
 
 
 def _no_start(_: Question) -> NoReturn:
-    raise installed.NotFollowed("its code took another way")
+    raise common.NotFollowed("its code took another way")
 
 
 @pytest.mark.usefixtures("engine")
 def test_what_the_engine_refuses_our_account_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_started", lambda *_: {"error": "ValueError: no such option", "stages": {}})
+    monkeypatch.setattr(installed, "started", lambda *_: {"error": "ValueError: no such option", "stages": {}})
     question = _question().with_(model=ServedModel("known/model", _KNOWN))
     with pytest.raises(UsageError, match="does not start: no such option") as raised:
         engine_named("vllm").serve(question)
-    assert not isinstance(raised.value, installed.NotFollowed)
+    assert not isinstance(raised.value, common.NotFollowed)
 
 
 @pytest.mark.usefixtures("engine")
@@ -262,7 +264,7 @@ def test_a_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setenv("TMPDIR", str(scratch))
-    installed._started.cache_clear()
+    common.started.cache_clear()
     engine_named("vllm").serve(_question())
     assert list(scratch.iterdir()) == []
 
@@ -272,28 +274,28 @@ def test_a_start_is_kept_for_the_next_process(folder: Path, tmp_path: Path, monk
     """As long as what it depends on, the engine's files among it, is as it was. The first start is a real one, and
     the others give its figures."""
     monkeypatch.setattr(capture_cache, "in_use", capture_cache.CaptureCache(tmp_path))
-    installed._started.cache_clear()
+    common.started.cache_clear()
     started: list[Asked] = []
-    start, figures = installed._start, dict[str, Any]()
+    start, figures = common.start, dict[str, Any]()
 
-    def starting(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
+    def starting(program: common.Program, version: str, asked: Asked, *others: Any) -> dict[str, Any]:
         started.append(asked)
         if not figures:
-            figures.update(start(asked, runner, configuration))
+            figures.update(start(program, version, asked, *others))
         return dict(figures)
 
-    monkeypatch.setattr(installed, "_start", starting)
+    monkeypatch.setattr(common, "start", starting)
     found = []
     for _ in range(2):
         found.append(engine_named("vllm").serve(_question()))
-        installed._started.cache_clear()
+        common.started.cache_clear()
     assert found[0].kv_cache == found[1].kv_cache
     assert len(started) == 1
     engine_named("vllm").serve(_question().with_(gpu_memory_utilization=0.6))
     assert len(started) == 2
     worker = folder / "vllm" / "v1" / "worker" / "gpu_worker.py"
     worker.write_text(worker.read_text() + "# another release\n")
-    installed._started.cache_clear()
+    common.started.cache_clear()
     engine_named("vllm").serve(_question())
     assert len(started) == 3
 
@@ -318,23 +320,24 @@ _REPEATED = {"opt-125m-eager": 0, "llama3-8b-eager-srv": 0, "llama3.2-1b-l4-warm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")
-@pytest.mark.parametrize("name", _REPEATED)
-def test_a_recorded_start_is_repeated_by_the_engine(name: str) -> None:
-    if installed.version() != "0.32.0":
-        pytest.skip("the recordings are of 0.32.0")
-    run = recorded.runs()[name]
+@pytest.mark.parametrize("name", [*_REPEATED, *recorded.versions()])
+def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = (recorded.runs() | recorded.versions())[name]
+    if installed.version() != run.get("version", "0.32.0"):
+        pytest.skip("a recording of a version that is not installed here")
+    for variable, value in run["environment"].items():
+        monkeypatch.setenv(variable, value)
     question = recorded.question(name, run)
     served = installed.serve(question.with_(arguments=(*question.arguments, ("basis", "engine"))))
     cache = served.kv_cache
     assert (cache.available_bytes, cache.blocks, cache.tokens) == (run["available"], run["blocks"], run["tokens"])
-    assert served.weights_bytes == run["weights"] - _REPEATED[name]
+    assert served.weights_bytes == run["weights"] - _REPEATED.get(name, 0)
 
 
 def test_the_reason_of_an_engine_is_a_line_that_says_something() -> None:
-    assert installed._first("ValueError: too long\nmore") == "too long"
+    assert common.first_line("ValueError: too long\nmore") == "too long"
     pydantic = "ValidationError: 1 validation error for ModelConfig\n  Value error, no such model [type=value_error]"
-    assert installed._first(pydantic) == "Value error, no such model [type=value_error]"
+    assert common.first_line(pydantic) == "Value error, no such model [type=value_error]"
 
 
 def test_a_report_says_by_whose_code(monkeypatch: pytest.MonkeyPatch, engine: None) -> None:

@@ -114,9 +114,9 @@ def test_what_older_ones_say_of_several_ranks(tmp_path: Path) -> None:
     ("engine", "text", "settings", "printed"),
     [
         ("sglang", SGLANG, {"tp_size": "1", "mem_fraction_static": "0.88", "context_length": "131072"},
-         {"weights": 15.09, "tokens": 444_500}),
+         {"weights": 15.09, "available": 63.72, "tokens": 444_500}),
         ("tensorrtllm", TENSORRT, {"max_batch_size": "64", "max_num_tokens": "4096"},
-         {"KV buffer": 16.05, "tokens": 263_008, "blocks": 8219}),
+         {"KV buffer": 16.05, "available": 17.83, "tokens": 263_008, "blocks": 8219}),
         ("tgi", TGI, {"num_shard": "2", "max_total_tokens": "8192", "max_concurrent_requests": "64"},
          {"blocks": 900_000}),
         ("llamacpp", LLAMA_CPP, {"n_gpu_layers": "33", "ctx_size": "8192", "flash_attn": "on"},

@@ -143,9 +143,32 @@ def test_the_answer_begins_with_whether_the_cards_hold_the_load() -> None:
         ("--load", "100", *lengths, "--max-num-seqs", "32"): "and the engine runs at most 32 at once",
     }
     for options, words in said.items():
-        text = " ".join(_run(*asked, *options)[1].split())
+        code, text = _run(*asked, *options)
+        text = " ".join(text.split())
         assert words in text
+        assert code == (3 if "DOES NOT HOLD" in text or "at most 32 at once" in words else 0)
         assert ("of shorter ones for more" in text) == ("--lengths" not in options)
+
+
+def test_where_no_card_is_named_a_load_is_a_question_about_cards() -> None:
+    """With prices the machine to rent is the answer; one that the default card does not hold is no failure."""
+    code, text = _run(LLAMA, "--max-model-len", "8192", "--enforce-eager", "--no-advice", "--load", "4000")
+    assert code == 0
+    assert "DOES NOT HOLD" in text
+
+
+def test_one_quantile_says_that_all_requests_are_taken_for_equal() -> None:
+    asked = (LLAMA, "--gpu", "L40S", "--max-model-len", "8192", "--enforce-eager", "--no-advice", "--load", "8")
+    words = "every request is taken for as long as --lengths says"
+    assert words in " ".join(_run(*asked, "--lengths", "p50=800")[1].split())
+    assert words not in " ".join(_run(*asked, "--lengths", "p50=800,p99=6000")[1].split())
+
+
+def test_an_unknown_card_is_told_the_options_that_there_are() -> None:
+    code, text = _run(LLAMA, "--gpu", "RTX-9090")
+    assert code == 1
+    assert "--gpu-memory" in text
+    assert "--gpu-like" not in text
 
 
 def test_changes_are_answers_of_their_own() -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Bound before it is replaced.
 _GENERATOR: Any = torch.Generator
+#: A card's generator's state: seed and offset, eight bytes each (ATen/cuda/CUDAGeneratorImpl.cpp).
+_STATE_BYTES = 16
 
 
 def patch_cuda_namespace(patches: Patches, shown_card: ShownCard, book: Recorder, values: KnownValues) -> None:
@@ -201,8 +203,8 @@ def _patch_functions(patches: Patches, shown_card: ShownCard) -> None:
         **dict.fromkeys(seeding, lambda *_, **__: generators.seed_device()),
         "mem_get_info": Answers(shown_card, None).free_and_total,
         "set_device": check_device,
-        "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8),
-        "get_rng_state_all": lambda *_, **__: [torch.empty(16, dtype=torch.uint8)],
+        "get_rng_state": lambda *_, **__: torch.empty(_STATE_BYTES, dtype=torch.uint8),
+        "get_rng_state_all": lambda *_, **__: [torch.empty(_STATE_BYTES, dtype=torch.uint8)],
     }
     patches.where_found(CUDA_MODULES, functions)
 
@@ -241,7 +243,7 @@ def _patch_generators(patches: Patches, values: KnownValues) -> None:
     """A device generator is one on the host that shows the card: no random number is drawn during an analysis.
 
     A state that came by way of the card, as accelerate's that it broadcasts, is a fake tensor; one that nobody knows
-    leaves the generator where it is."""
+    leaves the generator where it is, as does a card's, which libraries read for their kernels and set to go on."""
 
     class GeneratorType(type(_GENERATOR)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: object) -> bool:
@@ -258,7 +260,13 @@ def _patch_generators(patches: Patches, values: KnownValues) -> None:
         def device(self) -> torch.device:
             return self.device_shown
 
+        def get_state(self) -> torch.Tensor:
+            on_card = self.device_shown.type != "cpu"
+            return torch.zeros(_STATE_BYTES, dtype=torch.uint8, device="cpu") if on_card else super().get_state()
+
         def set_state(self, new_state: torch.Tensor) -> torch.Generator:
+            if new_state.numel() == _STATE_BYTES:
+                return self
             known = values.of(new_state) if isinstance(new_state, FakeTensor) else new_state
             return self if known is None else super().set_state(known)
 

@@ -1,9 +1,9 @@
-"""Decompositions of the FlashAttention kernels that vLLM brings, whose libraries give them no shapes.
+"""Decompositions of the FlashAttention kernels that serving engines bring, whose libraries give them no shapes.
 
-Source: vllm-project/flash-attention, ``hopper/flash_api.cpp`` (version 3, the operators of ``_vllm_fa3_C``) and
-``csrc/flash_attn/flash_api.cpp`` (version 2, ``_vllm_fa2_C``). Both write into the output that they are given. Where
-the number of parts that keys are split into is left to version 3 (``num_splits`` 0), one is taken, as in recorded
-starts of the engine.
+Source: vllm-project/flash-attention, ``hopper/flash_api.cpp`` (version 3, the operators of ``_vllm_fa3_C`` and of
+SGLang's ``sgl_kernel``) and ``csrc/flash_attn/flash_api.cpp`` (version 2, ``_vllm_fa2_C``). Both write into the output
+that they are given. Where the number of parts that keys are split into is left to version 3 (``num_splits`` 0), one is
+taken, as in recorded starts of vLLM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ _MOST_SPLIT = 992
 _ROUNDED = 4
 
 
-@named("_vllm_fa3_C.get_scheduler_metadata.default")
 def _schedule(_: Selection, call: Arguments) -> Tensor:
     """A semaphore, and of every sequence its blocks of queries, its parts, and the heads that fit into the cache."""
     is_one_token = call.max_seqlen_q == 1
@@ -34,7 +33,6 @@ def _schedule(_: Selection, call: Arguments) -> Tensor:
     return call.seqused_k.new_empty(1 + rounded * vectors, dtype=int32)
 
 
-@named("_vllm_fa3_C.fwd.default")
 def _attend_in_parts(_: Selection, call: Arguments) -> list[Tensor]:
     """The logarithms of the sums of exponentials, and the parts' results in single precision."""
     rows, heads = call.q.shape[0], call.q.shape[-2]
@@ -60,7 +58,9 @@ def _attend(_: Selection, call: Arguments) -> list[Tensor]:
 
 #: Operator by full name -> its decomposition. The libraries are not loaded by this, so there are no objects to name.
 DECOMPOSITIONS: dict[str, Decomposition] = {
-    "_vllm_fa3_C.get_scheduler_metadata.default": _schedule,
-    "_vllm_fa3_C.fwd.default": _attend_in_parts,
+    "_vllm_fa3_C.get_scheduler_metadata.default": named("_vllm_fa3_C.get_scheduler_metadata.default")(_schedule),
+    "_vllm_fa3_C.fwd.default": named("_vllm_fa3_C.fwd.default")(_attend_in_parts),
     "_vllm_fa2_C.varlen_fwd.default": _attend,
+    "sgl_kernel.get_scheduler_metadata.default": named("sgl_kernel.get_scheduler_metadata.default")(_schedule),
+    "sgl_kernel.fwd.default": named("sgl_kernel.fwd.default")(_attend_in_parts),
 }

@@ -68,7 +68,9 @@ _ALONG = {_aten.unique_dim.default: 1, _aten.unique_dim_consecutive.default: 1, 
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
 #: Operators of libraries that give a tensor of the card on memory that it does not hold.
-_OF_OTHERS = {"_C.get_cuda_view_from_cpu_tensor.default", "_C.weak_ref_tensor.default"}
+_OF_OTHERS = {
+    "_C.get_cuda_view_from_cpu_tensor.default", "_C.weak_ref_tensor.default", "sgl_kernel.weak_ref_tensor.default",
+}  # fmt: skip
 
 #: Arguments by name.
 Named = dict[str, object]
@@ -114,7 +116,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         if route is None:
             route = self._routes[func] = Route(facts_of(func))
         if not route.has_tensors:
-            return func(*args, **kwargs)
+            return _without_tensors(func, args, kwargs)
         call = OperatorCall(route.facts, args, kwargs, current_graph_task_id() != -1)
         for attempt in route.before_noted:
             result = attempt(self, call)
@@ -191,6 +193,17 @@ def recording(recorder: Recorder, numbers: Numbers | None) -> Iterator[None]:
         if numbers is not None:
             numbers.begin()
         yield
+
+
+def _without_tensors(func: OpOverload, args: Sequence[object], kwargs: Named) -> object:
+    """What an operator answers that is given no tensor. One that gives nothing sets something for a library's kernels,
+    perhaps by asking CUDA (``deep_gemm::set_pdl``), and they do not run here."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError:
+        if func._schema.returns or func.namespace == "aten":
+            raise
+        return None
 
 
 Attempt = Callable[[RecordingMode, OperatorCall], Any]

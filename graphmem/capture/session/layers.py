@@ -438,6 +438,16 @@ LAYERS: tuple[Layer, ...] = (
         libraries=_WITH_KERNELS,
     ),
     Layer(
+        "built kernels",
+        "device/built_kernels",
+        "libraries would compile kernels for the card where they are first used",
+        ("cutlass.base_dsl.compiler.*", "flashinfer.jit.core.*", "sglang.kernels.jit.*"),
+        "built_kernels",
+        lambda context: (context.recorder.values.forget,),
+        lost="kernels that a library builds cannot be followed",
+        libraries=("cutlass", "flashinfer", "sglang"),
+    ),
+    Layer(
         "initializers",
         "device/initializers",
         "nobody reads the values of parameters, and a truncated normal asks them whether it is done",
@@ -615,11 +625,11 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "serving engine",
         "program/serving_engine",
-        "vLLM starts its core in a process of its own, which would have no capture",
-        ("vllm.*",),
+        "vLLM starts its core in a process of its own, which would have no capture; SGLang asks the driver",
+        ("vllm.*", "sglang.*"),
         "engine_in_process",
-        lost="vLLM starts processes that are not followed",
-        libraries=("vllm",),
+        lost="serving engines start processes that are not followed",
+        libraries=("vllm", "sglang"),
     ),
     Layer(
         "leaving",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
+from graphmem.serving.installed import BASES
 from graphmem.serving.options import flag, here, nearest, one_of, whole
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
@@ -27,8 +28,6 @@ _EXCHANGES = (
     "moonep", "nixl_ep", "flashinfer_all2allv", "flashinfer_nvlink_two_sided", "flashinfer_nvlink_one_sided",
     "passthrough",
 )  # fmt: skip
-#: Whose code answers: ours, and the installed engine's where ours refuses; the engine's; ours.
-BASES = ("auto", "engine", "retold")
 #: ``MaxLoRARanks`` (config/lora.py).
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: ``CUDAGraphMode`` (config/compilation.py) that can be asked for.
@@ -301,11 +300,6 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
     "cudagraph_capture_sizes": _sizes,
     "max_cudagraph_capture_size": whole(),
 }
-
-
-def basis_of(given: tuple[tuple[str, str], ...]) -> str:
-    """One of :data:`BASES`, whatever else is given. Raises :class:`UsageError` for another word."""
-    return str(_READERS["basis"]("basis", dict(given).get("basis", BASES[0])))
 
 
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:

@@ -37,10 +37,10 @@ class Kernel:
     copied: int = 0
 
 
-def compile_cold(run: Run, model: Family, shape: Shape, *, quantises_queries: bool = False) -> None:
+def compile_cold(run: Run, model: Family, shape: Shape) -> None:
     """The compilation of all pieces of a model; the three that differ are the first, one between, and the last. Of
-    models that are not like those recorded only the first kernel is known. ``quantises_queries``: attention takes them
-    in eight bits, which the kernel that turns them writes (``query_quant``, layers/attention/attention.py)."""
+    models that are not like those recorded only the first kernel is known. Queries that attention takes in eight bits
+    are written so by the kernel that turns them (``query_quant``, layers/attention/attention.py)."""
     run.enter("torch.compile")
     if (
         not isinstance(model, Decoder)
@@ -51,7 +51,7 @@ def compile_cold(run: Run, model: Family, shape: Shape, *, quantises_queries: bo
         for kernel in (Kernel(()), _looked_up(run, shape)):
             _time(run, (kernel,))
         return
-    turns, together = _rotations(run, shape, head_norms=model.style.head_norms, quantised=quantises_queries)
+    turns, together = _rotations(run, shape, head_norms=model.style.head_norms, quantised=run.narrow_queries)
     for kernel in (*turns, together):
         _time(run, (kernel,))
     run.empty_cache()

@@ -18,12 +18,23 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
-from graphmem.errors import GraphmemError, UsageError
+from graphmem.errors import UsageError
 from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
+from graphmem.serving.installed import AskedFirst
 from graphmem.serving.values import count
-from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, installed, order, versions
+from graphmem.serving.vllm import (
+    arguments,
+    backend,
+    collectives,
+    encoders,
+    families,
+    graphs,
+    installed,
+    order,
+    versions,
+)
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -64,7 +75,7 @@ class Start:
     graphs_taken: int
 
 
-class VLLM:
+class VLLM(AskedFirst):
     """The engine."""
 
     name = "vllm"
@@ -77,47 +88,21 @@ class VLLM:
         """Raises :class:`UsageError` for a further option that is not followed."""
         arguments.read(question.arguments)
 
-    def waits_for(self, question: Question) -> str | None:
-        """What an answer takes its time for, in words; None where it does not."""
-        if arguments.basis_of(question.arguments) == "retold" or installed.why_not(question) is not None:
-            return None
-        return "vLLM starts on the pretended card: half a minute or more (--basis retold answers at once)"
+    def why_not(self, question: Question) -> str | None:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.why_not(question)
+
+    def by_itself(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.serve(question)
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
-        if arguments.basis_of(question.arguments) == "engine":
-            return installed.serve(question)
-        if not _starts_itself(question):
-            return self._retold(question)
-        try:
-            return installed.serve(question)
-        except installed.NotFollowed as error:
-            return self._retold_instead(question, error)
+        return super().serve(question)
 
-    def for_searches(self, question: Question) -> Question:
-        """The question as searches ask it over and over: of our account, which takes a second where a start of the
-        installed engine takes half a minute, unless that has no answer."""
-        if not _starts_itself(question):
-            return question
-        quick = question.with_(arguments=(*question.arguments, ("basis", "retold")))
-        try:
-            self.serve(quick)
-        except GraphmemError:
-            return question
-        return quick
-
-    def _retold_instead(self, question: Question, error: UsageError) -> Served:
-        """Our account's answer where the installed engine's code could not be followed. Raises :class:`UsageError`
-        with both reasons where neither has one."""
-        try:
-            served = self._retold(question)
-        except GraphmemError as refused:
-            raise UsageError(f"{error}; by graphmem's account of its code: {refused}") from None
-        return replace(served, notes=(*served.notes, f"graphmem's account, because {error}"))
-
-    def _retold(self, question: Question) -> Served:
+    def retold(self, question: Question) -> Served:
         """The answer by our own account of the engine's code."""
         question = _overridden(question)
         if question.max_model_len == -1:  # ``_auto_fit_max_model_len``: the longest that fits
@@ -391,11 +376,6 @@ def _tokens(settings: Settings, layout: Layout, blocks: int) -> int:
     return blocks // len(layout.groups) * layout.block_size
 
 
-def _starts_itself(question: Question) -> bool:
-    """Whether the installed engine is asked, without being named."""
-    return arguments.basis_of(question.arguments) == "auto" and installed.why_not(question) is None
-
-
 def _answer(
     question: Question, settings: Settings, shape: Shape, layout: Layout, start: Start, method: str | None
 ) -> Served:
@@ -587,6 +567,7 @@ def _gib(size: int) -> str:
 
 def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
     """The assumptions of an answer that a reader has to know, as sentences."""
+    shared = question.device.unified_memory
     notes = list(settings.more.not_counted)
     if settings.more.offloaded_bytes:
         notes.append("weights are moved to the host by whole parameters, so up to one more than --cpu-offload-gb says")
@@ -604,6 +585,8 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append(
             "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
         )
+    sums = collectives.in_words(question.device, settings.tensor_parallel)
+    notes += [sums] if sums is not None and settings.version == versions.NEWEST else []
     if settings.more.host_cache_bytes:
         host = format_bytes(settings.more.host_cache_bytes)
         notes.append(
@@ -617,6 +600,7 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append(
             "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to "
             "400 MiB, which the KV cache has less"
+            + ("; here the host's processes, which share this memory, count too: 0.5 to 1.4 GiB in three logs" * shared)
         )
     checkpoint = question.model.checkpoint
     if checkpoint is not None:

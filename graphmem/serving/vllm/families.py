@@ -73,6 +73,8 @@ _LATENT = ("deepseek_v2", "deepseek_v3")
 SLICED = ("qwen3_moe", *_LATENT)
 #: Those that stay in slices between layers then, and are not followed (``use_sequence_parallel_moe`` of their layers).
 SLICED_BETWEEN_LAYERS = deltanet.KINDS
+#: Kinds of rotary tables with factors for short texts and others for long ones (``patch_legacy_rope_type``).
+_LONG = ("longrope", "su")
 #: Kinds of stretched rotary tables that are multiplied by a factor of their own.
 _MULTIPLIED = ("yarn", "deepseek_yarn")
 
@@ -142,6 +144,7 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         latent=latent_of(model) if kind in _LATENT else None,
         rope_linear=is_linear(rope),
         rope_scaled=is_multiplied(rope),
+        rope_short=_short(model, rope),
         head_dim=head_dim,
         tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
         windows=_windows(model, kind, layers),
@@ -174,7 +177,10 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
     config = model.config
     if kind == "mixtral":
         return ExpertShape(
-            count(model, "num_local_experts"), count(model, "num_experts_per_tok"), count(model, "intermediate_size")
+            count(model, "num_local_experts"),
+            count(model, "num_experts_per_tok"),
+            count(model, "intermediate_size"),
+            holds_scores=True,
         )
     if kind == "qwen3_moe":
         return ExpertShape(
@@ -227,10 +233,20 @@ def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: in
     factor = number(model, "factor of rope_scaling", rope.get("factor"), 1.0)
     if kind in ("linear", "dynamic"):
         return _limited(model, positions * factor)
+    if kind in _LONG:
+        return _limited(model, positions + _short(model, rope))
     if kind in ("yarn", "deepseek_yarn"):
         name = "original_max_position_embeddings"
         return _limited(model, counted(model, name, rope.get(name), positions) * factor)
     return positions
+
+
+def _short(model: ServedModel, rope: Mapping[str, object]) -> int:
+    """Rows of the part of a rotary table that short texts have; 0 where there is one table for all."""
+    if rope.get("rope_type", rope.get("type")) not in _LONG:
+        return 0
+    name = "original_max_position_embeddings"
+    return counted(model, name, rope.get(name, model.config.get(name)), count(model, "max_position_embeddings"))
 
 
 def with_mrope(shape: Shape, model: ServedModel, version: Version) -> Shape:

@@ -1,50 +1,39 @@
-"""The answer of the installed engine itself: its own code starts on the pretended card, and its figures are read.
-
-Whatever models and options that version knows are followed, and it resolves its settings itself; only the arithmetic of
-requests of other lengths is ours. The start is in a process of its own (:mod:`graphmem.serving.vllm.starting`), takes
-no network and no card, and weights have no values. Of several processes that share every layer the first is followed.
-"""
+"""vLLM's answer by its own installed code (:mod:`graphmem.serving.installed`)."""
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
-from importlib import metadata
-from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from graphmem.answering import capture_cache
-from graphmem.base.versions import Version
 from graphmem.devices import Loads
 from graphmem.errors import UsageError
-from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
+from graphmem.serving.base import KVCache, Part, Question, Served
+from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, option, reads_text, spelled, started
+from graphmem.serving.installed import why_not as why_none
+from graphmem.serving.starting import Asked
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
-from graphmem.serving.vllm.starting import Asked
 
+#: Nothing is told to its makers, and sums of several cards are NCCL's: the other ways have buffers that cards map into
+#: each other.
+PROGRAM = Program(
+    "vllm", "vLLM", "graphmem.serving.vllm.starting", "--model",
+    (
+        ("VLLM_NO_USAGE_STATS", "1"), ("VLLM_DO_NOT_TRACK", "1"), ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
+        ("VLLM_PLUGINS", ""), ("VLLM_CACHE_ROOT", SCRATCH), ("VLLM_LOGGING_LEVEL", "ERROR"),
+        ("VLLM_ALLREDUCE_USE_SYMM_MEM", "0"), ("VLLM_ALLREDUCE_USE_FLASHINFER", "0"),
+    ),
+)  # fmt: skip
 #: Options in ``arguments`` that are not handed on: ours, which the engine lacks, and those that a start sets itself.
 _NOT_HANDED_ON = frozenset((
     "basis", "model_runner", "outside",
     "load_format", "skip_tokenizer_init", "distributed_executor_backend", "disable_custom_all_reduce",
 ))  # fmt: skip
-#: Files beside a configuration by which an engine reads text; without one it starts with none.
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
-#: Seconds that a start may take.
-_MOST_SECONDS = 900
 #: The variable that chooses one of its two runners.
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-#: Starts that are remembered.
-_REMEMBERED = 64
 _FIELDS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_dtype", "quantization", "dtype", "block_size",
@@ -53,26 +42,16 @@ _FIELDS = (
 _KINDS = {"FullAttentionSpec": "full attention", "MLAAttentionSpec": "latent attention", "MambaSpec": "states"}
 
 
-class NotFollowed(UsageError):
-    """The installed engine did not come to an end of its start, for a reason that is perhaps not its own."""
-
-
 def version() -> str | None:
-    """The installed engine's version; None where there is none, or it was built for no card of NVIDIA's."""
-    try:
-        found = metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        return None
-    return found if find_spec("vllm") is not None and find_spec("torch") is not None else None
+    """The installed engine's version; None where there is none."""
+    return PROGRAM.version()
 
 
 def why_not(question: Question) -> str | None:
     """Why the installed engine is not asked; None where it can be."""
-    found = version()
-    if found is None:
-        return "vLLM is not installed in this environment"
-    if question.version is not None and question.version != _short(found):
-        return f"vLLM {found} is installed, and {'.'.join(map(str, question.version))} is asked for"
+    none = why_none(question, PROGRAM.title, version())
+    if none is not None:
+        return none
     options = dict(question.arguments)
     ranks = (options.get(name) for name in ("pipeline_parallel_size", "data_parallel_size"))
     if any(size not in (None, "1") for size in ranks):
@@ -88,7 +67,7 @@ def serve(question: Question) -> Served:
     reason = why_not(question)
     if reason is not None:
         raise UsageError(f"--basis engine: {reason}")
-    folder = _folder(question.model)
+    folder = folder_of(question.model)
     asked = Asked(
         options=tuple(_options(question, folder)),
         is_server=question.entry == "server",
@@ -96,20 +75,10 @@ def serve(question: Question) -> Served:
         alloc_conf=question.alloc_conf,
         processes=question.tensor_parallel_size,
     )
-    runner = dict(question.arguments).get("model_runner", "")
+    runner = dict(question.arguments).get("model_runner", "").lower()
+    variables = ((_RUNNER, str(int(runner == "v2"))),) if runner else ()
     configuration = json.dumps(dict(question.model.config), default=str)
-    return _answer(question, _started(asked, runner.lower(), configuration))
-
-
-def _short(text: str) -> Version:
-    major, minor = (int(part) for part in text.split(".")[:2])
-    return major, minor
-
-
-def _folder(model: ServedModel) -> Path | None:
-    """The model's own folder; None where its configuration is one of the table."""
-    path = model.path
-    return path.parent.resolve() if path is not None and path.name == "config.json" else None
+    return _answer(question, started(PROGRAM, str(version()), asked, variables, configuration))
 
 
 def _options(question: Question, folder: Path | None) -> Iterator[str]:
@@ -117,94 +86,19 @@ def _options(question: Question, folder: Path | None) -> Iterator[str]:
     if folder is not None:
         yield from ("--model", str(folder))
     yield from ("--load-format", "dummy")
-    if folder is None or not any((folder / name).is_file() for name in _TOKENIZERS):
+    if not reads_text(folder):
         yield "--skip-tokenizer-init"
     for name in _FIELDS:
         value = getattr(question, name)
         if value not in (None, "auto"):
-            yield from (_spelled(name), str(value))
+            yield from (spelled(name), str(value))
     if question.enforce_eager:
         yield "--enforce-eager"
     if question.tensor_parallel_size > 1:  # each process begins as torchrun begins it, and starts no others
         yield from ("--distributed-executor-backend", "external_launcher", "--disable-custom-all-reduce")
     for name, text in question.arguments:
         if name.replace("-", "_") not in _NOT_HANDED_ON:
-            yield from _option(name, text)
-
-
-def _option(name: str, text: str) -> Iterator[str]:
-    word = text.strip().lower()
-    if word in ("true", ""):
-        yield _spelled(name)
-    elif word == "false":
-        yield f"--no-{name.replace('_', '-')}"
-    elif word.startswith("["):
-        yield from (_spelled(name), *map(str, json.loads(text)))
-    else:
-        yield from (_spelled(name), text)
-
-
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _started(asked: Asked, runner: str, configuration: str) -> Mapping[str, Any]:
-    """The figures of a start, kept on the disk where captures are. Raises :class:`NotFollowed` for one that ends in
-    another way."""
-    disk = capture_cache.in_use
-    place = None if disk is None else disk.place_of("vLLM", asked, runner, configuration)
-    known = None if disk is None or place is None else disk.recalled_values(place)
-    if known is not None:
-        return known
-    found = _start(asked, runner, configuration)
-    dependencies = found.pop("dependencies", None)
-    if disk is not None and place is not None and dependencies is not None:
-        ours = set(_environment("")) | {_RUNNER}
-        variables = {name: value for name, value in dependencies["variables"].items() if name not in ours}
-        disk.keep_values(place, "vLLM", found, {**dependencies, "variables": variables})
-    return found
-
-
-def _start(asked: Asked, runner: str, configuration: str) -> dict[str, Any]:
-    """The figures of a start in a process of its own, and what they depend on. Where the model has no folder one is
-    made of its ``configuration`` for as long. Raises :class:`NotFollowed`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch, "answer.json")
-        if asked.options[:1] != ("--model",):
-            folder = Path(scratch, "model")
-            folder.mkdir()
-            (folder / "config.json").write_text(configuration, encoding="utf-8")
-            asked = replace(asked, options=("--model", str(folder), *asked.options))
-        environment = {**os.environ, **_environment(scratch)}
-        if runner:
-            environment[_RUNNER] = str(int(runner == "v2"))
-        command = [sys.executable, "-m", "graphmem.serving.vllm.starting", str(out)]
-        try:
-            ended = subprocess.run(
-                command, input=pickle.dumps(asked), env=environment, capture_output=True, timeout=_MOST_SECONDS,
-                check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise NotFollowed(f"vLLM {version()} had not started after {_MOST_SECONDS} seconds") from None
-        if out.is_file():
-            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-            return found
-    said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
-    raise NotFollowed(f"vLLM {version()} did not start: {said[-1]}")
-
-
-def _environment(scratch: str) -> dict[str, str]:
-    """No network, nothing told to its makers, nothing kept, temporary files of its libraries among it; and graphmem is
-    found where it was. Sums of several cards are NCCL's: the other ways have buffers that cards map into each other."""
-    return {
-        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", "VLLM_CACHE_ROOT": scratch, "TMPDIR": scratch,
-        "TRITON_CACHE_DIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch, "XDG_CACHE_HOME": scratch,
-        "FLASHINFER_WORKSPACE_BASE": scratch, "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # fmt: skip
+            yield from option(name, text)
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -212,21 +106,14 @@ def _environment(scratch: str) -> dict[str, str]:
 #: What the engine says where memory alone keeps it from starting.
 _FOR_MEMORY = ("OutOfMemoryError", "No available memory for the cache", "KV cache is needed", "is less than desired")
 
-#: How errors begin with which it refuses options and models before it looks at a card.
-_REFUSALS = ("ValidationError:", "ValueError:", "NotImplementedError:")
-
 
 def _answer(question: Question, found: Mapping[str, Any]) -> Served:
-    error = found.get("error")
-    known = found.get("settings")
-    if error is not None and (known is None or not any(text in error for text in _FOR_MEMORY)):
-        refuses = known is None and error.startswith(_REFUSALS)
-        raise (UsageError if refuses else NotFollowed)(f"vLLM {version()} does not start: {_first(error)}")
-    assert known is not None
+    refusal = checked(found, f"vLLM {version()}", _FOR_MEMORY)
+    known = found["settings"]
     settings = {name: value for name, value in known.items() if name not in ("architecture", "batches_in_flight")}
     total = found["total"] or question.device.capacity_bytes
     requested = found["requested"] or ceil(total * settings["gpu_memory_utilization"])
-    parts = _parts(found, total - requested, settings)
+    parts = _parts(found, total, requested, settings)
     available = total - sum(part.bytes for part in parts)
     layout = _layout(found, known)
     blocks = int(found.get("blocks", 0))
@@ -254,19 +141,13 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
             max_model_len=settings["max_model_len"],
             batches_in_flight=known["batches_in_flight"] or 1,
         ),
-        refusal=None if error is None else _first(error),
+        refusal=refusal,
         notes=(f"the class {known['architecture']} of vLLM {version()} was started, its weights without values",),
         basis="engine",
     )  # fmt: skip
 
 
-def _first(error: str) -> str:
-    """What it says first: of options that pydantic refuses, the line behind their number."""
-    lines = [line.strip() for line in error.partition(": ")[2].splitlines() if line.strip()]
-    return next((line for line in lines if not re.match(r"\d+ validation errors? for", line)), error)
-
-
-def _parts(found: Mapping[str, Any], unrequested: int, settings: Mapping[str, Any]) -> tuple[Part, ...]:
+def _parts(found: Mapping[str, Any], total: int, requested: int, settings: Mapping[str, Any]) -> tuple[Part, ...]:
     """From the card to the cache. What the engine charges beyond what the allocator shows is a part of its own."""
     stages = found["stages"]
     loading, loaded, profiled = (
@@ -275,7 +156,7 @@ def _parts(found: Mapping[str, Any], unrequested: int, settings: Mapping[str, An
     buffers, after = loading.get("allocated", 0), loaded.get("allocated", 0)
     stays = profiled.get("allocated", after)
     parts = [
-        Part("not asked for", unrequested, f"gpu_memory_utilization {settings['gpu_memory_utilization']:g}"),
+        Part("not asked for", total - requested, f"gpu_memory_utilization {settings['gpu_memory_utilization']:g}"),
         Part("weights", found["weights"], "as loaded, in blocks of the allocator"),
         Part("buffers", buffers + max(0, after - buffers - found["weights"]), "the model runner's and the sampler's"),
         Part("workspaces", max(0, stays - after), "what the profile run leaves"),
@@ -285,7 +166,7 @@ def _parts(found: Mapping[str, Any], unrequested: int, settings: Mapping[str, An
     if found["graphs_estimate"]:
         parts.append(Part("CUDA graphs, estimated", found["graphs_estimate"], "the engine's own estimate"))
     if "after determine_available_memory" in stages:
-        charged = unrequested + found["requested"] - found["available"]
+        charged = total - found["available"]
         other = charged - sum(part.bytes for part in parts)
         if other:
             parts.append(Part("other", other, "charged by the engine beyond these"))
@@ -318,7 +199,7 @@ def _group(group: Mapping[str, Any]) -> Group:
 def _cache(found: Mapping[str, Any], layout: Layout | None, available: int, length: int) -> KVCache:
     if layout is None:
         return KVCache(available, 0, 0, 0, 0, 0.0, 0)
-    concurrency = found["concurrency"]
+    concurrency = found["concurrency"] or layout.concurrency(found["blocks"], length)
     return KVCache(
         available_bytes=available,
         block_bytes=layout.block_bytes,

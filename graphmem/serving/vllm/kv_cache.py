@@ -160,7 +160,7 @@ def _spec(
     if shape.latent is not None:  # compressed keys and their rotated part, whole on every rank
         return Spec(block_size * (shape.latent.kv_rank + shape.latent.rope) * cache_bytes)
     kv_heads, head_dim = heads or (shape.kv_heads, shape.head_dim)
-    size = block_size * 2 * max(1, kv_heads // tp) * head_dim * cache_bytes
+    size = block_size * max(1, kv_heads // tp) * (head_dim + (shape.value_dim or head_dim)) * cache_bytes
     return Spec(size, window, in_chunks=window is not None and shape.in_chunks)
 
 

@@ -60,6 +60,15 @@ class WeightMethod(ABC):
     cache_scales: CacheScales = CacheScales.NONE
     of_experts: tuple[str, ...] = ("weight",)
 
+    @property
+    def by_marlin(self) -> bool:
+        """True if Marlin's kernels multiply experts, else Triton's (fused_moe/experts/marlin_moe.py)."""
+        return False
+
+    def padded(self, hidden: int, width: int) -> tuple[int, int]:
+        """(hidden size, width) of experts as their weights are laid out."""
+        return hidden, width
+
     def of(self, name: str) -> WeightMethod:
         """The same for every layer."""
         return self
@@ -92,8 +101,8 @@ class WeightMethod(ABC):
         run.named |= made
         return list(made.values())
 
-    def finish_experts(self, run: Run, name: str) -> None:  # noqa: B027
-        """``process_weights_after_loading`` of experts."""
+    def finish_experts(self, run: Run, name: str, count: int) -> None:  # noqa: B027
+        """``process_weights_after_loading`` of so many experts."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +252,29 @@ def dropped_head(run: Run, vocab: int, width: int, itemsize: int, tied: Embeddin
         return head
     run.free(head.weight)
     return tied
+
+
+def long_rotary(run: Run, name: str, positions: int, short: int, width: int, itemsize: int) -> Tensor:
+    """The tables of ``Phi3LongRoPEScaledRotaryEmbedding``: so many rows for short texts of all positions, and the rest
+    for long ones, joined."""
+    rows = (short, positions - short)
+    parts = [rotary(run, name, one, width, itemsize, scaled=True) for one in rows]
+    return run.replacing(*parts, run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER))
+
+
+def turned_by_factors(
+    run: Run, tokens: int, heads: Sequence[int], turned: int, head_dim: int, itemsize: int
+) -> list[Tensor]:
+    """Heads of queries and of keys as its torch operators turn ``turned`` values of each: new tensors, which stay
+    (layers/rotary_embedding/phi3_long_rope_scaled_rope.py, with a text longer than short ones)."""
+    held = [run.new(tokens * 8), run.new(tokens * 8)]
+    held += [run.new(tokens * turned * itemsize) for _ in range(3)]
+    made = []
+    for one in heads:
+        held.append(turned_by_halves(run, tokens * one * turned * itemsize))
+        made.append(run.new(tokens * one * head_dim * itemsize, "turned heads"))
+    run.free(*held)
+    return made
 
 
 def rotary(

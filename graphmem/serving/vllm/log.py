@@ -32,12 +32,20 @@ _BESIDE = (
     ("max_num_batched_tokens", re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")),
     ("max_model_len", re.compile(r"Using max model len (\d+)")),
     ("max_model_len", re.compile(r"Maximum concurrency for ([\d,]+) tokens")),
+    ("max_num_batched_tokens", re.compile(r"Unsloth: .*Chunked prefill tokens = (\d+)")),
+    ("max_num_seqs", re.compile(r"Unsloth: .*Num Sequences = (\d+)")),
+    ("model", re.compile(r"[█▀▄ ]{4}model +(\S+)")),
+    ("model", re.compile(r"Starting to load model (\S+?)\.\.\.")),
 )
 
-#: What is chosen by variables of the environment, by the words of lines that tell it.
+#: The first engine's memory, its share in two digits, and what that comes to.
+_SHARE = re.compile(r"total_gpu_memory \((\d+\.\d+)GiB\) x gpu_memory_utilization \((\d\.\d+)\) = (\d+\.\d+)GiB")
+_DIGIT = 0.005
+#: What is chosen by variables of the environment, and what the machine's disk had, by words of lines that tell it.
 _TOLD = (
     ("a V0 LLM engine", "use_v1", "False"),
     ("Using FlashInfer for top-p & top-k sampling", "use_flashinfer_sampler", "True"),
+    ("Compiling a graph for ", "cold", "True"),
 )
 
 
@@ -62,6 +70,11 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
             value = next((match[1] for match in map(expression.search, lines) if match), None)
             if value is not None:
                 given[name] = value.replace(",", "")
+    for line in lines:
+        if match := _SHARE.search(line):  # of a share that is printed in two digits
+            total, share, asked = map(float, match.groups())
+            if abs(asked - total * share) > _DIGIT * (1 + share):
+                given["gpu_memory_utilization"] = f"{asked / total:.4f}"
     if not any("APIServer" in line or "api_server" in line for line in lines):
         given["entry"] = "llm"
     for words, option, text in _TOLD:
@@ -70,11 +83,28 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
     return given
 
 
+#: Words that lines began to have, or had for the last time, with a version: those of the logs of public starts.
+_WORDS = (
+    ("tokens, Maximum concurrency for", "0.28"),
+    ("CUDA graph memory profiling is enabled (default since", "0.21"),
+    ("[kv_cache_utils.py:1711] GPU KV cache size", "0.20"),
+    ("In v0.19, CUDA graph memory profiling", "0.19"),
+    ("(EngineCore pid=", "0.18"),
+    ("(EngineCore_DP0 pid=", "0.13"),
+    ("(EngineCore_0 pid=", "0.10"),
+    ("Available KV cache memory", "0.10"),
+    ("Model loading took", "0.8"),
+    ("Loading model weights took", "0.7"),
+)
+
 READER = Reader(
     engine="vllm",
     follows_versions=True,
+    by_words=_WORDS,
+    told=("non-default args:", "args: Namespace("),
     begins=("vLLM API server version", "LLM engine (v", "non-default args:"),
-    version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(\d+\.\d+[\w.+]*)"),
+    # A build of a checkout without tags says 0.1.dev, which is none.
+    version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(?!0\.1\.dev)(\d+\.\d+[\w.+]*)"),
     settings=_settings,
     model=("model_tag", "model"),
     total=(

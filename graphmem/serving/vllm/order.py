@@ -56,6 +56,7 @@ def start(
     second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     compiles = second and not settings.eager and settings.more.compiled
     run.native = compiles
+    run.narrow_queries = quantises_queries(run.device, settings.cache_dtype)
     run.keeps_scratch = versions.SCRATCH_KEPT.holds(settings.version)
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
@@ -166,11 +167,10 @@ def _fill(slots: list[Slots], settings: Settings) -> None:
 
 def _compiled(model: Family, run: Run, shape: Shape, settings: Settings) -> Callable[[int], Tensor]:
     """The forward pass as torch.compile makes it, which a machine that has not met the model before compiles first."""
-    quantises = quantises_queries(run.device, settings.cache_dtype)
 
     def forward(tokens: int) -> Tensor:
         if settings.cold:
-            compile_cold(run, model, shape, quantises_queries=quantises)
+            compile_cold(run, model, shape)
         return model.compiled(tokens, lambda tokens: None, graphs.plainly)
 
     return forward

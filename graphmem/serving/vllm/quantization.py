@@ -18,11 +18,11 @@ from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import as_object, counted, mapping, matches
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, WeightMethod, cdiv
+from graphmem.serving.vllm.marlin import marlin_product
 from graphmem.serving.vllm.run import Run, Tensor
 
-#: Marlin (csrc/quantization/marlin): rows and columns of a multiprocessor's share of sums in fp32, and locks for four
-#: thread blocks of each (``MARLIN_MAX_BLOCKS_PER_SM``).
-_MARLIN_ROWS, _MARLIN_COLUMNS, _MARLIN_LOCKS = 64, 256, 4
+#: What Machete takes: values of a group, and the least parts of a weight (layers/quantization/utils/machete_utils.py).
+_MACHETE_GROUPS, _MACHETE_BLOCK = (-1, 64, 128), (64, 128)
 #: Values of a block that bitsandbytes scales together (``blocksize`` of its 4-bit types).
 _NF4_BLOCK = 64
 #: Scales that it quantises together (``quantize_4bit`` with ``compress_statistics``).
@@ -35,11 +35,12 @@ _USUAL = (4, 128)
 
 @dataclass(frozen=True)
 class Packed(WeightMethod):
-    """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin.
+    """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin, on Hopper by Machete.
 
     ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
     ``unpacks``: AWQ's own kernels instead, which leave weights as they are and unpack them for a long product.
-    ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
+    ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go. ``hopper``:
+    Machete multiplies what it can, and keeps zero points in 16 bits, times the scales (mixed_precision/machete.py).
     """
 
     of_experts = ("qweight", "scales", "qzeros")
@@ -52,6 +53,11 @@ class Packed(WeightMethod):
     drops_zeros: bool = False
     shape_tensor: bool = False
     unpacks: bool = False
+    hopper: bool = False
+
+    def _by_machete(self, inputs: int, columns: int) -> bool:
+        rows, wide = _MACHETE_BLOCK
+        return self.hopper and self.group in _MACHETE_GROUPS and not (inputs % rows or columns % wide)
 
     def _groups(self, inputs: int) -> int:
         return 1 if self.group < 0 else cdiv(inputs, self.group)
@@ -66,7 +72,8 @@ class Packed(WeightMethod):
         }
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go."""
+        """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go. Machete's: values
+        twice, and zeros."""
         if self.unpacks:
             return
         run.enter(f"{name}.repack")
@@ -77,13 +84,26 @@ class Packed(WeightMethod):
             if self.zeros:
                 self._reorder(run, f"{name}.qzeros", self._groups(inputs) * columns * 4)
             run.free(order, shifts)
-        if self.drops_zeros and not self.zeros:
-            run.free(run.named.pop(f"{name}.qzeros"))
+        dropped = [f"{name}.qzeros"] if self.drops_zeros and not self.zeros else []
+        if self._by_machete(inputs, columns):
+            turned = run.new(run.named[f"{name}.qweight"].bytes)
+            _replace(run, f"{name}.qweight")
+            run.free(turned)
+            if self.zeros:
+                values = self._groups(inputs) * columns
+                product = run.replacing(run.new(values * 4), run.new(values * self.itemsize))
+                scaled = run.new(values * self.itemsize, f"{name}.qzeros")
+                run.named[f"{name}.qzeros"] = run.replacing(product, run.named[f"{name}.qzeros"], scaled)
+            run.free(*[run.named.pop(one) for one in dropped])
+            return
         if self.zeros:
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
-        _replace(run, f"{name}.qweight", f"{name}.scales")
+        for part in ("qweight", "scales"):  # compressed-tensors' lie the other way, and are turned around first
+            copies = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
+            _replace(run, f"{name}.{part}", after=copies)
+        run.free(*[run.named.pop(one) for one in dropped])  # held to the end by ``device_loading_context``
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
         """``_convert_awq_to_standard_format``: shifted, masked, put in order, shifted again, and summed up."""
@@ -95,19 +115,47 @@ class Packed(WeightMethod):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = outputs * self.itemsize * tokens
         if not self.unpacks:
-            return _marlin(run, tokens, size)
+            return run.new(size) if self._by_machete(inputs, outputs) else marlin_product(run, tokens, size)
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
         return run.replacing(unpacked, run.matmul(size))
 
-    def finish_experts(self, run: Run, name: str) -> None:
-        for part in ("w13", "w2"):
-            _replace(run, f"{name}.{part}_qweight", f"{name}.{part}_scales")
-            if self.zeros:
-                _replace(run, f"{name}.{part}_qzeros")
-            elif self.drops_zeros:
-                run.free(run.named.pop(f"{name}.{part}_qzeros"))
+    @property
+    def by_marlin(self) -> bool:
+        return not self.unpacks
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+        """GPTQ's have biases besides, which are let go where the checkpoint has none."""
+        made = super().make_experts(run, name, count, hidden, width)
+        for part, columns in (("w13", 2 * width), ("w2", hidden)) if self.drops_zeros else ():
+            label = f"{name}.{part}_bias"
+            run.named[label] = run.new(count * columns * self.itemsize, label)
+        return made
+
+    def finish_experts(self, run: Run, name: str, count: int) -> None:
+        """``_process_weights_marlin``, ``_process_awq_weights_marlin`` (fused_moe/oracle/int_wna16.py): all parts are
+        made anew, expert by expert, and then the old ones let go. Zero points are unpacked to 32 bits on the way.
+        GPTQ's are turned around before it, and back within (``AutoGPTQMoEMethod``)."""
+        parts = [f"{name}.{part}_{one}" for one in ("qweight", "scales", "qzeros") for part in ("w13", "w2")]
+        parts = [one for one in parts if one in run.named]
+        sizes = [run.named[one].bytes for one in parts]
+        turned, back = ([run.new(size) for size in sizes] if self.drops_zeros else [] for _ in range(2))
+        made = [self._repacked_experts(run, *one, count) for one in zip(parts, sizes, strict=True)]
+        run.free(*back, *turned)
+        for one, new in zip(parts, made, strict=True):
+            run.free(run.named[one])
+            run.named[one] = new
+        if self.drops_zeros:
+            run.free(*[run.named.pop(f"{name}.{part}_bias") for part in ("w13", "w2")])
+
+    def _repacked_experts(self, run: Run, name: str, size: int, count: int) -> Tensor:
+        """One part of so many experts."""
+        new, each = run.new(size, name), size // count
+        if name.endswith("qzeros"):
+            run.temporary(*[each * 32 // self.bits] * 3)
+        run.temporary(each)
+        return new
 
 
 @dataclass(frozen=True)
@@ -150,7 +198,7 @@ class Float8(WeightMethod):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = tokens * outputs * self.itemsize
         if not self.native:
-            return _marlin(run, tokens, size)
+            return marlin_product(run, tokens, size)
         scales = tokens * 4 if self.block < 0 else tokens * cdiv(inputs, self.block) * 4 if self.block else 4
         return run.replacing(run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales"), run.new(size))
 
@@ -159,7 +207,8 @@ class Float8(WeightMethod):
 class Float4(WeightMethod):
     """Four-bit floating point: bitsandbytes' nf4 and fp4 (blocks of 64 with fp32), nvfp4 (16, 8 bits), mxfp4 (32, 8).
 
-    ``unpacks``: a product unpacks the whole weight first (bitsandbytes). ``nested``: so many scales are quantised
+    ``unpacks``: a product unpacks the whole weight first (bitsandbytes). ``padded_experts``: experts' are padded for
+    Marlin. ``nested``: so many scales are quantised
     together to a byte each with one in fp32 (bitsandbytes' ``compress_statistics``), and unpacked for a product too.
     """
 
@@ -171,6 +220,7 @@ class Float4(WeightMethod):
     unpacks: bool = False
     native: bool = False
     nested: int = 0
+    padded_experts: bool = False
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         values = inputs * sum(outputs)
@@ -187,6 +237,48 @@ class Float4(WeightMethod):
             run.enter(f"{name}.repack")
             _replace(run, f"{name}.weight", f"{name}.scale")
 
+    @property
+    def by_marlin(self) -> bool:
+        return self.padded_experts
+
+    def padded(self, hidden: int, width: int) -> tuple[int, int]:
+        """``mxfp4_round_up_hidden_size_and_intermediate_size`` (fused_moe/oracle/mxfp4.py)."""
+        return (cdiv(hidden, 256) * 256, cdiv(width, 128) * 128) if self.padded_experts else (hidden, width)
+
+    def finish_experts(self, run: Run, name: str, count: int) -> None:
+        """``prepare_moe_mxfp4_layer_for_marlin`` (quantization/utils/marlin_utils_fp4.py): all parts are made anew, and
+        then the old ones let go; scales are 16 bits wide on the way."""
+        if not self.padded_experts:
+            return
+        made = {}
+        for part in ("w13", "w2"):
+            label = f"{name}.{part}_weight"
+            each, size = run.named[label].bytes // count, run.named[label].bytes
+            turned, packed = run.new(each), run.new(each)
+            made[label] = run.new(size, label)
+            for _ in range(count - 1):  # each is made while its name still holds the one before
+                turned, packed = run.replacing(turned, run.new(each)), run.replacing(packed, run.new(each))
+            run.free(turned, packed)
+        for part in ("w13", "w2"):
+            label = f"{name}.{part}_scale"
+            size = run.named[label].bytes
+            wide, each = run.new(2 * size), size // count
+            own = []
+            for _ in range(count):
+                own.append(run.replacing(run.replacing(run.new(2 * each), run.new(2 * each)), run.new(each)))
+            made[label] = run.new(size, label)
+            run.free(*own, wide)
+        for part in ("w13", "w2"):
+            label = f"{name}.{part}_bias"
+            if label in run.named:
+                size = run.named[label].bytes
+                own = [run.new(size // count) for _ in range(count)]
+                made[label] = run.new(size, label)
+                run.free(*own)
+        for label, new in made.items():
+            run.free(run.named[label])
+            run.named[label] = new
+
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size, values = tokens * outputs * self.itemsize, inputs * outputs
         if self.unpacks:
@@ -196,23 +288,26 @@ class Float4(WeightMethod):
             run.free(run.matmul(size), unpacked, *scales)
             return result
         if not self.native:
-            return _marlin(run, tokens, size)
+            return marlin_product(run, tokens, size)
         return run.replacing(run.new(tokens * inputs // 2), run.new(tokens * cdiv(inputs, self.block)), run.new(size))
 
 
 @dataclass(frozen=True)
 class Excluding:
-    """A method for all layers but those that the configuration names, which stay plain."""
+    """A method for all layers but those that the configuration names, which stay plain; or for ``experts_alone``."""
 
     method: WeightMethod
     plain: WeightMethod
     patterns: tuple[str, ...]
     cache_scales: CacheScales
+    experts_alone: bool = False
 
     #: Layers that the engine fuses, by what their parts are called in checkpoints.
     _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
 
     def of(self, name: str) -> WeightMethod:
+        if self.experts_alone and not name.endswith(".experts"):
+            return self.plain
         names = [name, *(name.replace(fused, part) for fused, part in self._PARTS if fused in name)]
         excluded = any(self._excludes(pattern, one) for pattern in self.patterns for one in names)
         return self.plain if excluded else self.method
@@ -222,22 +317,11 @@ class Excluding:
         return matches(pattern[3:], name) if pattern.startswith("re:") else pattern in name
 
 
-def _replace(run: Run, *names: str) -> None:
-    """Parameters are made anew, one after another."""
+def _replace(run: Run, *names: str, after: Sequence[Tensor] = ()) -> None:
+    """Parameters are made anew, one after another; what is let go ``after`` a new one is there."""
     for name in names:
         before = run.named[name]
-        run.named[name] = run.replacing(before, run.new(before.bytes, name))
-
-
-def _marlin(run: Run, tokens: int, size: int) -> Tensor:
-    """``marlin_gemm``: locks that stay, the output, and sums in fp32. Asking for locks makes the engine leave the
-    default stream for good (utils/torch_utils.py, ``current_stream``)."""
-    run.leave_default_stream()
-    run.once("marlin locks", run.device.sm_count * _MARLIN_LOCKS * 4)
-    result = run.new(size)
-    rows = min(cdiv(tokens, 16) * 16, _MARLIN_ROWS)
-    run.temporary(run.device.sm_count * rows * _MARLIN_COLUMNS * 4)
-    return result
+        run.named[name] = run.replacing(*after, before, run.new(before.bytes, name))
 
 
 @dataclass(frozen=True)
@@ -297,7 +381,8 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     listed = own.get("modules_to_not_convert") or own.get("ignore") or ()
     excluded = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
     method = _method(question, name, own, itemsize)
-    return Excluding(method, plain, excluded, _cache_scales(name, own)), name, assumed
+    # ``Mxfp4Config.get_quant_method``: linear layers stay as they are.
+    return Excluding(method, plain, excluded, _cache_scales(name, own), name == "mxfp4"), name, assumed
 
 
 def _cache_scales(name: str, own: Mapping[str, object]) -> CacheScales:
@@ -345,11 +430,18 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
     model = question.model
     bits = _bits(model, own.get("bits", own.get("w_bit", _USUAL[0])))
     group = counted(model, "group_size", own.get("group_size", own.get("q_group_size")), _USUAL[1], least=-1) or -1
+    hopper = device.compute_capability == _MACHETE_CARDS
     if name == "awq":
         zeros = bool(own.get("zero_point", True))
-        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question))
+        hopper = hopper and versions.AWQ_BY_MACHETE.holds(versions.checked(question.version))
+        return Packed(bits, group, itemsize, reorders=True, zeros=zeros, unpacks=_unpacks_awq(question), hopper=hopper)
     if name == "gptq":
-        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True))
+        if own.get("desc_act") and group > 0 and versions.checked(question.version) >= versions.NEWEST:
+            raise UsageError(
+                "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with static "
+                "activation ordering or desc_act=False"
+            )
+        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True), hopper=hopper)
     if name == "bitsandbytes":
         if own.get("load_in_8bit"):
             raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
@@ -357,7 +449,8 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested)
     if name in ("mxfp4", "modelopt_fp4"):
         block = 32 if name == "mxfp4" else 16
-        return Float4(itemsize, block, 1, native=reaches(device.capability, _NATIVE_FP4))
+        marlin = name == "mxfp4" and (not reaches(device.capability, (9, 0)) or reaches(device.capability, (12, 0)))
+        return Float4(itemsize, block, 1, native=reaches(device.capability, _NATIVE_FP4), padded_experts=marlin)
     if name == "compressed-tensors":
         return _compressed(question, own, itemsize)
     size = own.get("weight_block_size") or [0]
@@ -390,6 +483,8 @@ def _bits(model: ServedModel, value: object) -> int:
 
 #: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_fp4_supported``).
 _NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
+#: The cards that Machete is for, and no later ones (``MacheteLinearKernel.can_implement``).
+_MACHETE_CARDS = (9, 0)
 
 
 def _compressed(question: Question, own: Mapping[str, object], itemsize: int) -> WeightMethod:
@@ -414,5 +509,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
     if kind == "int" and bits == 8 and first.get("input_activations"):
         return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
     if kind == "int" and bits in (4, 8):
-        return Packed(bits, group, itemsize, zeros=not weights.get("symmetric", True), shape_tensor=True)
+        hopper = device.compute_capability == _MACHETE_CARDS
+        zeros = not weights.get("symmetric", True)
+        return Packed(bits, group, itemsize, zeros=zeros, shape_tensor=True, hopper=hopper)
     raise UsageError(f"{question.model.name}: compressed-tensors of {bits} bits ({shown(kind)}) is not followed")

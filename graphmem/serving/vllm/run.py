@@ -88,6 +88,8 @@ class Run:
         #: Whether the engine's own operators outside of compiled code run as torch operators, as they do where the
         #: model is compiled (``CustomOp.dispatch_forward``, model_executor/custom_op.py).
         self.native = False
+        #: Whether attention takes queries in eight bits, which are made of those that were turned.
+        self.narrow_queries = False
         #: Whether the scratch of experts stays once it is there.
         self.keeps_scratch = True
         #: Rotary tables that were made, by what tells them apart: the engine keeps one for equal arguments.
@@ -153,6 +155,10 @@ class Run:
         *held, made = tensors
         self.free(*held)
         return made
+
+    def narrowed(self, values: int) -> list[Tensor]:
+        """Queries of so many values in eight bits, where attention takes them so."""
+        return [self.new(values, "queries in eight bits")] if self.narrow_queries else []
 
     def temporary(self, *sizes: int) -> None:
         """Tensors that live together for one call."""

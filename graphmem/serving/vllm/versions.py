@@ -56,6 +56,8 @@ GRAPHS_CHARGED = Change((0, 20), "an estimate of CUDA graphs is taken from the K
 TOKENS_OF_REQUESTS = Change((0, 21), "the tokens that are printed are those of the longest requests at once")
 #: v1/worker/gpu_worker.py, ``_scoped_allocator_max_split`` around ``load_model``.
 SPLIT_WHILE_LOADING = Change((0, 21), "weights are loaded under max_split_size_mb:20")
+#: layers/quantization/awq_marlin.py, ``choose_mp_linear_kernel``: of the wheels 0.18 has it not, and 0.20 has it.
+AWQ_BY_MACHETE = Change((0, 20), "AWQ is multiplied by Machete on Hopper, as GPTQ was before")
 #: layers/quantization/auto_awq.py: ``--quantization awq`` was AWQ's own kernels before.
 ONE_AWQ = Change((0, 24), "AWQ is multiplied by Marlin whatever it is called")
 #: utils/mem_utils.py (vllm#49208): free memory before and after instead of weights, peak and growth outside torch.

@@ -1,7 +1,8 @@
 """``record_run.py CASE.json OUT.json``: start the real engine with a case's settings and dummy weights on the stub
 driver, and write down its own figures of memory.
 
-The environment is vllm 0.32.0 with torch 2.13.0 for CUDA 13. What is not real: the CUDA context, memory of cuBLAS, NCCL
+The environment is vllm 0.32.0 with torch 2.13.0 for CUDA 13, or that of the case's version. What is not real: the CUDA
+context, memory of cuBLAS, NCCL
 and modules (growth outside torch is 0), the driver's part of CUDA graphs, autotuning by time.
 """
 
@@ -13,7 +14,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,15 @@ if _RANKS > 1:
     import one_rank  # noqa: F401
 
 import torch  # noqa: E402
+import vllm  # noqa: E402
 import vllm.utils.mem_utils as mem_utils  # noqa: E402
 from vllm import LLM  # noqa: E402
 from vllm.config.vllm import VllmConfig  # noqa: E402
 from vllm.v1.executor.abstract import Executor  # noqa: E402
-from vllm.v1.worker import gpu_worker  # noqa: E402
+from vllm.v1.worker import gpu_worker, worker_base  # noqa: E402
 
+if CASE.get("version", vllm.__version__) != vllm.__version__:
+    raise SystemExit(f"vLLM {CASE['version']} is asked for, and {vllm.__version__} is installed")
 tokens: list[int] = []
 
 
@@ -84,33 +87,38 @@ mem_utils.MemoryProfilingResult.__post_init__ = lambda self: (_made(self), profi
 
 # Kernels that are warmed up once the cache is cut change none of the figures; the stub cannot compile all of them.
 Executor.compile_or_warm_up_model = lambda self: None
+_times = getattr(worker_base, "CompilationTimes", None)
+gpu_worker.Worker.compile_or_warm_up_model = lambda self: 0.0 if _times is None else _times(0.0, 0.0)
 
 if _RANKS > 1:
     CASE["settings"]["distributed_executor_backend"] = "external_launcher"
     # The second runner lacks nothing here that it has with other launchers: it only cannot answer on all ranks.
     VllmConfig._get_v2_model_runner_unsupported_features = lambda self: []
 
-with tempfile.TemporaryDirectory() as folder:
-    Path(folder, "config.json").write_text(json.dumps(CASE["model_config"]))
-    for name, values in CASE.get("files", {}).items():
-        Path(folder, name).write_text(json.dumps(values))
-    if "draft_config" in CASE:
-        Path(folder, "draft").mkdir()
-        Path(folder, "draft", "config.json").write_text(json.dumps(CASE["draft_config"]))
-        CASE["settings"]["speculative_config"]["model"] = str(Path(folder, "draft"))
-    # A model that takes images needs its processor, so what of it lies beside the configuration.
-    engine = LLM(model=folder, skip_tokenizer_init="files" not in CASE, load_format="dummy", **CASE["settings"])
-    if "draft_config" in CASE:
-        del CASE["settings"]["speculative_config"]["model"]
+# Beside the case, as a folder of another name is another model to the cache of compiled code.
+folder = Path(sys.argv[1]).with_name("model")
+folder.mkdir(exist_ok=True)
+(folder / "config.json").write_text(json.dumps(CASE["model_config"]))
+for name, values in CASE.get("files", {}).items():
+    (folder / name).write_text(json.dumps(values))
+if "draft_config" in CASE:
+    draft = folder / "draft"
+    draft.mkdir(exist_ok=True)
+    (draft / "config.json").write_text(json.dumps(CASE["draft_config"]))
+    CASE["settings"]["speculative_config"]["model"] = str(draft)
+# A model that takes images needs its processor, so what of it lies beside the configuration.
+engine = LLM(model=str(folder), skip_tokenizer_init="files" not in CASE, load_format="dummy", **CASE["settings"])
+if "draft_config" in CASE:
+    del CASE["settings"]["speculative_config"]["model"]
 core = engine.llm_engine.engine_core.engine_core
 worker = core.model_executor.driver_worker.worker
 config, cache = worker.vllm_config, core.scheduler.kv_cache_config
 CASE |= {
-    "total_memory": profiles[0].before_create.total_memory,
+    "total_memory": torch.cuda.mem_get_info()[1],
     "stages": stages,
-    "consumed": profiles[0].total_consumed,
-    "headroom": profiles[0].transient_peak_headroom,
-    "graphs_estimate": worker.cudagraph_memory_estimate,
+    "consumed": getattr(profiles[0], "total_consumed", None),  # these two since 0.27
+    "headroom": getattr(profiles[0], "transient_peak_headroom", None),
+    "graphs_estimate": getattr(worker, "cudagraph_memory_estimate", 0),  # since 0.19
     "available": worker.available_kv_cache_memory_bytes,
     "weights": int(worker.model_runner.model_memory_usage),
     "resolved": {
@@ -119,7 +127,7 @@ CASE |= {
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
         "cudagraph_capture_sizes": config.compilation_config.cudagraph_capture_sizes,
-        "model_runner": "v2" if worker.use_v2_model_runner else "v1",
+        "model_runner": "v2" if getattr(worker, "use_v2_model_runner", False) else "v1",
     },
     "blocks": cache.num_blocks,
     "tokens": tokens[0] if tokens else 0,

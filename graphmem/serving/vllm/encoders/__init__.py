@@ -107,7 +107,7 @@ def language_model(question: Question, followed: tuple[str, ...]) -> Question:
     if family is not None:
         values["tie_word_embeddings"] = _tied(model, family)
     inner = ServedModel(model.name, values, model.checkpoint, model.path, around=model)
-    if own["model_type"] in followed and family is None and not _text_only(question):
+    if family is None and not _text_only(question):
         raise UsageError(
             f"{model.name} takes images, and what its encoder takes in the profile run is not followed "
             f"(model_type {quoted(kind)}; accepted: {', '.join(_FAMILIES)}); it is as a language model: "

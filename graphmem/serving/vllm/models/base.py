@@ -197,6 +197,8 @@ class Shape:
     latent: LatentShape | None = None
     rope_scaled: bool = False
     rope_linear: bool = False
+    #: Rows of a rotary table that are of short texts' factors, before those of long ones' (``longrope``).
+    rope_short: int = 0
     stage: Stage | None = None
     state: StateShape | None = None
     attends: tuple[int, ...] = ()
@@ -210,6 +212,8 @@ class Shape:
     backend: Backend | None = None
     #: Heads of keys and their width of each layer where layers differ.
     cached: tuple[tuple[int, int], ...] = ()
+    #: Width of values where the cache has them narrower than keys.
+    value_dim: int = 0
     #: Bytes of an element of rotary tables that are wider than the model until they are used first.
     rope_bytes: int = 0
     #: Whether windows begin anew after as many tokens.

@@ -10,16 +10,18 @@ from itertools import pairwise
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
-from graphmem.serving.vllm.models import mamba
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
+from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
+from graphmem.serving.vllm.models.mamba import Layer as StateLayer
+from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
 from graphmem.trace import Category
 
-#: Projections of attention, those before it and the one after it, behind which its rotary table is made.
-_PROJECTIONS = 2
+#: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
+_TABLES_FIRST = ("gpt_oss",)
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,30 @@ class Captured(Family):
         self._replay(self.backend.making, 0, {}, Category.BUFFER)
         self.followed_layers = len(self.backend.attention)
         self._layers = {layer.name: layer for layer in self.backend.layers}
+        linears = [layer.name for layer in self.backend.layers if layer.kind == "linear"]
+        own = [[one for one in linears if one.startswith(f"{name}.")] for name in self.backend.attention]
+        #: Numbers of the layers of attention by the first and the last of their projections.
+        self._first_projections = {names[0]: at for at, names in enumerate(own) if names}
+        self._last_projections = {names[-1]: at for at, names in enumerate(own) if names}
         self._linears: dict[str, Linear] = {}
         self._norms: dict[str, Norm] = {}
         self._experts: dict[str, Experts] = {}
-        self._states: dict[str, mamba.Layer] = {}
+        self._states: dict[str, StateLayer] = {}
+        self._latents: dict[str, LatentAttention] = {}
         self._tables: dict[str, Embedding] = {}
         left = [layer for layer in self.backend.layers if layer.kind == "left"]
         self._wide_table: Tensor | None = None
         for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
+            if shape.rotary_dim and shape.kind in _TABLES_FIRST:
+                self._make_table(self._first_projections.get(layer.name))
             self._make(layer)
-            if shape.rotary_dim and layer.kind == "linear":
-                self._make_table(layer.name)
+            if shape.rotary_dim and shape.kind not in _TABLES_FIRST:
+                self._make_table(self._last_projections.get(layer.name))
         self._scales = [
-            AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize) for name in self.backend.attention
+            self._latents[name].scales
+            if name in self._latents
+            else AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
+            for name in self.backend.attention
         ]
         for layer in left:
             self._make(layer)
@@ -75,18 +88,20 @@ class Captured(Family):
         elif layer.experts is not None:
             self._experts[layer.name] = Experts(run, layer.name, shape, layer.experts)
         elif layer.states is not None:
-            self._states[layer.name] = mamba.mixer(run, layer.name, shape)
+            self._states[layer.name] = mixer(run, layer.name, shape)
+        elif layer.kind == "latent":
+            assert shape.latent is not None
+            self._latents[layer.name] = LatentAttention(run, layer.name, shape, shape.latent, run.ropes)
         elif layer.kind in ("parameter", "left"):
             run.new(layer.bytes, layer.name)
         else:
             kind = "rms" if layer.kind == "norm" else "gemma"
             self._norms[layer.name] = Norm(run, layer.name, layer.inputs, shape.itemsize, kind)
 
-    def _make_table(self, name: str) -> None:
-        """The table of the attention whose last projection this is, unless there is one like it."""
-        run, shape, names = self.run, self.shape, self.backend.attention
-        at = next((at for at, one in enumerate(names) if name.startswith(f"{one}.")), None)
-        if at is None or sum(one.startswith(f"{names[at]}.") for one in self._linears) < _PROJECTIONS:
+    def _make_table(self, at: int | None) -> None:
+        """The rotary table of this layer of attention, unless there is one like it."""
+        run, shape = self.run, self.shape
+        if at is None:
             return
         table = shape.ropes[at]
         if table in run.ropes:
@@ -100,10 +115,9 @@ class Captured(Family):
         self._wide_table = made if shape.rope_bytes > shape.itemsize else None
 
     def finish(self) -> None:
-        for linear in self._linears.values():
-            linear.finish()
-        for one in (*self._experts.values(), *self._states.values()):
-            one.finish()
+        layers: list[StateLayer] = [*self._linears.values(), *self._latents.values(), *self._experts.values()]
+        for layer in (*layers, *self._states.values()):
+            layer.finish()
         for scales in self._scales:
             scales.finish()
 
@@ -145,9 +159,14 @@ class Captured(Family):
             else:
                 if one.name != run.module:
                     run.enter(one.name)
+                narrow = []
                 if one.kind == "attended":
                     self._narrow_table()
+                    narrow = run.narrowed(tokens * self.shape.heads // run.tp * self.shape.head_dim)
                 alive[one.storage] = run.new(one.bytes + one.token_bytes * tokens, one.name, kind)
+                run.free(*narrow)
+                if one.kind == "attended" and self.shape.latent is not None:
+                    unpack_context(run, self.shape, self.shape.latent)
 
     def _narrow_table(self) -> None:
         """``_match_cos_sin_cache_dtype``: the table is made as wide as queries when it is used first."""
@@ -159,7 +178,8 @@ class Captured(Family):
     def _returned(self, one: Happening, tokens: int) -> Tensor:
         if one.name in self._linears:
             return self._product(self._linears[one.name], tokens)
-        if (layer := self._experts.get(one.name) or self._states.get(one.name)) is not None:
+        layer = self._experts.get(one.name) or self._states.get(one.name) or self._latents.get(one.name)
+        if layer is not None:
             return layer(tokens)
         if one.name in self._tables:
             return self._tables[one.name](tokens)

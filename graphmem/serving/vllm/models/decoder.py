@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, root_mean_square, rotary
+from graphmem.serving.vllm.layers import (
+    AttentionScales,
+    Embedding,
+    Linear,
+    dropped_head,
+    long_rotary,
+    root_mean_square,
+    rotary,
+    turned_by_factors,
+)
 from graphmem.serving.vllm.lora import Adapters, Slots, wrapper
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
@@ -98,6 +107,9 @@ class Projected:
         rope = (kind, shape.positions if local else shape.rope_positions, shape.rotary_dim)
         if rope not in run.ropes:
             run.ropes.add(rope)
+            if shape.rope_short:
+                long_rotary(run, f"{self.name}.rotary_emb", rope[1], shape.rope_short, rope[2], shape.itemsize)
+                return
             rotary(
                 run, f"{self.name}.rotary_emb", rope[1], shape.rotary_dim, shape.itemsize,
                 scaled=shape.rope_scaled, linear=shape.rope_linear and not local,
@@ -144,8 +156,13 @@ class Attention(Projected):
         if self.shape.position_rows:  # rows of the table for each position, and both halves of what is taken of them
             table = self.shape.position_rows * tokens * self.shape.rotary_dim * size
             run.temporary(table, table // 2, table // 2)
+        if self.shape.rope_short:
+            heads, turned, width = (self.heads, self.kv_heads), self.shape.rotary_dim, self.shape.head_dim
+            own += turned_by_factors(run, tokens, heads, turned, width, size)
         run.enter(f"{self.name}.attn")
+        narrow = run.narrowed(tokens * self.q)
         attended = run.new(tokens * self.q * size, "attention output")
+        run.free(*narrow)
         return run.replacing(*own, attended, self.o_proj(tokens))
 
 
@@ -389,10 +406,10 @@ class Decoder(Family):
         qkv = attention.qkv_proj(tokens)
         if self.shape.position_rows:  # cosines and sines of every token, put together of its positions
             run.temporary(*[tokens * self.shape.rotary_dim // 2 * size] * 2)
-        rotated = normed
-        if normed.bytes != self._attended_bytes(tokens):
+        rotated, wanted = normed, self._attended_bytes(tokens) // (size if run.narrow_queries else 1)
+        if normed.bytes != wanted:
             run.free(normed)
-            rotated = run.new(self._attended_bytes(tokens), "rotated queries")
+            rotated = run.new(wanted, "rotated queries")
         return qkv, [run.new(tokens * attention.kv * size, "rotated keys"), rotated]
 
     def _attended_bytes(self, tokens: int) -> int:

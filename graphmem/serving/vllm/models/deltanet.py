@@ -134,6 +134,43 @@ class DeltaNet:
         run.empty_cache()
 
 
+class PlainDeltaNet:
+    """``OlmoHybridGatedDeltaNetAttention``, into a tensor that is made before. Nothing is convolved or scanned while
+    the engine profiles. The gate is a part of the projection and copied for the norm."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, state: DeltaShape) -> None:
+        self.run, self.name, self.hidden, self.size = run, name, shape.hidden, shape.itemsize
+        self.state = own = state.shared(run.tp)
+        method, size = shape.linear, shape.itemsize
+
+        def linear(part: str, outputs: list[int]) -> Linear:
+            return Linear(run, f"{name}.{part}", shape.hidden, outputs, method, size)
+
+        self.qkvg = linear("in_proj_qkvg", [own.keys, own.keys, own.values, own.values])
+        self.rates = [linear(f"{part}_proj", [own.value_heads]) for part in "ba"]
+        run.new(own.convolved * own.kernel * size, f"{name}.conv1d.weight")
+        for part in ("dt_bias", "A_log"):
+            run.new(own.value_heads * size, f"{name}.{part}")
+        run.new(own.value_dim * size, f"{name}.o_norm.weight")
+        self.o_proj = Linear(run, f"{name}.o_proj", own.values, [shape.hidden], method, size, reduce=True)
+
+    def finish(self) -> None:
+        """After loading."""
+        for linear in (self.qkvg, *self.rates, self.o_proj):
+            linear.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The projected output; the input is the caller's."""
+        run, values = self.run, tokens * self.state.values * self.size
+        result = run.new(tokens * self.hidden * self.size, "output")
+        held = [linear(tokens) for linear in (self.qkvg, *self.rates)]
+        run.enter(self.name)
+        held += [run.new(values, label) for label in ("scanned", "gates", "gated and normed")]
+        run.temporary(tokens * self.state.value_heads * 4)
+        run.free(self.o_proj(tokens), *reversed(held))
+        return result
+
+
 class GatedAttention(Projected):
     """Attention whose output is multiplied by a gate that comes with the queries; they and the keys are normed and
     turned in one kernel."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
+from graphmem.serving.vllm.marlin import marlin_locks, marlin_sums
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.feed_forward import FeedForward, Style
 from graphmem.serving.vllm.run import Run, Tensor
@@ -17,6 +18,8 @@ from graphmem.trace import Category
 
 #: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
 _TILE = 128
+#: Tiles of Marlin's, and the share of one that an expert's tokens do not fill (``fused_marlin_moe``).
+_MARLIN_TILES, _MARLIN_FULL = (8, 16, 32, 48, 64), 0.9
 #: VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD (envs.py).
 _BESIDE_TOKENS = 256
 #: Experts that one kernel chooses among without scratch.
@@ -29,7 +32,8 @@ class Experts:
     def __init__(self, run: Run, name: str, shape: Shape, experts: ExpertShape) -> None:
         self.run, self.name, self.shape, self.experts = run, name, shape, experts
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
-        self.width = experts.width // run.experts.slices
+        self.method = shape.linear.of(f"{name}.experts")
+        self.hidden, self.width = self.method.padded(shape.hidden, experts.width // run.experts.slices)
         self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
         if experts.routed:
             routed = experts.router_bytes or size
@@ -43,24 +47,24 @@ class Experts:
             gate = Linear(run, f"{name}.shared_expert_gate", shape.hidden, [1], plain, size)
         self.shared: FeedForward | None = None
         if experts.shared_width:
-            holds = Style(holds_gate_up=True)
+            holds = Style(holds_gate_up=experts.holds_shared)
             self.shared = FeedForward(
                 run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False, gate=gate,
                 whole=run.experts.sliced,
             )  # fmt: skip
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
-        self.method = shape.linear.of(f"{name}.experts")
-        self.method.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
+        self.method.make_experts(run, f"{name}.experts", self.local, self.hidden, self.width)
         if experts.bias:
-            run.new(self.local * 2 * self.width * size, f"{name}.experts.w13_bias")
-            run.new(self.local * shape.hidden * size, f"{name}.experts.w2_bias")
+            for part, width in (("w13", 2 * self.width), ("w2", self.hidden)):
+                label = f"{name}.experts.{part}_bias"
+                run.named[label] = run.new(self.local * width * size, label)
 
     def finish(self) -> None:
         """After loading."""
         if self.shared is not None:
             self.shared.finish()
-        self.method.finish_experts(self.run, f"{self.name}.experts")
+        self.method.finish_experts(self.run, f"{self.name}.experts", self.local)
 
     def __call__(self, tokens: int) -> Tensor:
         """The output; the input is the caller's."""
@@ -86,18 +90,23 @@ class Experts:
         if shared is None and self.shared is not None:
             shared = self.shared(tokens)
         run.enter(f"{self.name}.experts")
+        held = [run.new(tokens * self.hidden * size, "padded tokens")] if self.hidden != self.shape.hidden else []
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
         if not self.experts.grouped:
             run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
         if run.experts.balanced:  # ids of copies (``eplb_map_to_physical_and_record``)
             ids = run.replacing(ids, run.new(tokens * chosen * 4))
-        output = run.new(tokens * self.shape.hidden * size, "experts' output")
+        output = run.new(tokens * self.hidden * size, "experts' output")
         self._multiply(tokens)
-        run.free(weights, ids, scores)
+        run.free(weights, ids)
+        if self.experts.holds_scores:
+            held.append(scores)
+        else:
+            run.free(scores)
         if shared is None:
-            return reduce(output)
-        total = reduce(run.new(output.bytes, "experts' and shared output", Category.ACTIVATION))
-        return run.replacing(shared, output, total)
+            return run.replacing(*held, reduce(output))
+        total = reduce(run.new(shared.bytes, "experts' and shared output", Category.ACTIVATION))
+        return run.replacing(*held, shared, output, total)
 
     def _scores(self, tokens: int) -> Tensor:
         """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
@@ -128,15 +137,27 @@ class Experts:
         if replicas > 1:
             gathered.append(run.new(total * self.shape.hidden * size, "tokens of all replicas"))
             gathered += [run.new(total * chosen * 4, "experts of tokens of all replicas") for _ in range(2)]
-        wide, row = max(2 * self.width, self.shape.hidden), total * chosen * size
+        wide, row = max(2 * self.width, self.hidden), total * chosen * size
         if run.keeps_scratch:
-            run.scratch(row * (max(self.width, self.shape.hidden) + wide))
+            run.scratch(row * (max(self.width, self.hidden) + wide))
         else:  # ``fused_experts`` (fused_moe/fused_moe.py)
             gathered += [run.new(row * values, "experts' products") for values in (wide, self.width)]
-        count = self.experts.count + run.experts.redundant
-        padded = total * chosen + count * (_TILE - 1)
-        run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (count + 1) * 4)
-        run.free(*reversed(gathered))
+        count, tile = self.experts.count + run.experts.redundant, self._tile(total)
+        padded = total * chosen + count * (tile - 1)
+        aligned = [run.new(one) for one in (padded * 4, cdiv(padded, tile) * 4, 4)]
+        run.temporary((count + 1) * 4)
+        if self.method.by_marlin:
+            marlin_locks(run)
+            for columns in (2 * self.width, self.hidden):
+                marlin_sums(run, columns, tile, padded)
+        run.free(*reversed(aligned), *reversed(gathered))
+
+    def _tile(self, tokens: int) -> int:
+        """Rows of a tile of the kernels: Marlin's are the fewer the fewer tokens an expert has."""
+        if not self.method.by_marlin:
+            return _TILE
+        rows = tokens * self.experts.chosen / self.local
+        return next((one for one in _MARLIN_TILES if rows / one < _MARLIN_FULL), _MARLIN_TILES[-1])
 
     def _softmax_scratch(self, tokens: int) -> list[int]:
         """The memory in fp32 of choosing among so many experts where they are no power of two up to 256

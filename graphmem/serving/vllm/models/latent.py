@@ -11,6 +11,16 @@ from graphmem.serving.vllm.run import Run, Tensor
 _FULL_REQUESTS, _PAGES, _MOST_TOKENS = 8, 4, 64 * 1024
 
 
+def unpack_context(run: Run, shape: Shape, latent: LatentShape) -> None:
+    """Room for as many tokens of a context as a chunk of a prompt unpacks at once, while the engine profiles."""
+    if not run.profiling:
+        return
+    batch = run.batch_limits
+    wanted = max(_FULL_REQUESTS * batch.length, _PAGES * batch.requests * batch.block_size)
+    tokens = cdiv(max(min(wanted, _MOST_TOKENS), batch.block_size), batch.block_size) * batch.block_size
+    run.temporary(tokens * (shape.heads // run.tp) * (latent.nope + latent.value) * shape.itemsize)
+
+
 class LatentAttention:
     """Queries and keys through low ranks. Nothing of the cache runs while the engine profiles; the context that a chunk
     of a prompt would unpack is asked for and given back."""
@@ -59,15 +69,8 @@ class LatentAttention:
         queries = self.up(tokens)
         rotated = [self._rotate(tokens)] if self.shape.rope_scaled else []
         attended = run.new(tokens * self.heads * latent.value * size, "attention output")
-        if run.profiling:
-            run.temporary(self._context_tokens() * self.heads * (latent.nope + latent.value) * size)
+        unpack_context(run, self.shape, latent)
         return run.replacing(*kept, *rotated, keys, queries, attended, self.o_proj(tokens))
-
-    def _context_tokens(self) -> int:
-        """Tokens of the context that is unpacked at once."""
-        batch = self.run.batch_limits
-        wanted = max(_FULL_REQUESTS * batch.length, _PAGES * batch.requests * batch.block_size)
-        return cdiv(max(min(wanted, _MOST_TOKENS), batch.block_size), batch.block_size) * batch.block_size
 
     def _rotate(self, tokens: int) -> Tensor:
         """``DeepseekScalingRotaryEmbedding`` as torch operators: cosines and sines by token, then queries and keys,

@@ -12,7 +12,6 @@ from graphmem.serving.vllm.layers import Embedding, Linear, LinearMethod
 from graphmem.serving.vllm.models.base import Family, Shape, StateShape, plain_shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Run, Tensor
-from graphmem.sources.vllm_layers import StateSizes
 from graphmem.trace import Category
 
 #: What Triton writes before every run that it times (triton/backends/nvidia/driver.py): 256 MiB.
@@ -215,26 +214,6 @@ class ShortConvolution:
         gated, convolved = (run.new(tokens * self.row) for _ in range(2))
         run.free(self.out_proj(tokens), gated, convolved, projected)
         return result
-
-
-def state_of(sizes: StateSizes, conv_bytes: int, state_bytes: int) -> ScanShape | ConvolutionShape:
-    """The state of a captured layer."""
-    if not sizes.heads:
-        return ConvolutionShape(
-            sizes.head_dim, sizes.kernel, sizes.bias, sizes.conv_bias, conv_bytes=conv_bytes, state_bytes=state_bytes
-        )  # fmt: skip
-    return ScanShape(
-        sizes.heads, sizes.head_dim, sizes.groups, sizes.size, sizes.kernel, sizes.chunk, sizes.conv_bias, sizes.bias,
-        sizes.normed, sizes.scaled, conv_bytes=conv_bytes, state_bytes=state_bytes,
-    )  # fmt: skip
-
-
-def mixer(run: Run, name: str, shape: Shape) -> Layer:
-    """The layer of such a state."""
-    if isinstance(shape.state, ConvolutionShape):
-        return ShortConvolution(run, name, shape, shape.state)
-    assert isinstance(shape.state, ScanShape)
-    return Mixer(run, name, shape, shape.state)
 
 
 class Layer(Protocol):

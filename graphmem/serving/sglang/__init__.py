@@ -14,9 +14,11 @@ from typing import Any
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
+from graphmem.serving.installed import BASES, AskedFirst
 from graphmem.serving.logs import Reader, said, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside
+from graphmem.serving.sglang import installed
+from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside, with_pool
 from graphmem.serving.stored import matrices
 from graphmem.serving.values import count
 from graphmem.units import MIB
@@ -35,6 +37,7 @@ OPTIONS = {
     "cuda_graph_max_bs": Option(whole()),
     "disable_cuda_graph": Option(flag),
     "max_prefill_tokens": Option(whole()),
+    "basis": Option(one_of(*BASES), "", BASES[0]),
 }
 #: Other spellings.
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
@@ -70,9 +73,12 @@ _READER = Reader(
     version=re.compile(r"sglang(?: version|==)[ =:v]*(\d+\.\d+[\w.]*)"),
     settings=_logged,
     model=("model_path",),
+    told=("ServerArgs(",),
+    sums={"weights": ("weights", "beside the weights")},
     free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
     figures=(
         said("weights", "Load weight end", r"mem usage=# GB"),
+        said("available", "Load weight end", r"avail mem=# GB", worst=min),
         said("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
         said("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
         said("tokens", "#tokens:", r"\x23tokens: #", 0, min),
@@ -80,7 +86,7 @@ _READER = Reader(
 )
 
 
-class SGLang(Formula):
+class SGLang(AskedFirst, Formula):
     """The engine."""
 
     name = "sglang"
@@ -90,8 +96,16 @@ class SGLang(Formula):
     log = _READER
     options, short, length, accepted = OPTIONS, SHORT, "context_length", FOLLOWED | LATENT
 
-    def serve(self, question: Question) -> Served:
-        """See :class:`graphmem.serving.base.Engine`."""
+    def why_not(self, question: Question) -> str | None:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.why_not(question)
+
+    def by_itself(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
+        return installed.serve(question)
+
+    def retold(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.installed.AskedFirst`."""
         found, own, length = self.asked(question)
         cards, page = found["tp_size"], found["page_size"]
         chunk, graphs = _defaults(question.device, cards)
@@ -99,7 +113,9 @@ class SGLang(Formula):
         chunk = found.get("max_prefill_tokens", _LARGEST[0]) if chunk < 1 else chunk  # prompts are not cut
         graphs = min(found.get("cuda_graph_max_bs", graphs), found.get("max_running_requests", graphs))
         graphs = 0 if found.get("disable_cuda_graph") else graphs
-        fraction = found.get("mem_fraction_static") or default_fraction(question.device, cards, chunk, graphs)
+        prefills = 0 if found.get("disable_cuda_graph") else _prefill_graphs_mib(question.model, chunk)
+        fraction = found.get("mem_fraction_static")
+        fraction = fraction or default_fraction(question.device, cards, chunk, graphs, prefills)
         before = outside(question.device, cards)
         context = sum(figure.bytes for figure in before)
         free = question.device.capacity_bytes - context
@@ -129,12 +145,17 @@ class SGLang(Formula):
             advice="raise --mem-fraction-static, or give more cards (--tp)",
             basis="logs",
             notes=(
-                "eight public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
+                "ten public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
                 "are what --mem-fraction-static keeps free, and are not predicted",
                 f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
-                "the default fraction is that of 0.5.23 without graphs of prefills; older versions had 0.88 on an H100",
+                "the default fraction is that of 0.5.23; older versions had no graphs of prefills, and 0.88 on an H100",
             ),
         )  # fmt: skip
+
+    def with_available(self, served: Served, free: int) -> Served:
+        """The answer where so many bytes were free once the weights were loaded."""
+        kept = next(part.bytes for part in served.parts if part.name == "kept free")
+        return with_pool(served, free - kept)
 
 
 def _defaults(device: Device, cards: int) -> tuple[int, int]:
@@ -174,14 +195,29 @@ def _board(device: Device) -> float:
     return (device.board_bytes or device.capacity_bytes) / MIB
 
 
-def default_fraction(device: Device, cards: int, chunk: int, graphs: int) -> float:
+def default_fraction(device: Device, cards: int, chunk: int, graphs: int, prefills_mib: int = 0) -> float:
     """The same file, ``handle_gpu_memory_settings``: kept free are 512 MiB, 1.5 MiB a token of a chunk, 128 MiB a card,
-    2 MiB a sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
+    2 MiB a sequence of the largest graph, what graphs of prefills take, and at least 10 GiB on cards beyond 60."""
     size = _board(device)
-    kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs
+    kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs + prefills_mib
     if size > 60 * 1024:
         kept = max(kept, 10 * 1024)
     return max(0.01, round((size - kept) / size, 3))
+
+
+#: Sizes of graphs of prefills, tokens: from, to, step (``generate_prefill_cuda_graph_batch_sizes``,
+#: ``srt/arg_groups/cuda_graph_hook.py``).
+_PREFILLS = (
+    (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, None, 512),
+)  # fmt: skip
+
+
+def _prefill_graphs_mib(model: ServedModel, chunk: int) -> int:
+    """``reserve_for_graph_mb``: 8 MiB a size up to a chunk, 1.5 GiB for latent attention."""
+    if model.config.get("kv_lora_rank"):
+        return 1536
+    tops = ((first, min(chunk, chunk if last is None else last), step) for first, last, step in _PREFILLS)
+    return 8 * sum(len(range(first, top + 1, step)) for first, top, step in tops)
 
 
 ENGINE: Any = SGLang()

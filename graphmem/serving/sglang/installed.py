@@ -1,0 +1,135 @@
+"""SGLang's answer by its own installed code (:mod:`graphmem.serving.installed`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphmem.errors import UsageError
+from graphmem.serving.base import KVCache, Part, Question, Served
+from graphmem.serving.installed import Program, checked, folder_of, option, reads_text, spelled, started
+from graphmem.serving.installed import why_not as why_none
+from graphmem.serving.starting import Asked
+from graphmem.units import format_bytes
+
+PROGRAM = Program("sglang", "SGLang", "graphmem.serving.sglang.starting", "--model-path")
+#: Fields of the question -> the engine's names.
+_FIELDS = {
+    "max_model_len": "context_length", "max_num_seqs": "max_running_requests", "kv_cache_dtype": "kv_cache_dtype",
+    "block_size": "page_size", "quantization": "quantization", "dtype": "dtype",
+}  # fmt: skip
+#: Options in ``arguments`` that are not handed on: ours, and those that a start sets itself.
+_NOT_HANDED_ON = frozenset(("basis", "load_format", "skip_tokenizer_init", "tp", "tp_size", "tensor_parallel_size"))
+#: What the engine says where memory alone keeps it from starting.
+_FOR_MEMORY = ("OutOfMemoryError", "out of memory", "Not enough memory")
+
+
+def why_not(question: Question) -> str | None:
+    """Why the installed engine is not asked; None where it can be."""
+    options = dict(question.arguments)
+    ranks = (options.get(name, "1") for name in ("tp", "tp_size", "tensor_parallel_size", "pp_size", "dp_size"))
+    if question.tensor_parallel_size > 1 or any(size != "1" for size in ranks):
+        return "the installed SGLang is followed on one card"
+    return why_none(question, PROGRAM.title, PROGRAM.version())
+
+
+def serve(question: Question) -> Served:
+    """The engine's own answer. Raises :class:`UsageError` with its reason where it does not start for another one than
+    memory, :class:`graphmem.serving.installed.NotFollowed` among them."""
+    reason = why_not(question)
+    if reason is not None:
+        raise UsageError(f"--basis engine: {reason}")
+    asked = Asked(tuple(_options(question, folder_of(question.model))), True, question.device, question.alloc_conf)
+    configuration = json.dumps(dict(question.model.config), default=str)
+    return _answer(question, started(PROGRAM, str(PROGRAM.version()), asked, (), configuration))
+
+
+def _options(question: Question, folder: Path | None) -> Iterator[str]:
+    """The engine's command line, but for a model without a folder of its own."""
+    if folder is not None:
+        yield from ("--model-path", str(folder))
+    yield from ("--load-format", "dummy")
+    if not reads_text(folder):
+        yield "--skip-tokenizer-init"
+    for field, name in _FIELDS.items():
+        value = getattr(question, field)
+        if value not in (None, "auto"):
+            yield from (spelled(name), str(value))
+    if question.enforce_eager:
+        yield "--disable-cuda-graph"
+    for name, text in question.arguments:
+        if name.replace("-", "_") not in _NOT_HANDED_ON:
+            yield from option(name, text, off="")
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+def _answer(question: Question, found: Mapping[str, Any]) -> Served:
+    version = PROGRAM.version()
+    refusal = checked(found, f"SGLang {version}", _FOR_MEMORY)
+    stages, device = found["stages"], question.device
+    settings = {name: value for name, value in found["settings"].items() if name != "architecture"}
+    length, page = settings["max_model_len"], settings["page_size"]
+    parts, graphs = _parts(found, device.capacity_bytes), _taken(stages, "init_cuda_graphs", "reserved")
+    tokens, token_bytes = found["tokens"], found["pool"] // max(1, found["slots"])
+    blocks = tokens // page
+    return Served(
+        engine="SGLang",
+        version=str(version),
+        model=question.model.name,
+        gpu=device.name,
+        cards=1,
+        settings=settings,
+        total_bytes=device.capacity_bytes,
+        requested_bytes=device.capacity_bytes,
+        weights_bytes=_taken(stages, "load_model", "allocated"),
+        parts=parts,
+        kv_cache=KVCache(
+            available_bytes=device.capacity_bytes - sum(part.bytes for part in parts),
+            block_bytes=token_bytes * page,
+            block_size=page,
+            blocks=blocks,
+            tokens=tokens,
+            concurrency=tokens / length,
+            longest=min(tokens, length),
+            groups=(("as the engine cuts it", found["layers"]),),
+        ),
+        graphs_bytes=graphs,
+        fragmentation_bytes=0,
+        outside=(),
+        request_blocks=lambda asked: max(1, -(-asked // page)),
+        refusal=refusal,
+        notes=(
+            f"the class {found['settings']['architecture']} of SGLang {version} was started, weights without values",
+            f"of what is kept free CUDA graphs and buffers of steps take {format_bytes(max(0, graphs))}",
+        ),
+        basis="engine",
+    )  # fmt: skip
+
+
+def _taken(stages: Mapping[str, Mapping[str, int]], method: str, level: str) -> int:
+    """Bytes that a method has left; 0 where it was not come to."""
+    before, after = (stages.get(f"{when} {method}", {}) for when in ("before", "after"))
+    return after.get(level, 0) - before.get(level, 0) if after else 0
+
+
+def _parts(found: Mapping[str, Any], total: int) -> tuple[Part, ...]:
+    """From the card to the pool; what the pool does not take of the rest is kept free."""
+    stages = found["stages"]
+    weights, segments = (_taken(stages, "load_model", level) for level in ("allocated", "reserved"))
+    before = stages.get("before load_model", {})
+    parts = [
+        Part("outside the engine", total - before.get("free", total), "the CUDA context, and what was there before"),
+        Part("weights", weights, "as loaded, rotary tables among them"),
+        Part("segment slack", segments - weights, "reserved and not allocated"),
+        Part(
+            "tables", max(0, _taken(stages, "alloc_memory_pool", "allocated") - found["pool"]),
+            "of requests and their tokens",
+        ),
+    ]  # fmt: skip
+    kept = total - sum(part.bytes for part in parts) - found["pool"]
+    fraction = found["settings"]["mem_fraction_static"]
+    return (*parts, Part("kept free", kept, f"mem_fraction_static {fraction:g}: activations, graphs"))

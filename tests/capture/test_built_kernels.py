@@ -1,0 +1,63 @@
+"""Kernels that a library compiles when they are first used, with a stand-in of FlashInfer's builder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from graphmem.analyze import analyze
+from graphmem.training.program import Program
+
+_LIBRARY = {
+    "__init__.py": "",
+    "jit/__init__.py": "",
+    "jit/core.py": """
+class JitSpec:
+    def build_and_load(self):
+        raise RuntimeError("nvcc is missing")
+""",
+    "sampling.py": """
+import functools, torch
+from flashinfer.jit.core import JitSpec
+
+@functools.cache
+def module():
+    return JitSpec().build_and_load()
+
+def sample(probs):
+    out = torch.empty(len(probs), dtype=torch.int32, device=probs.device)
+    module().sampling_from_probs(probs, out, None, True)
+    module()["by_item"](out)
+    return out
+""",
+}
+_PROGRAM = """
+import torch
+from flashinfer.sampling import sample
+chosen = sample(torch.rand(1024, 512, device="cuda"))
+print(torch.cuda.max_memory_allocated())
+"""
+
+
+def test_kernels_are_neither_built_nor_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in _LIBRARY.items():
+        path = tmp_path / "packages" / "flashinfer" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    program = tmp_path / "program" / "serve.py"  # elsewhere, as what lies beside a program is its own
+    program.parent.mkdir()
+    program.write_text(_PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]:
+        monkeypatch.delitem(sys.modules, name)
+    analyze(Program(str(program), ()), device="H200")
+    assert capsys.readouterr().out.split()[-1] == str(1024 * 512 * 4 + 4096)
+    kept = sys.modules["flashinfer.sampling"].module()
+    with pytest.raises(RuntimeError, match="nvcc is missing"):  # outside of a capture it is what it was
+        kept.sampling_from_probs()

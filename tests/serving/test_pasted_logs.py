@@ -1,0 +1,184 @@
+"""Logs as people paste them: cut off at the top, of several services, without the model's files, on other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphmem.serving.configurations import model_named, model_of_log
+from graphmem.serving.from_log import LogReport, compared
+from graphmem.units import GIB
+
+#: The end of a start, without its version and its options.
+END = """\
+INFO 03-01 10:30:42 model_runner.py:1110] Starting to load model ../models/Qwen2.5-Math-1.5B...
+INFO 03-01 10:30:55 model_runner.py:1115] Loading model weights took 2.8797 GB
+INFO 03-01 10:30:57 worker.py:267] the current vLLM instance can use total_gpu_memory (22.06GiB) x \
+gpu_memory_utilization (0.90) = 19.85GiB
+INFO 03-01 10:30:57 worker.py:267] model weights take 2.88GiB; non_torch_memory takes 0.05GiB; PyTorch activation \
+peak memory takes 1.40GiB; the rest of the memory reserved for KV Cache is 15.52GiB.
+INFO 03-01 10:30:57 executor_base.py:110] # CUDA blocks: 36332, # CPU blocks: 9362
+INFO 03-01 10:30:57 executor_base.py:115] Maximum concurrency for 4096 tokens per request: 141.92x
+"""
+START = (
+    "(APIServer pid=1) INFO [api_server.py:1354] vLLM API server version 0.13.0\n"
+    "(APIServer pid=1) INFO [utils.py:253] non-default args: {'model': '%s', 'max_model_len': 8192, "
+    "'enforce_eager': True}\n"
+    "(EngineCore_DP0 pid=14) INFO [gpu_worker.py:375] Available KV cache memory: %s GiB\n"
+)
+SGLANG = """\
+$ python -m sglang.launch_server \\
+    --model Qwen/Qwen3-32B \\
+    --mem-fraction-static 0.9 --context-length 8192
+[2026-09-20 01:05:00] Load weight end. type=Qwen3ForCausalLM, avail mem=17.40 GB, mem usage=61.07 GB.
+[2026-09-20 01:05:01] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 39078, K size: 4.77 GB, V size: 4.77 GB
+"""
+LLAMA_CPP = """\
+llama_model_loader: - kv  15:                     llama.embedding_length u32              = 4096
+llama_model_loader: - kv  26:                      tokenizer.ggml.tokens arr[str,128256]  = ["!", "\\"", "#", ...
+print_info: arch                  = llama
+print_info: n_layer               = 32
+print_info: n_head                = 32
+print_info: n_head_kv             = 8
+print_info: n_embd_head_k         = 128
+print_info: n_embd_head_v         = 128
+print_info: n_ff                  = 14336
+load_tensors: offloaded 33/33 layers to GPU
+load_tensors:        CUDA0 model buffer size =  4403.49 MiB
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = 8192
+llama_context: n_batch       = 2048
+llama_context: n_ubatch      = 512
+llama_context: flash_attn    = 0
+llama_kv_cache:      CUDA0 KV buffer size =  1024.00 MiB
+llama_kv_cache: size = 1024.00 MiB (8192 cells, 32 layers, 1/1 seqs), K (f16):  512.00 MiB, V (f16):  512.00 MiB
+llama_context:      CUDA0 compute buffer size =   560.00 MiB
+"""
+
+
+def _compared(tmp_path: Path, text: str, *, model: str | None = None, gpu: str = "A10G", **options: Any) -> LogReport:
+    path = tmp_path / "engine.log"
+    path.write_text(text)
+    return compared(path, model, gpu=gpu, **options)
+
+
+@pytest.mark.parametrize(
+    ("named", "known"),
+    [
+        ("/data/Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("/home/user/qwen/Qwen2___5-7B", "Qwen/Qwen2.5-7B"),
+        ("/root/.cache/huggingface/hub/models--openai--gpt-oss-120b/snapshots/b5c9", "openai/gpt-oss-120b"),
+        ("someone/Qwen3-8B", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_a_folder_of_another_machine_is_the_model_of_its_name(named: str, known: str) -> None:
+    assert model_of_log(named).name == known
+
+
+@pytest.mark.parametrize(
+    ("named", "known", "method"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B", "awq"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-72B", "gptq"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "meta-llama/Llama-3.1-8B", "compressed-tensors"),
+        ("RedHatAI/Qwen3-32B-FP8", "Qwen/Qwen3-32B", "compressed-tensors"),
+        ("Qwen/Qwen3-30B-A3B-FP8", "Qwen/Qwen3-30B-A3B", "fp8"),
+        ("nvidia/Qwen3-30B-A3B-NVFP4", "Qwen/Qwen3-30B-A3B", "modelopt_fp4"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Llama-3.1-8B", "bitsandbytes"),
+    ],
+)
+def test_a_name_says_how_its_checkpoint_is_quantised(named: str, known: str, method: str) -> None:
+    """As its publisher does it as a rule, which the answer's name of the model says."""
+    model = model_named(named)
+    assert model.name.startswith(f"{known} (")
+    assert named.rpartition("/")[2] in model.name
+    assert model.config["quantization_config"]["quant_method"] == method
+
+
+def test_encoders_of_quantised_checkpoints_stay_as_they_are() -> None:
+    plain, packed = (model_of_log(f"Qwen/Qwen2.5-VL-7B-Instruct{ending}").config for ending in ("", "-AWQ"))
+    assert packed["vision_config"] == plain["vision_config"]
+    assert "visual" in packed["quantization_config"]["modules_to_not_convert"]
+    assert "vision_tower" in model_of_log("unsloth/gemma-3-4b-it-bnb-4bit").config["quantization_config"][
+        "llm_int8_skip_modules"
+    ]  # fmt: skip
+
+
+def test_a_log_that_is_cut_off_is_known_by_its_words(tmp_path: Path) -> None:
+    report = _compared(tmp_path, END)
+    assert report.log.version == "0.7 by its words"
+    assert (report.served.version, report.served.model) == ("0.7", "Qwen/Qwen2.5-Math-1.5B")
+    assert report.given is not None
+    assert report.given.share == pytest.approx(0, abs=0.002)
+    assert "no line of the options" in str(report)
+
+
+def test_a_build_of_a_checkout_has_no_version_and_a_compiling_start_is_the_first(tmp_path: Path) -> None:
+    text = START.replace("0.13.0", "0.1.dev15312+g690e127b1") % ("Qwen/Qwen3-0.6B", "1.0")
+    assert _compared(tmp_path, text, gpu="L4").log.version == "0.13 by its words"
+    compiled = (
+        "(EngineCore_DP0 pid=14) INFO [backends.py:278] Compiling a graph for compile range (1, 2048) takes 8 s\n"
+    )
+    text = text.replace("'enforce_eager'", "'x'").replace("(EngineCore", compiled + "(EngineCore", 1)
+    assert _compared(tmp_path, text, gpu="L4").served.settings["cold"]
+
+
+def test_a_share_in_two_digits_is_what_it_comes_to(tmp_path: Path) -> None:
+    log = _compared(tmp_path, END.replace("= 19.85GiB", "= 19.70GiB")).log
+    assert float(log.settings["gpu_memory_utilization"]) == pytest.approx(19.70 / 22.06, abs=1e-4)
+    assert _compared(tmp_path, END).log.settings["gpu_memory_utilization"] == "0.90"
+
+
+def test_one_of_several_services_of_a_compose_file_is_compared(tmp_path: Path) -> None:
+    small, large = (START % one for one in (("Qwen/Qwen3-0.6B", "1.0"), ("Qwen/Qwen3-1.7B", "2.0")))
+    lines = zip(small.splitlines(), large.splitlines(), strict=True)
+    report = _compared(tmp_path, "\n".join(f"small-1  | {one}\nlarge-1  | {other}" for one, other in lines))
+    assert (report.log.service, report.served.model) == ("small-1", "Qwen/Qwen3-0.6B")
+    assert report.log.printed["KV cache"].value == GIB
+
+
+def test_windows_keeps_nothing_of_the_board(tmp_path: Path) -> None:
+    wsl = "WARNING [interface.py:525] Using 'pin_memory=False' as WSL is detected.\n"
+    text = START % ("Qwen/Qwen3-0.6B", "1.0")
+    first, rest = text.split("\n", 1)
+    assert _compared(tmp_path, f"{first}\n{wsl}{rest}", gpu="RTX-4060").served.total_bytes == 8188 * 2**20
+    assert _compared(tmp_path, text, gpu="RTX-4060").served.total_bytes < 8188 * 2**20
+
+
+def test_the_command_before_a_log_tells_its_options(tmp_path: Path) -> None:
+    report = _compared(tmp_path, SGLANG, gpu="H100")
+    assert report.served.model == "Qwen/Qwen3-32B"
+    assert report.served.settings["mem_fraction_static"] == 0.9
+    assert report.log.is_told
+    assert report.given is not None  # of what the log says was free once the weights were there
+    assert report.given.predicted == pytest.approx(39_078, rel=1e-3)
+
+
+def test_a_model_is_known_by_what_llama_cpp_prints_of_it(tmp_path: Path) -> None:
+    """But for its weights, unless the log lists tensors."""
+    report = _compared(tmp_path, LLAMA_CPP)
+    assert {term.name: term.difference for term in report.terms} == {"KV buffer": 0.0, "compute buffer": 0.0}
+    tensors = "".join(
+        f"llama_model_loader: - tensor {number}: {name} q8_0 [ 4096, {rows}, 1, 1 ]\n"
+        for number, (name, rows) in enumerate((("token_embd.weight", 128256), ("blk.0.attn_q.weight", 4096)))
+    )
+    listed = _compared(tmp_path, tensors + LLAMA_CPP)
+    journal = "".join(f"Oct 08 16:50:22 host llama[12]: {line}\n" for line in LLAMA_CPP.splitlines())
+    assert _compared(tmp_path, journal).terms == report.terms
+    (weights,) = (term for term in listed.terms if term.name == "weights")
+    assert weights.predicted == (4096 + 128256) * 4096 // 32 * 34  # the output reads the embeddings
+
+
+def test_bytes_of_a_token_are_the_models_whatever_the_card_holds(tmp_path: Path) -> None:
+    text = (
+        "[TensorRT-LLM][INFO] Number of tokens per block: 64.\n"
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).\n"
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 26.91 GiB for max tokens in paged KV cache (220480).\n"
+    )
+    report = _compared(tmp_path, text, model="meta-llama/Llama-3.1-8B", gpu="H100")
+    terms = {term.name: term for term in report.terms}
+    assert terms["tokens"].printed == 220_480  # the last, after a try
+    assert terms["a token"].difference == 0
+    assert terms["a token"].predicted == 2**17
