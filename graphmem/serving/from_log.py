@@ -32,7 +32,7 @@ _EQUAL = 0.02
 _READ: Mapping[str, type] = {
     "tensor_parallel_size": int, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int,
     "gpu_memory_utilization": float, "kv_cache_dtype": str, "quantization": str, "dtype": str, "enforce_eager": bool,
-    "block_size": int, "entry": str,
+    "block_size": int, "entry": str, "cold": bool,
 }  # fmt: skip
 
 

@@ -241,7 +241,7 @@ KINDS = {
         on_stub=False,
     ),
     "serving": Listed(
-        "starts of vLLM: what it leaves for the KV cache, and why",
+        "starts of vLLM and SGLang: what they leave for the KV cache, and why",
         "tests.recorded.serving:KIND",
         (
             "vllm/runs.json.gz",
@@ -249,6 +249,7 @@ KINDS = {
             "vllm/encoders.json.gz",
             "vllm/captured.json.gz",
             "vllm/versions.json.gz",
+            "sglang/runs.json.gz",
         ),
         on_stub=False,
     ),

@@ -1,8 +1,9 @@
 """Starts of vLLM 0.32.0: ``vllm/runs.json.gz``, one entry a run, with its case (settings, configuration, environment)
-and the engine's own figures; of other versions: ``vllm/versions.json.gz``.
+and the engine's own figures; of other versions: ``vllm/versions.json.gz``; of SGLang: ``sglang/runs.json.gz``.
 
-GRAPHMEM_VLLM_PYTHON names the interpreter of its environment, GRAPHMEM_STUB_DRIVER the stub. ``record NAME ...`` starts
-the engine with those cases again, ``table`` shows every recorded run beside the prediction.
+GRAPHMEM_VLLM_PYTHON and GRAPHMEM_SGLANG_PYTHON name the interpreters of their environments, GRAPHMEM_STUB_DRIVER the
+stub. ``record NAME ...`` starts the engine with those cases again, ``table`` shows every recorded run beside the
+prediction.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ ENCODERS = places.GOLDEN / "vllm" / "encoders.json.gz"
 CAPTURED = places.GOLDEN / "vllm" / "captured.json.gz"
 #: Runs of other versions, each under its version's name, which the installed engine of that version repeats.
 VERSIONS = places.GOLDEN / "vllm" / "versions.json.gz"
-_PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
+#: Runs of SGLang's scheduler.
+SGLANG = places.GOLDEN / "sglang" / "runs.json.gz"
+#: Engine -> (the variable that names its interpreter, the program that starts it).
+_ENGINES = {
+    name: (f"GRAPHMEM_{name.upper()}_PYTHON", places.ROOT / "tests" / "oracles" / name / "record_run.py")
+    for name in ("vllm", "sglang")
+}
 #: The card of a compute capability that the stub stood for.
 _CARDS = {
     "75": "T4", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090", "90": "H100", "100": "B200", "120": "RTX-5090"
@@ -82,19 +89,25 @@ def versions() -> dict[str, Run]:
     return _read(VERSIONS)
 
 
+@cache
+def sglang_runs() -> dict[str, Run]:
+    """Those of :data:`SGLANG`: ``options`` are the command line, ``free`` in ``stages`` what the driver has."""
+    return _read(SGLANG)
+
+
 def _read(file: Path) -> dict[str, Run]:
     found: dict[str, Run] = json.loads(gzip.decompress(file.read_bytes()))
     return found
 
 
 def card(run: Run) -> Device:
-    """The card that the stub stood for."""
+    """The card that the stub stood for; its board has no more than its driver gives."""
     stub = run["environment"]
     known = device_named(_CARDS[stub.get("FAKE_CUDA_CC", "90")])
     sms = int(stub.get("FAKE_CUDA_SMS", known.sm_count))
     return replace(
-        known, capacity_bytes=run["total_memory"], sm_count=sms, l2_cache_bytes=_L2_BYTES, context_bytes=0,
-        context_measured=True,
+        known, capacity_bytes=run["total_memory"], board_bytes=run["total_memory"], sm_count=sms,
+        l2_cache_bytes=_L2_BYTES, context_bytes=0, context_measured=True,
     )  # fmt: skip
 
 
@@ -158,18 +171,20 @@ class Serving:
 
     def record(self, arguments: list[str]) -> int:
         """Start the engine with the named cases, by default all, and write their figures anew."""
-        python, stub = (os.environ.get(name) for name in ("GRAPHMEM_VLLM_PYTHON", "GRAPHMEM_STUB_DRIVER"))
-        if not python or not stub:
-            raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
+        stub = os.environ.get("GRAPHMEM_STUB_DRIVER")
         known = {
             FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders()), CAPTURED: dict(captured()),
-            VERSIONS: dict(versions()),
+            VERSIONS: dict(versions()), SGLANG: dict(sglang_runs()),
         }  # fmt: skip
-        for name in arguments or [name for file in known if file is not VERSIONS for name in known[file]]:
+        for name in arguments or [name for file in (FILE, FAMILIES, ENCODERS, CAPTURED) for name in known[file]]:
             recorded = next((recorded for recorded in known.values() if name in recorded), None)
             if recorded is None:
                 raise SystemExit(f"{name!r} is none of {', '.join(one for found in known.values() for one in found)}")
-            answer = _started(python, stub, recorded[name])
+            variable, program = _ENGINES["sglang" if recorded is known[SGLANG] else "vllm"]
+            python = os.environ.get(variable)
+            if not python or not stub:
+                raise SystemExit(f"{variable} and GRAPHMEM_STUB_DRIVER say with what to record")
+            answer = _started(python, stub, recorded[name], program)
             if answer is None:
                 print(f"{name}: the engine did not start", file=sys.stderr)
                 return 1
@@ -193,19 +208,22 @@ class Serving:
     differ = table
 
 
-def _started(python: str, stub: str, run: Run) -> Run | None:
+def _started(python: str, stub: str, run: Run, program: Path) -> Run | None:
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
-        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files", "version", "warm")
+        keys = (
+            "settings", "options", "environment", "model_config", "rank", "draft_config", "cold", "files", "version",
+            "warm",
+        )  # fmt: skip
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         # Triton asks for the folder of the driver's library, which lies beside the stub.
         library = {"LD_PRELOAD": stub, "TRITON_LIBCUDA_PATH": str(Path(stub).parent / "cudalib")}
-        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(_PROGRAM.parent)}
+        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(program.parent)}
         if "warm" in run:
             caches = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
             environment |= dict.fromkeys(caches, str(Path(folder, "caches")))
         for _ in range(2 if "warm" in run else 1):
-            subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
+            subprocess.run([python, str(program), str(case), str(out)], env=environment, check=False)
         return json.loads(out.read_text()) if out.exists() else None
 
 

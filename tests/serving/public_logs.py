@@ -31,7 +31,7 @@ REPORT = places.ROOT / "reports" / "serving_logs.md"
 #: Settings that are not fields of a question.
 _ARGUMENTS = (
     "enable_expert_parallel", "use_flashinfer_sampler", "use_v1", "enable_lora", "max_lora_rank", "compilation_config",
-    "performance_mode",
+    "performance_mode", "limit_mm_per_prompt", "mm_processor_kwargs",
 )  # fmt: skip
 _BEGIN, _END = "<!-- logs: begin -->\n", "<!-- logs: end -->\n"
 

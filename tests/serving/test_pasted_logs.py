@@ -115,6 +115,16 @@ def test_a_log_that_is_cut_off_is_known_by_its_words(tmp_path: Path) -> None:
     assert "no line of the options" in str(report)
 
 
+def test_a_build_of_a_checkout_has_no_version_and_a_compiling_start_is_the_first(tmp_path: Path) -> None:
+    text = START.replace("0.13.0", "0.1.dev15312+g690e127b1") % ("Qwen/Qwen3-0.6B", "1.0")
+    assert _compared(tmp_path, text, gpu="L4").log.version == "0.13 by its words"
+    compiled = (
+        "(EngineCore_DP0 pid=14) INFO [backends.py:278] Compiling a graph for compile range (1, 2048) takes 8 s\n"
+    )
+    text = text.replace("'enforce_eager'", "'x'").replace("(EngineCore", compiled + "(EngineCore", 1)
+    assert _compared(tmp_path, text, gpu="L4").served.settings["cold"]
+
+
 def test_a_share_in_two_digits_is_what_it_comes_to(tmp_path: Path) -> None:
     log = _compared(tmp_path, END.replace("= 19.85GiB", "= 19.70GiB")).log
     assert float(log.settings["gpu_memory_utilization"]) == pytest.approx(19.70 / 22.06, abs=1e-4)

@@ -17,6 +17,7 @@ from graphmem.serving import engine_named, installed
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.configurations import model_named
 from graphmem.serving.sglang.installed import PROGRAM
+from tests.recorded import serving as recorded
 
 #: As much of the engine as a start needs: weights of 64 MiB, a pool of what the fraction leaves in tokens of 1 MiB, a
 #: table of 4 MiB, and graphs of 32 MiB.
@@ -159,3 +160,41 @@ def test_our_account_answers_where_it_is_asked_for() -> None:
     question = _question(model=model_named("meta-llama/Llama-3.1-8B"), device=device_named("H100"))
     assert engine_named("sglang").serve(question.with_(arguments=(("basis", "retold"),))).basis == "logs"
     assert engine_named("sglang").serve(question.with_(arguments=(("tp", "2"),))).basis == "logs"
+
+
+def _recorded(name: str, basis: str) -> Question:
+    run = recorded.sglang_runs()[name]
+    options = [(option.removeprefix("--"), "true") for option in run["options"]]
+    model = ServedModel(name, run["model_config"])
+    return Question(model, recorded.card(run), arguments=(*options, ("basis", basis)))
+
+
+@pytest.mark.parametrize("name", recorded.sglang_runs())
+def test_our_account_has_the_tokens_of_recorded_starts(name: str) -> None:
+    """But for segments of small tensors, 2 MiB each, which it does not place."""
+    served = engine_named("sglang").serve(_recorded(name, "retold"))
+    run = recorded.sglang_runs()[name]
+    assert served.settings["mem_fraction_static"] == run["mem_fraction_static"]
+    assert 0 <= (served.kv_cache.tokens - run["tokens"]) * served.kv_cache.block_bytes <= 4 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recorded.sglang_runs())
+def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tokens, weights and what CUDA graphs take: seed and offset of each take a segment of 2 MiB, which PyTorch 2.14
+    makes where random numbers are drawn alone."""
+    run = recorded.sglang_runs()[name]
+    if PROGRAM.version() != run["version"]:
+        pytest.skip("a recording of a version that is not installed here")
+    for variable, value in run["environment"].items():
+        monkeypatch.setenv(variable, value)
+    served = engine_named("sglang").serve(_recorded(name, "engine"))
+    stages = run["stages"]
+    taken = {
+        (method, level): stages[f"after {method}"][level] - stages[f"before {method}"][level]
+        for method, level in (("load_model", "allocated"), ("init_cuda_graphs", "reserved"))
+    }
+    assert served.kv_cache.tokens == run["tokens"]
+    assert served.weights_bytes == taken["load_model", "allocated"]
+    states = 0 if "--disable-cuda-graph" in run["options"] else 2 << 20
+    assert served.graphs_bytes == taken["init_cuda_graphs", "reserved"] + states

@@ -71,6 +71,7 @@ _OFF = {
     "gemma2-2b-l4-warm": 8_192, "qwen2.5-7b-w8a8-tp2-a100-40": 131_584, "qwen3-30b-a3b-gptq-int4-4090": -16_908_288,
     "llama3.1-8b-fp8-static-l40s-warm": -37_748_736, "llama3.2-3b-ngram-4090-warm": 16_777_216,
     "deepseek-v2-lite-l40s-cold": -19_398_656,
+    "deepseek-v2-lite-l40s-warm": -15_204_352,
 }  # fmt: skip
 
 

@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from graphmem.base import versions
 from graphmem.base.tables import read_table
+from graphmem.capture.kernels.parts.conv_backend import Backend
 from graphmem.capture.kernels.parts.script import Arguments, named
 from graphmem.capture.operators import Decomposition
+from graphmem.capture.operators.convolution_layout import select_convolution_backend
 from graphmem.capture.operators.recurrent.cudnn import weights_in_half
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.torch_internals import OpOverload
@@ -211,6 +214,53 @@ def _recurrent(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
     return kernel
 
 
+#: Backends of convolutions whose kernels, or what is behind them, call ``sum`` for the gradient of a bias.
+_SUM_BIAS = (Backend.CUDNN, Backend.CUDNN_TRANSPOSE, Backend.DEPTHWISE_2D, Backend.DEPTHWISE_3D)
+#: Backward operators of fused cells (native/cuda/RNN.cu): output that is summed -> output that is its sum.
+_CELL_BIASES = {"_thnn_fused_lstm_cell_backward_impl": {0: 2}, "_thnn_fused_gru_cell_backward": {0: 3, 1: 4}}
+
+
+def _sums_apart(values: torch.Tensor, has_bias: bool) -> bool:
+    """Whether a backward operator's ``sum`` for the gradient of a bias gives another type than the operator without
+    autocast. It is not cast itself, but ``sum`` is an operator of its own, which autocast has in float32. What a
+    compiler traces stays one operator."""
+    return has_bias and values.dtype in HALF_TYPES and get_proxy_mode() is None
+
+
+def _convolution_backward(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
+    """``convolution_backward`` (ATen/native/Convolution.cpp) in a backward pass within autocast."""
+    del cache
+
+    @named("aten.convolution_backward.default")
+    def kernel(call: Arguments) -> object:
+        grad, mask = call.grad_output, list(call.output_mask)
+        form = (call.stride, call.padding, call.dilation, call.transposed, call.output_padding, call.groups)
+        apart = _sums_apart(grad, mask[2]) and select_convolution_backend(call.input, call.weight, *form) in _SUM_BIAS
+        with _excluded(_keys()):
+            mask[2] = mask[2] and not apart
+            found = op(grad, call.input, call.weight, call.bias_sizes, *form, mask)
+            return (*found[:2], grad.sum([0, *range(2, grad.dim())], dtype=torch.float32)) if apart else found
+
+    return kernel
+
+
+def _cell_backward(op: OpOverload, cache: _WeightCache | None) -> Decomposition:
+    """The same of fused cells."""
+    del cache
+    biases = _CELL_BIASES[op._schema.name.removeprefix("aten::")]
+
+    def kernel(*args: Any) -> object:
+        *tensors, has_bias = args
+        apart = _sums_apart(tensors[-1], has_bias)  # the workspace
+        with _excluded(_keys()):
+            found = list(op(*tensors, has_bias and not apart))
+            for gates, bias in biases.items() if apart else ():
+                found[bias] = found[gates].sum(0, dtype=torch.float32)
+            return tuple(found)
+
+    return kernel
+
+
 def _overload(name: str) -> OpOverload | None:
     packet, _, overload = name.partition(".")
     found = getattr(torch.ops.aten, packet, None)
@@ -225,6 +275,8 @@ _TABLES: tuple[tuple[Sequence[str], Callable[[OpOverload, _WeightCache | None], 
     (_LISTS["promote"], functools.partial(_casting, _widest)),
     (("norm.Scalar", "norm.ScalarOpt_dim"), _norm),
     (("_cudnn_rnn",), _recurrent),
+    (("convolution_backward",), _convolution_backward),
+    (tuple(_CELL_BIASES), _cell_backward),
 )
 
 

@@ -17,14 +17,15 @@ def patch_convolution_layout(patches: Patches) -> None:
     names = private_names(lost, "torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format")
     found = [private(name, lost, None) for name in names]
     if None not in found:  # the one gives what the other takes
-        for name, function in zip(names, (_convolution_backend, _convolution_format), strict=True):
+        for name, function in zip(names, (select_convolution_backend, _convolution_format), strict=True):
             patches.replace(name, lost, function)
 
 
-def _convolution_backend(
-    input: torch.Tensor, weight: torch.Tensor, *, stride: Sequence[int], padding: Sequence[int],
+def select_convolution_backend(
+    input: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, **_: object,
 ) -> Backend:  # fmt: skip
+    """The backend of a convolution, forward and backward, by its arguments."""
     params = ConvParams.of(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
     return select_backend(View.of(input), View.of(weight), params, torch.backends.cudnn.enabled)
 

@@ -1,4 +1,4 @@
-"""vLLM inside a capture: the engine runs in the process that is analysed, where its user would start others.
+"""Serving engines inside a capture: vLLM runs in the process that is analysed, where its user would start others.
 
 ``LLM(...)`` starts its core in a process of its own, unless its environment says otherwise, and asks another process
 what a class of models can do, so as not to touch the card. Here both are this process: neither changes what is on the
@@ -177,9 +177,24 @@ def _empty_cache() -> None:
     import_module("torch").cuda.empty_cache()
 
 
+# --- SGLang -----------------------------------------------------------------------------------------------------------
+
+
+def _follow_segments(patches: Patches, graphs: ModuleType) -> None:
+    """Whether a stream is captured is asked of the driver, past PyTorch (``_is_stream_capturing``, 0.5.23)."""
+
+    def is_stream_capturing(stream: Any) -> bool:
+        cuda = import_module("torch").cuda
+        with cuda.stream(stream):
+            return bool(cuda.is_current_stream_capturing())
+
+    patches.where_found((graphs,), {"_is_stream_capturing": is_stream_capturing})
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 _FOLLOWED = {
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph": _follow_segments,
     "vllm.device_allocator.cumem": _follow_sleep,
     "vllm.compilation.backends": _follow_compiler,
     "vllm.distributed.device_communicators.pynccl_wrapper": _follow_nccl,

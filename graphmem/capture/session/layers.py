@@ -625,11 +625,11 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "serving engine",
         "program/serving_engine",
-        "vLLM starts its core in a process of its own, which would have no capture",
-        ("vllm.*",),
+        "vLLM starts its core in a process of its own, which would have no capture; SGLang asks the driver",
+        ("vllm.*", "sglang.*"),
         "engine_in_process",
-        lost="vLLM starts processes that are not followed",
-        libraries=("vllm",),
+        lost="serving engines start processes that are not followed",
+        libraries=("vllm", "sglang"),
     ),
     Layer(
         "leaving",

@@ -113,7 +113,9 @@ class SGLang(AskedFirst, Formula):
         chunk = found.get("max_prefill_tokens", _LARGEST[0]) if chunk < 1 else chunk  # prompts are not cut
         graphs = min(found.get("cuda_graph_max_bs", graphs), found.get("max_running_requests", graphs))
         graphs = 0 if found.get("disable_cuda_graph") else graphs
-        fraction = found.get("mem_fraction_static") or default_fraction(question.device, cards, chunk, graphs)
+        prefills = 0 if found.get("disable_cuda_graph") else _prefill_graphs_mib(question.model, chunk)
+        fraction = found.get("mem_fraction_static")
+        fraction = fraction or default_fraction(question.device, cards, chunk, graphs, prefills)
         before = outside(question.device, cards)
         context = sum(figure.bytes for figure in before)
         free = question.device.capacity_bytes - context
@@ -146,7 +148,7 @@ class SGLang(AskedFirst, Formula):
                 "ten public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
                 "are what --mem-fraction-static keeps free, and are not predicted",
                 f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
-                "the default fraction is that of 0.5.23 without graphs of prefills; older versions had 0.88 on an H100",
+                "the default fraction is that of 0.5.23; older versions had no graphs of prefills, and 0.88 on an H100",
             ),
         )  # fmt: skip
 
@@ -193,14 +195,29 @@ def _board(device: Device) -> float:
     return (device.board_bytes or device.capacity_bytes) / MIB
 
 
-def default_fraction(device: Device, cards: int, chunk: int, graphs: int) -> float:
+def default_fraction(device: Device, cards: int, chunk: int, graphs: int, prefills_mib: int = 0) -> float:
     """The same file, ``handle_gpu_memory_settings``: kept free are 512 MiB, 1.5 MiB a token of a chunk, 128 MiB a card,
-    2 MiB a sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
+    2 MiB a sequence of the largest graph, what graphs of prefills take, and at least 10 GiB on cards beyond 60."""
     size = _board(device)
-    kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs
+    kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs + prefills_mib
     if size > 60 * 1024:
         kept = max(kept, 10 * 1024)
     return max(0.01, round((size - kept) / size, 3))
+
+
+#: Sizes of graphs of prefills, tokens: from, to, step (``generate_prefill_cuda_graph_batch_sizes``,
+#: ``srt/arg_groups/cuda_graph_hook.py``).
+_PREFILLS = (
+    (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, None, 512),
+)  # fmt: skip
+
+
+def _prefill_graphs_mib(model: ServedModel, chunk: int) -> int:
+    """``reserve_for_graph_mb``: 8 MiB a size up to a chunk, 1.5 GiB for latent attention."""
+    if model.config.get("kv_lora_rank"):
+        return 1536
+    tops = ((first, min(chunk, chunk if last is None else last), step) for first, last, step in _PREFILLS)
+    return 8 * sum(len(range(first, top + 1, step)) for first, top, step in tops)
 
 
 ENGINE: Any = SGLang()

@@ -41,10 +41,11 @@ _BESIDE = (
 #: The first engine's memory, its share in two digits, and what that comes to.
 _SHARE = re.compile(r"total_gpu_memory \((\d+\.\d+)GiB\) x gpu_memory_utilization \((\d\.\d+)\) = (\d+\.\d+)GiB")
 _DIGIT = 0.005
-#: What is chosen by variables of the environment, by the words of lines that tell it.
+#: What is chosen by variables of the environment, and what the machine's disk had, by words of lines that tell it.
 _TOLD = (
     ("a V0 LLM engine", "use_v1", "False"),
     ("Using FlashInfer for top-p & top-k sampling", "use_flashinfer_sampler", "True"),
+    ("Compiling a graph for ", "cold", "True"),
 )
 
 
@@ -102,7 +103,8 @@ READER = Reader(
     by_words=_WORDS,
     told=("non-default args:", "args: Namespace("),
     begins=("vLLM API server version", "LLM engine (v", "non-default args:"),
-    version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(\d+\.\d+[\w.+]*)"),
+    # A build of a checkout without tags says 0.1.dev, which is none.
+    version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(?!0\.1\.dev)(\d+\.\d+[\w.+]*)"),
     settings=_settings,
     model=("model_tag", "model"),
     total=(

@@ -29,7 +29,7 @@ import vllm.utils.mem_utils as mem_utils  # noqa: E402
 from vllm import LLM  # noqa: E402
 from vllm.config.vllm import VllmConfig  # noqa: E402
 from vllm.v1.executor.abstract import Executor  # noqa: E402
-from vllm.v1.worker import gpu_worker  # noqa: E402
+from vllm.v1.worker import gpu_worker, worker_base  # noqa: E402
 
 if CASE.get("version", vllm.__version__) != vllm.__version__:
     raise SystemExit(f"vLLM {CASE['version']} is asked for, and {vllm.__version__} is installed")
@@ -87,6 +87,8 @@ mem_utils.MemoryProfilingResult.__post_init__ = lambda self: (_made(self), profi
 
 # Kernels that are warmed up once the cache is cut change none of the figures; the stub cannot compile all of them.
 Executor.compile_or_warm_up_model = lambda self: None
+_times = getattr(worker_base, "CompilationTimes", None)
+gpu_worker.Worker.compile_or_warm_up_model = lambda self: 0.0 if _times is None else _times(0.0, 0.0)
 
 if _RANKS > 1:
     CASE["settings"]["distributed_executor_backend"] = "external_launcher"
@@ -112,11 +114,11 @@ core = engine.llm_engine.engine_core.engine_core
 worker = core.model_executor.driver_worker.worker
 config, cache = worker.vllm_config, core.scheduler.kv_cache_config
 CASE |= {
-    "total_memory": profiles[0].before_create.total_memory,
+    "total_memory": torch.cuda.mem_get_info()[1],
     "stages": stages,
-    "consumed": profiles[0].total_consumed,
-    "headroom": profiles[0].transient_peak_headroom,
-    "graphs_estimate": worker.cudagraph_memory_estimate,
+    "consumed": getattr(profiles[0], "total_consumed", None),  # these two since 0.27
+    "headroom": getattr(profiles[0], "transient_peak_headroom", None),
+    "graphs_estimate": getattr(worker, "cudagraph_memory_estimate", 0),  # since 0.19
     "available": worker.available_kv_cache_memory_bytes,
     "weights": int(worker.model_runner.model_memory_usage),
     "resolved": {
@@ -125,7 +127,7 @@ CASE |= {
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
         "cudagraph_capture_sizes": config.compilation_config.cudagraph_capture_sizes,
-        "model_runner": "v2" if worker.use_v2_model_runner else "v1",
+        "model_runner": "v2" if getattr(worker, "use_v2_model_runner", False) else "v1",
     },
     "blocks": cache.num_blocks,
     "tokens": tokens[0] if tokens else 0,
