@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from graphmem.capture.record.recorder import Recorder
     from graphmem.capture.record.streams import Streams
 
-#: Seed and offset of a generator, int64 each (``CUDAGeneratorState``, ATen/cuda/CUDAGeneratorImpl.h).
+#: Seed and offset of a generator, int64 each (``CUDAGeneratorState``, ATen/cuda/CUDAGeneratorImpl.h), of every capture;
+#: since 2.14 of those that draw a random number (``get_capture_state``), which is not followed.
 _GENERATOR_STATE = (("seed of a CUDA graph's random numbers", 8), ("offset of a CUDA graph's random numbers", 8))
+_DRAWN_LATE = (2, 14)
 
 
 class CUDAGraph:
@@ -53,7 +55,8 @@ class CUDAGraph:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
         if stream == 0:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        self._generator_state = [self.pools.take(size, label) for label, size in _GENERATOR_STATE]
+        if self.workspaces.card.torch_version < _DRAWN_LATE:
+            self._generator_state = [self.pools.take(size, label) for label, size in _GENERATOR_STATE]
         chosen = self.pools.new_id(is_user_created=False) if pool is None else pool
         self.pools.begin(chosen, "pool of CUDA graphs", streams={stream})
         self._pool = chosen
