@@ -76,7 +76,8 @@ def test_the_start_is_the_engines(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_starts_that_are_not_followed_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"does not go through transformers' attention interface|does not run with the"):
+    words = r"does not go through transformers' attention interface|does not run with the engine's layers"
+    with pytest.raises(UsageError, match=words):
         predicted(name)
 
 
