@@ -65,10 +65,13 @@ _HELD = (
 
 
 #: Bytes that are left for the KV cache as predicted less those recorded: compiled norms of Gemma and of eight-bit
-#: inputs are taken as others, int8's scales, and where repacked experts of GPTQ lie.
+#: inputs are taken as others, compiled starts that draft and DeepSeek's as eager ones; int8's scales; where repacked
+#: experts of GPTQ lie.
 _OFF = {
     "gemma2-2b-l4-warm": 8_192, "qwen2.5-7b-w8a8-tp2-a100-40": 131_584, "qwen3-30b-a3b-gptq-int4-4090": -16_908_288,
-    "llama3.1-8b-fp8-static-l40s-warm": -37_748_736,
+    "llama3.1-8b-fp8-static-l40s-warm": -37_748_736, "llama3.2-3b-ngram-4090-warm": 16_777_216,
+    "deepseek-v2-lite-l40s-cold": -19_398_656,
+    "deepseek-v2-lite-l40s-warm": -15_204_352,
 }  # fmt: skip
 
 
