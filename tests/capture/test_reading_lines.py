@@ -62,6 +62,12 @@ _NUMBERS = {
     "to the caller, who writes it down": ("return float(x)  # read\n\ndef other():\n    print(step() * 9)", True),
     "a whole number that is written down": ("n = float(x)  # read\nprint(int(n))", True),
     "an answer for a metric": ("p = x.numpy()  # read\nhits.append((p > 0.5).mean())\nprint(sum(hits))", True),
+    "to arrays under their keys": (
+        "found = {k: v.numpy() for k, v in x.items()}  # read\nboth = {k: np.append(v, y[k]) for k, v in found.items()}\n"
+        "print(both)",
+        True,
+    ),
+    "a key that is a value": ("p = x.numpy()  # read\nreturn [y[n] for n in p]", False),
     "an answer for a branch": ("p = float(x)  # read\nis_best = p > best\nif is_best:\n    best = p", False),
     "positions of an array": ("p = x.numpy()  # read\nreturn np.where(p > 0.5)", False),
 }

@@ -50,6 +50,8 @@ _WHOLE = {"int", "range", "floor", "ceil", "trunc"}
 _SELECTS = {"nonzero", "flatnonzero", "argwhere", "unique", "searchsorted", "compress", "extract"}
 _MATHEMATICS = {"math", "np", "numpy"}
 _CHOOSES = {"min", "max", "sorted"}
+#: What gives each value behind its key or its place.
+_IN_PAIRS = {"items", "enumerate"}
 #: Those that read numbers; ``state_dict`` those of a gradient scaler.
 _READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__", "state_dict"}
 
@@ -344,8 +346,12 @@ class _Uses:
         return self._is_harmless_statement(up, node)
 
     def _are_harmless_items(self, loop: ast.comprehension) -> bool:
-        """Whether every use of what a comprehension goes over is, whose names nobody else sees."""
-        parts = list(ast.walk(loop.target))
+        """Whether every use of what a comprehension goes over is, whose names nobody else sees. The first of a pair may
+        be a key or a place, which is no value."""
+        target = loop.target
+        if isinstance(loop.iter, ast.Call) and _name(loop.iter) in _IN_PAIRS and isinstance(target, ast.Tuple):
+            target = target.elts[-1]
+        parts = list(ast.walk(target))
         names = {one.id for one in parts if isinstance(one, ast.Name)}
         used = (one for one in ast.walk(self._program.parents[loop]) if isinstance(one, ast.Name) and one.id in names)
         is_plain = all(isinstance(one, (ast.Name, ast.Tuple, ast.Store)) for one in parts)
