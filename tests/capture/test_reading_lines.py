@@ -63,8 +63,7 @@ _NUMBERS = {
     "a whole number that is written down": ("n = float(x)  # read\nprint(int(n))", True),
     "an answer for a metric": ("p = x.numpy()  # read\nhits.append((p > 0.5).mean())\nprint(sum(hits))", True),
     "to arrays under their keys": (
-        "found = {k: v.numpy() for k, v in x.items()}  # read\nboth = {k: np.append(v, y[k]) for k, v in found.items()}\n"
-        "print(both)",
+        "a = {k: v.numpy() for k, v in x.items()}  # read\nprint({k: np.append(v, y[k]) for k, v in a.items()})",
         True,
     ),
     "a key that is a value": ("p = x.numpy()  # read\nreturn [y[n] for n in p]", False),
