@@ -29,14 +29,16 @@ _LOOKED_AT = 1 << 12
 #: Escape sequences of terminals, and the marks of text in 16 bits, as PowerShell writes it.
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-#: The service before a line of docker compose, and a command that starts a server, behind a shell's prompt.
+#: The service before a line of docker compose.
 _SERVICE = re.compile(r"([\w.-]+) +\| ")
-_COMMAND = re.compile(
-    r"(?:\S*python[\d.]* -m )?(?:\S*vllm serve|vllm\.entrypoints\.\S+|sglang\.launch_server|\S*sglang serve|"
-    r"\S*trtllm-serve|\S*text-generation-launcher|\S*llama-server) .*"
+#: The program of a command that starts a server, perhaps in a folder, and Python before a module.
+_SERVER = re.compile(
+    r"(?:vllm serve|vllm\.entrypoints\.\S+|sglang\.launch_server|sglang serve|trtllm-serve|text-generation-launcher|"
+    r"llama-server) "
 )
+_PYTHON = re.compile(r"(?<!\S)\S{0,200}python[\d.]{0,8} -m $")
 #: A folder of the Hub's cache.
-_CACHED = re.compile(r"(\S*models--[\w.-]+?--[\w.-]+)")
+_CACHED = re.compile(r"(models--[\w.-]+?--[\w.-]+)")
 #: How an engine says that its card is Windows', whose driver keeps nothing of the board for itself.
 _WINDOWS = "WSL is detected"
 #: How drivers and libraries name a card.
@@ -253,10 +255,9 @@ def services_in(lines: Sequence[str]) -> dict[str | None, list[str]]:
 def command_in(lines: Sequence[str], engine: str, model: str) -> dict[str, str]:
     """The options of the last command in these lines that starts the engine's server; ``model`` names its model."""
     for number in range(len(lines) - 1, -1, -1):
-        match = _COMMAND.search(lines[number])
-        if match is None:
+        text = _command_of(lines[number])
+        if text is None:
             continue
-        text = match[0]
         while text.endswith("\\") and number + 1 < len(lines):
             number += 1
             text = text[:-1] + " " + lines[number].strip()
@@ -267,6 +268,16 @@ def command_in(lines: Sequence[str], engine: str, model: str) -> dict[str, str]:
         if of == engine:
             return {model: named} | _options_in(words)
     return {}
+
+
+def _command_of(line: str) -> str | None:
+    """The command of a line that starts a server, behind a shell's prompt; None where it starts none."""
+    match = _SERVER.search(line)
+    if match is None:
+        return None
+    start = max(line.rfind(blank, 0, match.start()) for blank in " \t") + 1
+    python = _PYTHON.search(line[max(0, start - 300) : start])
+    return f"{python[0] if python else ''}{line[start:]}"
 
 
 def _options_in(words: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,19 +44,30 @@ print(torch.cuda.max_memory_allocated())
 """
 
 
-def test_kernels_are_neither_built_nor_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library, which nobody finds afterwards."""
+
+    def imported() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]
+
     for name, text in _LIBRARY.items():
         path = tmp_path / "packages" / "flashinfer" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    for name in imported():
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in imported():
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_kernels_are_neither_built_nor_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "program" / "serve.py"  # elsewhere, as what lies beside a program is its own
     program.parent.mkdir()
     program.write_text(_PROGRAM)
-    monkeypatch.syspath_prepend(tmp_path / "packages")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]:
-        monkeypatch.delitem(sys.modules, name)
     analyze(Program(str(program), ()), device="H200")
     assert capsys.readouterr().out.split()[-1] == str(1024 * 512 * 4 + 4096)
     kept = sys.modules["flashinfer.sampling"].module()

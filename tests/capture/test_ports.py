@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ class _Pools:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.card = SimpleNamespace(torch_version=(2, 13))
 
     def captured(self, stream: int) -> Any:
         return None
@@ -74,6 +76,14 @@ def test_streams_act_on_their_book(books: tuple[_Streams, _Pools]) -> None:
         assert torch.cuda.current_stream() == side
     assert streams.current == 0
     assert torch.cuda.default_stream() != side
+
+
+def test_a_graph_of_newer_versions_has_no_state_while_nothing_is_drawn(books: tuple[_Streams, _Pools]) -> None:
+    streams, pools = books
+    pools.card.torch_version = (2, 14)
+    streams.make_current(3)
+    torch.cuda.CUDAGraph().capture_begin()
+    assert [what for what, *_ in pools.asked] == ["begin"]
 
 
 def test_a_graph_takes_its_state_and_a_pool_from_its_book(books: tuple[_Streams, _Pools]) -> None:

@@ -169,17 +169,22 @@ def test_what_a_line_reads_can_be_told(tmp_path: Path) -> None:
     assert document["peak"]["requested_bytes"] == 4 * 1000 + 8192 * 256 * 4
 
 
-def test_the_largest_number_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at_most", "largest", "above"), [(1, 1, None), pytest.param(9, 3, 4, marks=pytest.mark.slow)])
+def test_the_largest_number_that_fits(
+    at_most: int, largest: int, above: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every number is a run of its own: what one saves is not there for the next."""
     monkeypatch.chdir(tmp_path)
     body = (
         "import os; assert not os.path.exists('saved'); open('saved', 'w').close()\n"
         "batch = torch.zeros(int(sys.argv[2]), 256 << 20, device='cuda')"
     )
-    result = run("--gpu-memory", "4GiB", "--largest", "--format", "json", program(tmp_path, body), "--batch-size", "{}")
+    line = (program(tmp_path, body), "--batch-size", "{}")
+    result = run("--gpu-memory", "4GiB", "--largest", "--at-most", str(at_most), "--format", "json", *line)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert (found["size"], found["largest"], found["above"]["value"]) == ("batch-size", 3, 4)
+    assert (found["size"], found["largest"]) == ("batch-size", largest)
+    assert (found["above"]["value"] or None) == above
     assert not (tmp_path / "saved").exists()
 
 

@@ -24,7 +24,7 @@ _QUICK = ("glm-9b-tp2", "qwen1.5-moe-6l", "lfm2-moe-4l", "dots1-2l-tp2", "glm4.7
 #: Bytes that are left for the KV cache as predicted less those recorded, where the engine runs code of its own that is
 #: taken to be like transformers'.
 LIKE = {
-    "gpt2-xl": 4_194_304, "gpt-oss-20b-4l": -267_531_776, "bloom-7b1-8l": -262_656, "minitron-8b-6l-fp8kv": 16_777_216,
+    "gpt2-xl": 4_194_304, "gpt-oss-20b-4l": 14_680_064, "bloom-7b1-8l": -262_656, "minitron-8b-6l-fp8kv": 16_777_216,
     "falcon-h1-1.5b-8l": 70_641_664, "gemma3n-e2b-10l": -88_113_152, "minicpm3-4b-8l": -137_887_744,
     "gemma4-text-6l": 25_165_824, "nemotron-h-8b-8l": 262_144, "zamba2-2.7b-8l": 69_206_016,
     "granite-4-h-tiny-6l": -8_388_608, "cohere2-moe-3l": 18_874_368,
@@ -74,7 +74,7 @@ def test_the_start_is_the_engines(name: str) -> None:
         assert answer.kv_cache.blocks == run["blocks"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) for one in REFUSED[:-1]] + [REFUSED[-1]])
 def test_starts_that_are_not_followed_are_refused(name: str) -> None:
     words = r"does not go through transformers' attention interface|does not run with the engine's layers"
     with pytest.raises(UsageError, match=words):

@@ -65,6 +65,11 @@ class WeightMethod(ABC):
         """True if Marlin's kernels multiply experts, else Triton's (fused_moe/experts/marlin_moe.py)."""
         return False
 
+    @property
+    def by_triton(self) -> bool:
+        """True if the kernels of triton_kernels do, which sort tokens first."""
+        return False
+
     def padded(self, hidden: int, width: int) -> tuple[int, int]:
         """(hidden size, width) of experts as their weights are laid out."""
         return hidden, width

@@ -27,6 +27,8 @@ _MACHETE_GROUPS, _MACHETE_BLOCK = (-1, 64, 128), (64, 128)
 _NF4_BLOCK = 64
 #: Scales that it quantises together (``quantize_4bit`` with ``compress_statistics``).
 _NF4_NESTED = 256
+#: Rows that scales of experts are filled up to multiples of on Hopper, for eight warps (``HopperMXScaleLayout``).
+_SCALE_ROWS = 256
 #: Rows from which AWQ's own kernels unpack the weight (``FP16_MATMUL_HEURISTIC_CONDITION``, awq.py of 0.22).
 _LONG_PRODUCT = 256
 #: What a method takes where nobody says: bits, values of a group.
@@ -208,8 +210,8 @@ class Float4(WeightMethod):
     """Four-bit floating point: bitsandbytes' nf4 and fp4 (blocks of 64 with fp32), nvfp4 (16, 8 bits), mxfp4 (32, 8).
 
     ``unpacks``: a product unpacks the whole weight first (bitsandbytes). ``padded_experts``: experts' are padded for
-    Marlin. ``nested``: so many scales are quantised
-    together to a byte each with one in fp32 (bitsandbytes' ``compress_statistics``), and unpacked for a product too.
+    Marlin; ``sorted_experts``: triton_kernels multiply them. ``nested``: so many scales are quantised together to a
+    byte each with one in fp32 (bitsandbytes' ``compress_statistics``), and unpacked for a product too.
     """
 
     of_experts = ("weight", "scale")
@@ -221,6 +223,7 @@ class Float4(WeightMethod):
     native: bool = False
     nested: int = 0
     padded_experts: bool = False
+    sorted_experts: bool = False
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         values = inputs * sum(outputs)
@@ -241,6 +244,10 @@ class Float4(WeightMethod):
     def by_marlin(self) -> bool:
         return self.padded_experts
 
+    @property
+    def by_triton(self) -> bool:
+        return self.sorted_experts
+
     def padded(self, hidden: int, width: int) -> tuple[int, int]:
         """``mxfp4_round_up_hidden_size_and_intermediate_size`` (fused_moe/oracle/mxfp4.py)."""
         return (cdiv(hidden, 256) * 256, cdiv(width, 128) * 128) if self.padded_experts else (hidden, width)
@@ -248,6 +255,8 @@ class Float4(WeightMethod):
     def finish_experts(self, run: Run, name: str, count: int) -> None:
         """``prepare_moe_mxfp4_layer_for_marlin`` (quantization/utils/marlin_utils_fp4.py): all parts are made anew, and
         then the old ones let go; scales are 16 bits wide on the way."""
+        if self.sorted_experts:
+            self._swizzle(run, name, count)
         if not self.padded_experts:
             return
         made = {}
@@ -275,6 +284,21 @@ class Float4(WeightMethod):
                 own = [run.new(size // count) for _ in range(count)]
                 made[label] = run.new(size, label)
                 run.free(*own)
+        for label, new in made.items():
+            run.free(run.named[label])
+            run.named[label] = new
+
+    def _swizzle(self, run: Run, name: str, count: int) -> None:
+        """Biases in fp32; values in the kernels' order; scales too, whose rows are filled up (``_swizzle_mxfp4``,
+        quantization/utils/mxfp4_utils.py). What is made on the way is gone
+        before the next."""
+        labels = [f"{name}.{part}_" for part in ("w13", "w2")]
+        rows = [run.named[f"{label}bias"].bytes // (count * self.itemsize) for label in labels]
+        sizes = {f"{label}bias": count * own * 4 for label, own in zip(labels, rows, strict=True)}
+        for label, own in zip(labels, rows, strict=True):
+            sizes[f"{label}weight"] = run.named[f"{label}weight"].bytes
+            sizes[f"{label}scale"] = run.named[f"{label}scale"].bytes // own * (cdiv(own, _SCALE_ROWS) * _SCALE_ROWS)
+        made = {label: run.new(size, label) for label, size in sizes.items()}
         for label, new in made.items():
             run.free(run.named[label])
             run.named[label] = new
@@ -450,7 +474,9 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
     if name in ("mxfp4", "modelopt_fp4"):
         block = 32 if name == "mxfp4" else 16
         marlin = name == "mxfp4" and (not reaches(device.capability, (9, 0)) or reaches(device.capability, (12, 0)))
-        return Float4(itemsize, block, 1, native=reaches(device.capability, _NATIVE_FP4), padded_experts=marlin)
+        hopper = name == "mxfp4" and device.capability[0] == 9  # (fused_moe/oracle/mxfp4.py)
+        native = reaches(device.capability, _NATIVE_FP4)
+        return Float4(itemsize, block, 1, native=native, padded_experts=marlin, sorted_experts=hopper)
     if name == "compressed-tensors":
         return _compressed(question, own, itemsize)
     size = own.get("weight_block_size") or [0]

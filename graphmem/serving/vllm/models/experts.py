@@ -90,6 +90,8 @@ class Experts:
         if shared is None and self.shared is not None:
             shared = self.shared(tokens)
         run.enter(f"{self.name}.experts")
+        if self.method.by_triton:
+            return run.replacing(scores, reduce(self._sorted(tokens)))
         held = [run.new(tokens * self.hidden * size, "padded tokens")] if self.hidden != self.shape.hidden else []
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
         if not self.experts.grouped:
@@ -151,6 +153,25 @@ class Experts:
             for columns in (2 * self.width, self.hidden):
                 marlin_sums(run, columns, tile, padded)
         run.free(*reversed(aligned), *reversed(gathered))
+
+    def _sorted(self, tokens: int) -> Tensor:
+        """Tokens sorted by expert, and products that nothing keeps (``triton_kernel_moe_forward``,
+        fused_moe/experts/gpt_oss_triton_kernels_moe.py, with third_party/triton_kernels: topk.py, routing.py,
+        reduction_details/reduce_bitmatrix.py and matmul_ogs.py)."""
+        run, size, count = self.run, self.shape.itemsize, self.experts.count
+        rows, words = tokens * self.experts.chosen, cdiv(count, 32) * 32
+        chosen = [run.new(one) for one in (rows * size, rows * 2, words // 32 * cdiv(tokens, 32) * 32 * 4)]
+        counts = run.new(cdiv(count, 128) * 128 * 4)
+        chosen += [run.new(one) for one in (words * cdiv(tokens, _TILE) * _TILE // 32 * 4, count * 4)]
+        tiles = rows if rows <= count else count - 1 - (count - rows - 1) // 16
+        places = [run.new(one) for one in (2 * rows * 4, rows * size)]
+        places += [run.new(one) for one in (5 * cdiv(count + 1, 512) * 512 * 4, 4 * cdiv(tiles, 512) * 512 * 4)]
+        run.free(*chosen)
+        output = run.new(tokens * self.hidden * size, "experts' output")
+        gated = run.new(rows * self.width * size, "experts' products")
+        run.temporary(rows * self.hidden * size)
+        run.free(gated, counts, *places)
+        return output
 
     def _tile(self, tokens: int) -> int:
         """Rows of a tile of the kernels: Marlin's are the fewer the fewer tokens an expert has."""
