@@ -474,9 +474,9 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
     if name in ("mxfp4", "modelopt_fp4"):
         block = 32 if name == "mxfp4" else 16
         marlin = name == "mxfp4" and (not reaches(device.capability, (9, 0)) or reaches(device.capability, (12, 0)))
-        hopper = name == "mxfp4" and device.capability[0] == 9  # (fused_moe/oracle/mxfp4.py)
+        is_sorted = hopper and name == "mxfp4"  # (fused_moe/oracle/mxfp4.py)
         native = reaches(device.capability, _NATIVE_FP4)
-        return Float4(itemsize, block, 1, native=native, padded_experts=marlin, sorted_experts=hopper)
+        return Float4(itemsize, block, 1, native=native, padded_experts=marlin, sorted_experts=is_sorted)
     if name == "compressed-tensors":
         return _compressed(question, own, itemsize)
     size = own.get("weight_block_size") or [0]
