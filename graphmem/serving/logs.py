@@ -29,8 +29,9 @@ _LOOKED_AT = 1 << 12
 #: Escape sequences of terminals, and the marks of text in 16 bits, as PowerShell writes it.
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-#: The service before a line of docker compose.
+#: The service before a line of docker compose, and how many may be in a log.
 _SERVICE = re.compile(r"([\w.-]+) +\| ")
+_MOST_SERVICES = 64
 #: The program of a command that starts a server, perhaps in a folder, and Python before a module.
 _SERVER = re.compile(
     r"(?:vllm serve|vllm\.entrypoints\.\S+|sglang\.launch_server|sglang serve|trtllm-serve|text-generation-launcher|"
@@ -247,9 +248,11 @@ def services_in(lines: Sequence[str]) -> dict[str | None, list[str]]:
         match = _SERVICE.match(line)
         if match:
             found.setdefault(match[1], [])
+            if len(found) > _MOST_SERVICES:  # something else stands before these lines
+                break
         for service in [match[1]] if match else found:
             found[service].append(line)
-    return found if len(found) > 1 else {None: list(lines)}
+    return found if 1 < len(found) <= _MOST_SERVICES else {None: list(lines)}
 
 
 def command_in(lines: Sequence[str], engine: str, model: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from graphmem.cli.main import cli
 from graphmem.errors import SourceError
 from graphmem.serving import engine_named
 from graphmem.serving.from_log import compared
-from graphmem.serving.logs import Log, Reader, lines_of, settings_in
+from graphmem.serving.logs import Log, Reader, lines_of, services_in, settings_in
 from graphmem.units import GIB, MIB
 
 NEW = """\
@@ -225,6 +225,8 @@ def test_hostile_logs_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.write_text(NEW + "non-default args: {" + "[" * 200_000 + "\n" + "'a': " * 50_000 + "\n" + "=" * 300_000)
     assert len(max(lines_of(path), key=len)) <= 1 << 16
     assert _reader("vllm").read(lines_of(path)) is not None
+    words = [f"service{number} | a line" for number in range(100_000)]
+    assert services_in([*words, *["a line"] * 100_000]) == {None: [*words, *["a line"] * 100_000]}
     monkeypatch.setattr("graphmem.serving.logs._MOST_BYTES", 1000)
     with pytest.raises(SourceError, match="give the part of it from the engine's start on"):
         lines_of(path)
