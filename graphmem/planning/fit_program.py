@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from graphmem.errors import SourceError
 from graphmem.estimate import Estimate
@@ -28,9 +29,7 @@ def fit_program(
     as one that does not fit does. Raises :class:`GraphmemError` where it fails with the two smallest.
     """
     limit = f"at most {at_most // multiple_of * multiple_of} was asked for"
-    search = _Search(name, multiple_of, at_most // multiple_of, spare_bytes, say, limit)
-    search.attempt = attempt
-    return search.run()
+    return _Search(attempt, name, multiple_of, at_most // multiple_of, spare_bytes, say, limit).run()
 
 
 class _NeedsNoMore(Exception):
@@ -38,7 +37,9 @@ class _NeedsNoMore(Exception):
 
 
 class _Search(Bracket):
-    attempt: Callable[[int], Estimate]
+    def __init__(self, attempt: Callable[[int], Estimate], *bracket: Any) -> None:
+        super().__init__(*bracket)
+        self._attempt = attempt
 
     def run(self) -> Largest:
         """Try numbers until neighbours bracket the answer, or memory grows no more."""
@@ -51,7 +52,7 @@ class _Search(Bracket):
     def analysed(self, count: int, *, captured: bool = False) -> Estimate:
         value = count * self._step
         self._say(f"{self._size} {value:,}")
-        estimate = self.attempt(value)
+        estimate = self._attempt(value)
         if estimate.fit is None:
             raise SourceError(estimate.details["program"]["words"])
         self._check_that_it_grows(count, estimate)
