@@ -277,7 +277,9 @@ def _search(limits: Limits, asked: Asked, output: Output) -> None:
             "--largest: write {} where the number stands: graphmem run --largest --gpu L4 train.py --batch-size {}"
         )
     if asked.device is None:
-        raise UsageError("which card? give --gpu NAME or --gpu-memory SIZE")
+        raise UsageError("which card? give --gpu NAME or --gpu-memory SIZE, before the program")
+    if output.html or output.opens or output.budget_bytes is not None:
+        raise UsageError("--html, --open and --budget do not go with --largest; a page is written by -o FILE.html")
     with working() as progress:
         found = fit_program(name, lambda number: _attempt(line, number), say=progress, **vars(limits))
     show_largest(found, output.form, output.output, margin=asked.margin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.largest import Bracket, Largest
 
@@ -26,8 +26,11 @@ def fit_program(
     """Search the largest number ``name`` with which the program fits the card, as :func:`graphmem.fit` does for models.
 
     ``attempt`` runs the program with a number. One that it fails with, for another reason than memory, ends the search
-    as one that does not fit does. Raises :class:`GraphmemError` where it fails with the two smallest.
+    as one that does not fit does. Raises :class:`GraphmemError` where it fails with the two smallest,
+    or none may be tried.
     """
+    if at_most < multiple_of:
+        raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
     limit = f"at most {at_most // multiple_of * multiple_of} was asked for"
     return _Search(attempt, name, multiple_of, at_most // multiple_of, spare_bytes, say, limit).run()
 

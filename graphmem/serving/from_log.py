@@ -19,7 +19,7 @@ from graphmem.reports.document import Document, Facts, Items, Section, Text, sec
 from graphmem.serving import ENGINES, engine_named
 from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches
 from graphmem.serving.configurations import model_named, model_of_log
-from graphmem.serving.logs import Log, Printed, Reader, lines_of, services_in
+from graphmem.serving.logs import Log, Printed, Reader, lines_of, services_in, whole_number
 from graphmem.units import MIB, format_bytes, parse_bytes
 
 #: The figures that decide, the first that a log has.
@@ -254,7 +254,7 @@ def _word(text: str) -> str:
 
 def _version(text: str | None) -> tuple[int, int] | None:
     plain = (text or "").removeprefix("v").partition(" ")[0]
-    numbers = [int(part) for part in plain.split(".")[:2] if part.isdigit()]
+    numbers = [number for part in plain.split(".")[:2] if (number := whole_number(part)) is not None]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 

@@ -20,7 +20,7 @@ from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.logs import Reader, said, settings_in, whole_number
 from graphmem.serving.options import Option, flag, one_of, options_of, whole
 from graphmem.units import GIB, MIB
 
@@ -180,12 +180,14 @@ def _model_in(lines: Sequence[str]) -> tuple[ServedModel, frozenset[str]] | None
     layout: list[Tensor] = []
     for line in lines:
         if match := _ENTRY.search(line):
-            values[match[1]] = int(match[2] or match[3]) if (match[2] or match[3]).isdigit() else match[3]
+            number = whole_number(match[2] or match[3])
+            values[match[1]] = match[3] if number is None else number
         elif match := _SIZE.search(line.rstrip()):
             values["general.architecture"] = match[2] if match[1] == "arch" else values.get("general.architecture")
-            sizes |= {match[1]: int(match[2])} if match[2].isdigit() else {}
+            number = whole_number(match[2])
+            sizes |= {} if number is None else {match[1]: number}
         elif (match := _TENSOR.search(line)) and match[2] in BY_NAME:
-            shape = tuple(int(one) for one in match[3].split(",") if one.strip().isdigit())
+            shape = tuple(number for one in match[3].split(",") if (number := whole_number(one.strip())) is not None)
             layout.append(Tensor(match[1], shape, match[2], _row(match[2], math.prod(shape))))
     architecture = values.get("general.architecture")
     if architecture is None:

@@ -49,6 +49,9 @@ _SETTING = re.compile(r"(?:'(\w+)'\s*:|\b([A-Za-z_]\w*)\s*(?:=|:(?= )))\s*")
 #: Names of settings whose values are nobody's business.
 _SECRET = re.compile(r"(?:key|token|secret|password)$")
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
+#: Characters of a number that an engine prints, at most, and such a number: a line of digits is looked at once.
+_LONGEST_NUMBER = 24
+_NUMBER = r"(-?[\d,]{0,20}\.?\d{1,18})"
 #: Characters of a value that are looked at.
 _LONGEST_VALUE = 1 << 14
 
@@ -105,7 +108,7 @@ def last(values: Sequence[float]) -> float:
 
 def said(name: str, words: str, expression: str, unit: int = GIB, worst: Callable[..., float] = max) -> Said:
     """A :class:`Said`; in ``expression`` ``#`` stands for a number."""
-    return Said(name, words, re.compile(expression.replace("#", r"(-?[\d,]*\.?\d+)")), unit, worst)
+    return Said(name, words, re.compile(expression.replace("#", _NUMBER)), unit, worst)
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,8 @@ class Reader:
             {name: text for name, text in settings.items() if name not in self.model and not _SECRET.search(name)},
             printed,
             card_in(start) or card_in(lines),
-            next((_gib(found) for one in self.total for found in _found(start, one)), None),
-            next((_gib(found) for found in _found(start, self.free)), None) if self.free else None,
+            next(_sizes(start, self.total), None),
+            next(_sizes(start, (self.free,) if self.free else ()), None),
             any(_WINDOWS in line for line in start),
             is_told=not self.told or bool(command) or any(one in line for line in start for one in self.told),
             own_model=self.model_in(start),
@@ -178,8 +181,12 @@ class Reader:
         return starts[-1]
 
 
-def _gib(text: str) -> int:
-    return round(float(text.replace(",", "")) * GIB)
+def _sizes(lines: Sequence[str], expressions: Sequence[re.Pattern[str]]) -> Iterator[int]:
+    """The sizes in bytes of what is printed in GiB."""
+    for expression in expressions:
+        for text in _found(lines, expression):
+            if len(text) <= _LONGEST_NUMBER:
+                yield round(float(text.replace(",", "")) * GIB)
 
 
 def _found(lines: Sequence[str], expression: re.Pattern[str]) -> Iterator[str]:
@@ -239,6 +246,11 @@ def _plain(line: str) -> str:
         except (ValueError, KeyError, TypeError, RecursionError):
             return line
     return _COLOURS.sub("", line) if "\x1b" in line else line
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text is, of at most 18 digits; None for other texts."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def services_in(lines: Sequence[str]) -> dict[str | None, list[str]]:

@@ -194,6 +194,8 @@ def test_the_largest_number_that_fits(
         (("--gpu", "T4", "train.py", "--bs", "8"), "write {} where the number stands"),
         (("train.py", "bs={}"), "which card?"),
         (("--gpu", "T4", "missing.py", "bs={}"), "missing.py"),
+        (("--gpu", "T4", "--budget", "1GiB", "train.py", "bs={}"), "do not go with --largest"),
+        (("--gpu", "T4", "--multiple-of", "64", "--at-most", "10", "train.py", "bs={}"), "no multiple of 64"),
     ],
 )
 def test_a_search_that_cannot_begin(words: tuple[str, ...], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,20 @@ def test_hostile_logs_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         lines_of(path)
     with pytest.raises(SourceError, match="does not exist"):
         lines_of(tmp_path / "none")
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "9" * 6000, "0." + "3" * 6000, "²"])
+@pytest.mark.parametrize(
+    "text", ["54.20", "7.6 GiB memory", "394,656", "79.18 GiB)", "0.32.0", "8192", "utilization is (0.8"]
+)
+def test_numbers_that_are_none_are_passed_over_or_refused(text: str, number: str, tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    assert text in NEW
+    path.write_text(NEW.replace(text, re.sub(r"[\d.,]*\d", number, text, count=1)), encoding="utf-8")
+    code, said = _run("--from-log", str(path))
+    assert code in (0, 1)
+    assert "bug in graphmem" not in said
+    assert code == 0 or said.count("\n") == 1
 
 
 def test_settings_as_python_and_rust_write_them() -> None:
