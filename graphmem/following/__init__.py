@@ -178,8 +178,8 @@ def _started(words: Sequence[str]) -> list[str]:
     found = shutil.which(words[0])
     if found is None and path.is_file():
         raise UsageError(
-            f"{words[0]} is a file that is not run by itself; write the command that takes it (python {words[0]}), or for "
-            f"a configuration graphmem analyze {words[0]}"
+            f"{words[0]} is a file that is not run by itself; write the command that takes it (python {words[0]}), or "
+            f"for a configuration graphmem analyze {words[0]}"
         )
     if found is None:
         raise UsageError(
