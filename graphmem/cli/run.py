@@ -19,6 +19,7 @@ from graphmem import sandbox
 from graphmem.base.environment import changed, having
 from graphmem.base.files import write_whole
 from graphmem.base.options import Whole, option, option_of
+from graphmem.base.processes import last_line
 from graphmem.cli.command_line import launch_of, program_or_command
 from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import GroupedCommand, takes
@@ -304,8 +305,7 @@ def _attempt(line: Sequence[str], number: int) -> Estimate:
         )  # fmt: skip
         if file.is_file():
             return handed.read(file.read_text(encoding="utf-8"))
-    said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
-    raise SourceError(said[-1].removeprefix("graphmem: "))
+    raise SourceError(last_line(ended.stderr, f"it ended with {ended.returncode}").removeprefix("graphmem: "))
 
 
 # --- the programs, and what becomes of them ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.planning.largest import AT_MOST, Bracket, Largest
+from graphmem.planning.largest import AT_MOST, Bracket, Largest, steps_up_to
 from graphmem.planning.request import Request, option_of
 
 #: How often a capture may teach a template more.
@@ -49,8 +49,7 @@ def fit(
         if type(value) is not int or value < 1:
             raise UsageError(f"{name} is a whole number of at least 1, not {value!r}")
     check_counts(0, grid=grid)
-    if at_most < multiple_of:
-        raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
+    bound, limit = steps_up_to(at_most, multiple_of)
     request = Request(model, example_inputs, options)
     if size not in ("batch", "seq_len") and not size.startswith("dim:"):
         raise UsageError(
@@ -61,22 +60,22 @@ def fit(
         raise UsageError(f"{size} is what is searched; do not give it")
     captures = RunCache()  # an ONNX file is read once
 
-    def searched(at_most: int, limit: str) -> Largest:
+    def searched(bound: int, limit: str) -> Largest:
         def question(value: int) -> Question:
             return request.changed(**{size: value}).question
 
-        bound, told = at_most // multiple_of, say or request.progress
+        told = say or request.progress
         asked = f"up to {bound} times {multiple_of}"
         with SizedRunsOfLayers(size, question, captures, keeps=asked) as sized:
             search = _Search(request, captures, sized, multiple_of, bound, spare_bytes, told, limit)
             return search.with_grid(search.run(), grid)
 
     try:
-        return searched(at_most, f"at most {at_most // multiple_of * multiple_of} was asked for")
+        return searched(bound, limit)
     except _FailsBeyond as beyond:
         if beyond.most < multiple_of:
             raise UsageError(f"no multiple of {multiple_of} is at most {beyond.most}: {beyond}") from None
-        return searched(beyond.most, str(beyond))
+        return searched(beyond.most // multiple_of, str(beyond))
 
 
 class _FailsBeyond(Exception):

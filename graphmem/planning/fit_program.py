@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphmem.errors import SourceError, UsageError
+from graphmem.errors import SourceError
 from graphmem.estimate import Estimate
-from graphmem.planning.largest import Bracket, Largest
+from graphmem.planning.largest import Bracket, Largest, steps_up_to
 
 #: Until a number is found that does not fit, the next one is at most so many times the last: memory of a few samples
 #: says little of thousands, and data for each number tried are loaded.
@@ -29,10 +29,8 @@ def fit_program(
     as one that does not fit does. Raises :class:`GraphmemError` where it fails with the two smallest,
     or none may be tried.
     """
-    if at_most < multiple_of:
-        raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
-    limit = f"at most {at_most // multiple_of * multiple_of} was asked for"
-    return _Search(attempt, name, multiple_of, at_most // multiple_of, spare_bytes, say, limit).run()
+    bound, limit = steps_up_to(at_most, multiple_of)
+    return _Search(attempt, name, multiple_of, bound, spare_bytes, say, limit).run()
 
 
 class _NeedsNoMore(Exception):

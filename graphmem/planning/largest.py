@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphmem.answering.runs import counted
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.documents import of_fit
 from graphmem.planning.request import option_of
@@ -66,6 +66,14 @@ class Largest(Answer):
             "stopped_by": self.stopped_by,
             "tried": [{"value": value, "device_bytes": count} for value, count in self.tried],
         }
+
+
+def steps_up_to(at_most: int, multiple_of: int) -> tuple[int, str]:
+    """The most steps of a search that looks at multiples, and why there are no more. Raises :class:`UsageError`."""
+    steps = at_most // multiple_of
+    if not steps:
+        raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
+    return steps, f"at most {steps * multiple_of} was asked for"
 
 
 class Bracket(ABC):

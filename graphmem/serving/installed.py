@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.answering import capture_cache
+from graphmem.base.processes import last_line
 from graphmem.base.versions import Version
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving.base import Question, Served, ServedModel
@@ -156,9 +157,25 @@ def folder_of(model: ServedModel) -> Path | None:
     return path.parent.resolve() if path is not None and path.name == "config.json" else None
 
 
-def reads_text(folder: Path | None) -> bool:
-    """Whether the folder has a tokenizer."""
-    return folder is not None and any((folder / name).is_file() for name in _TOKENIZERS)
+def options_of(program: Program, question: Question, folder: Path | None, names: Mapping[str, str]) -> Iterator[str]:
+    """What all engines are told: the model, but for one without a folder of its own, that weights have no values,
+    whether there is a tokenizer, and the fields of the question that are given, by the engine's ``names``."""
+    if folder is not None:
+        yield from (program.model_option, str(folder))
+    yield from ("--load-format", "dummy")
+    if folder is None or not any((folder / name).is_file() for name in _TOKENIZERS):
+        yield "--skip-tokenizer-init"
+    for field, name in names.items():
+        value = getattr(question, field)
+        if value not in (None, "auto"):
+            yield from (spelled(name), str(value))
+
+
+def handed_on(question: Question, left_out: Container[str], off: str = "--no-") -> Iterator[str]:
+    """The engine's own options, but for those that are ``left_out``; ``off`` as in :func:`option`."""
+    for name, text in question.arguments:
+        if name.replace("-", "_") not in left_out:
+            yield from option(name, text, off)
 
 
 def option(name: str, text: str, off: str = "--no-") -> Iterator[str]:
@@ -228,8 +245,7 @@ def start(
         if out.is_file():
             found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             return found
-    said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
-    raise NotFollowed(f"{title} did not start: {said[-1]}")
+    raise NotFollowed(f"{title} did not start: {last_line(ended.stderr, f'it ended with {ended.returncode}')}")
 
 
 def _environment(program: Program, scratch: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.processes import last_line
 from graphmem.errors import GraphmemError, SourceError
 
 
@@ -27,8 +28,7 @@ def answer_of(program: str, asked: Mapping[str, Any], failed: str, **variables: 
         environment = {**os.environ, **variables}
         done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if not result.exists():
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            raise SourceError(f"{failed}: {last[0]}")
+            raise SourceError(f"{failed}: {last_line(done.stderr, f'exit status {done.returncode}')}")
         document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return document
 

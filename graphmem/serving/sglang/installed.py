@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served
-from graphmem.serving.installed import Program, checked, folder_of, option, reads_text, spelled, started
+from graphmem.serving.installed import Program, checked, folder_of, handed_on, options_of, started
 from graphmem.serving.installed import why_not as why_none
 from graphmem.serving.starting import Asked
 from graphmem.units import format_bytes
@@ -48,20 +48,10 @@ def serve(question: Question) -> Served:
 
 def _options(question: Question, folder: Path | None) -> Iterator[str]:
     """The engine's command line, but for a model without a folder of its own."""
-    if folder is not None:
-        yield from ("--model-path", str(folder))
-    yield from ("--load-format", "dummy")
-    if not reads_text(folder):
-        yield "--skip-tokenizer-init"
-    for field, name in _FIELDS.items():
-        value = getattr(question, field)
-        if value not in (None, "auto"):
-            yield from (spelled(name), str(value))
+    yield from options_of(PROGRAM, question, folder, _FIELDS)
     if question.enforce_eager:
         yield "--disable-cuda-graph"
-    for name, text in question.arguments:
-        if name.replace("-", "_") not in _NOT_HANDED_ON:
-            yield from option(name, text, off="")
+    yield from handed_on(question, _NOT_HANDED_ON, off="")
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served
-from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, option, reads_text, spelled, started
+from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, handed_on, options_of, started
 from graphmem.serving.installed import why_not as why_none
 from graphmem.serving.starting import Asked
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
@@ -83,22 +83,12 @@ def serve(question: Question) -> Served:
 
 def _options(question: Question, folder: Path | None) -> Iterator[str]:
     """The engine's command line, but for a model without a folder of its own."""
-    if folder is not None:
-        yield from ("--model", str(folder))
-    yield from ("--load-format", "dummy")
-    if not reads_text(folder):
-        yield "--skip-tokenizer-init"
-    for name in _FIELDS:
-        value = getattr(question, name)
-        if value not in (None, "auto"):
-            yield from (spelled(name), str(value))
+    yield from options_of(PROGRAM, question, folder, {name: name for name in _FIELDS})
     if question.enforce_eager:
         yield "--enforce-eager"
     if question.tensor_parallel_size > 1:  # each process begins as torchrun begins it, and starts no others
         yield from ("--distributed-executor-backend", "external_launcher", "--disable-custom-all-reduce")
-    for name, text in question.arguments:
-        if name.replace("-", "_") not in _NOT_HANDED_ON:
-            yield from option(name, text)
+    yield from handed_on(question, _NOT_HANDED_ON)
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
