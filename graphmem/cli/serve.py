@@ -129,7 +129,7 @@ class ServeCommand(GroupedCommand):
         elif files := [one for one in args if one.lower().endswith(commands.SUFFIXES) and one[:1] != "-"]:
             at = args.index(files[0])
             args = [*self._engines_own(ctx, commands.asked_in(Path(files[0]))), *args[:at], *args[at + 1 :]]
-        return super().parse_args(ctx, [commands.OF_TWO_LETTERS.get(one, one) for one in args])
+        return super().parse_args(ctx, [commands.spelled(one) for one in args])
 
     def _engines_own(self, ctx: click.Context, words: list[str]) -> list[str]:
         """The words, none of which is an option of graphmem's alone: a file does not say where answers are written.

@@ -62,18 +62,11 @@ _OF_VLLM = {
     "PYTORCH_CUDA_ALLOC_CONF": "--alloc-conf", "PYTORCH_ALLOC_CONF": "--alloc-conf", "VLLM_USE_V1": "--use-v1",
     "VLLM_ATTENTION_BACKEND": "--attention-backend", "VLLM_USE_FLASHINFER_SAMPLER": "--use-flashinfer-sampler",
 }  # fmt: skip
-#: Engines' options of two letters that the command line would take for an option of one and its value.
-OF_TWO_LETTERS = {"-ot": "--override-tensor"}
-#: Spellings of vLLM's that it would take for something else.
-_SPELLED = {
-    "-tp": "--tp",
-    "-q": "--quantization",
-    "-pp": "--pp",
-    "-dp": "--dp",
-    "-dcp": "--dcp",
-    "-ep": "--ep",
-    **OF_TWO_LETTERS,
-}
+#: Engines' options with one hyphen, which the command line would take for an option of one letter and its value.
+_ONE_HYPHEN = {
+    "-tp": "--tp", "-q": "--quantization", "-pp": "--pp", "-dp": "--dp", "-dcp": "--dcp", "-ep": "--ep",
+    "-ot": "--override-tensor",
+}  # fmt: skip
 #: Keys of Helm charts' ``vllmConfig`` (production-stack) -> options.
 _VALUES = {
     "tensorParallelSize": "--tp", "maxModelLen": "--max-model-len", "dtype": "--dtype", "maxNumSeqs": "--max-num-seqs",
@@ -99,7 +92,7 @@ def asked_by(words: Sequence[str], variables: Mapping[str, str] | None = None) -
         )
     if model is None:
         raise UsageError(f"{shown(' '.join(words))} names no model ({' or '.join(server.model)})")
-    return [model, "--engine", server.engine, *map(_spelled, options)]
+    return [model, "--engine", server.engine, *map(spelled, options)]
 
 
 def _composed(words: Sequence[str]) -> Path | None:
@@ -119,9 +112,10 @@ def _composed(words: Sequence[str]) -> Path | None:
 _FROM_THE_HUB = ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url")
 
 
-def _spelled(word: str) -> str:
+def spelled(word: str) -> str:
+    """A word of a command line, an engine's option with one hyphen as the command line knows it."""
     name, equals, value = word.partition("=")
-    return f"{_SPELLED.get(name, name)}{equals}{value}"
+    return f"{_ONE_HYPHEN.get(name, name)}{equals}{value}"
 
 
 def _server_in(words: Sequence[str]) -> tuple[_Server, Sequence[str], list[str]] | None:
@@ -255,7 +249,7 @@ def _of_values(value: Mapping[object, object]) -> list[str] | None:
     for key, option in _VALUES.items():
         if config.get(key) is not None:
             words += [option, str(config[key])]
-    return [*words, *map(_spelled, flexible.as_options(_words(config.get("extraArgs"))))]
+    return [*words, *map(spelled, flexible.as_options(_words(config.get("extraArgs"))))]
 
 
 def _words(value: object) -> list[str]:

@@ -328,7 +328,8 @@ def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pyte
     for variable, value in run["environment"].items():
         monkeypatch.setenv(variable, value)
     question = recorded.question(name, run)
-    served = installed.serve(question.with_(arguments=(*question.arguments, ("basis", "engine"))))
+    handed_on = [pair for pair in question.arguments if pair[0] != "outside"]  # the card's own context is none
+    served = installed.serve(question.with_(arguments=(*handed_on, ("basis", "engine"))))
     cache = served.kv_cache
     assert (cache.available_bytes, cache.blocks, cache.tokens) == (run["available"], run["blocks"], run["tokens"])
     assert served.weights_bytes == run["weights"] - _REPEATED.get(name, 0)

@@ -62,6 +62,7 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
     [
         (["--max-model-len", "200000"], "greater than the derived max_model_len (131072)"),
         (["--tp", "3"], "accepted here: 1, 2, 4, 8, 16, 32"),
+        (["-tp=3"], "accepted here: 1, 2, 4, 8, 16, 32"),
         (["--gpu-memory-utilization", "1.2"], "accepted: above 0, to 1"),
         (["--kv-cache-dtype", "int3"], "accepted: auto"),
         (["--block-size", "10"], "multiples of 16"),
