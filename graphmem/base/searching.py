@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+#: Larger sizes of a model or a program are not tried unless asked for.
+AT_MOST = 1 << 20
+
 
 def largest(does: Callable[[int], bool], top: int) -> int:
     """The largest number from 1 to ``top`` that does, where all below it do too; 0 for none. Doubling, then halving."""

@@ -13,6 +13,7 @@ import click
 from graphmem.base.figures import parse_margin
 from graphmem.base.options import Given, Whole, described, option
 from graphmem.base.records import public_value
+from graphmem.base.searching import AT_MOST
 from graphmem.cli.fields import is_given, parameters, takes, values_of
 from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
@@ -386,7 +387,7 @@ class Limits:
         metavar="SIZE",
         read=parse_size,
     )
-    at_most: int = option(1 << 20, "Try nothing larger.", Whole())
+    at_most: int = option(AT_MOST, "Try nothing larger.", Whole())
 
 
 #: Decorates a command: it has ``--format`` and ``-o``, and is given ``form`` and ``output``.

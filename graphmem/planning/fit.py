@@ -12,11 +12,12 @@ from graphmem.answering import stages
 from graphmem.answering.question import Question, check_counts
 from graphmem.answering.runs import RunCache, labelled, silent
 from graphmem.answering.sized import SIZES, SizedRuns, SizedRunsOfLayers
+from graphmem.base.searching import AT_MOST
 from graphmem.base.spellings import also_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.planning.largest import AT_MOST, Bracket, Largest, steps_up_to
+from graphmem.planning.largest import Bracket, Largest, steps_up_to
 from graphmem.planning.request import Request, option_of
 
 #: How often a capture may teach a template more.

@@ -15,9 +15,6 @@ from graphmem.planning.request import option_of
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 
-#: Larger sizes are not tried unless asked for.
-AT_MOST = 1 << 20
-
 
 @dataclass(frozen=True)
 class Largest(Answer):
