@@ -255,11 +255,12 @@ def _scaling(load: LoadReport, scaling: Scaling) -> Section:
         rate = sum(one.requests for one in group) / seconds
         until = group[0].seconds + seconds
         copies = "more than 1,024" if group[0].copies is None else f"{group[0].copies:,}"
-        rows.append((f"{_clock(group[0].seconds)} to {_clock(until)}", f"{rate:.3g}", copies))
-    saved = 1 - scaling.copy_hours / scaling.fixed_hours
+        rows.append((f"{_clock(group[0].seconds)} to {_clock(until)}", f"{rate:,.2f}", copies))
+    saved = scaling.fixed_hours - scaling.copy_hours
     words = [
         f"{scaling.copy_hours:,.1f} hours of copies instead of {scaling.fixed_hours:,.1f} of {scaling.fixed:,} all the "
-        f"time, {saved:.0%} less"
+        f"time"
+        + (f", {saved / scaling.fixed_hours:.0%} less" if saved > 0 else ": nothing is saved")
         + ("" if scaling.cost is None else f": ${scaling.cost:,.2f} instead of ${scaling.fixed_cost:,.2f}")
         + f". Each copy is started {_time(scaling.startup)} before it is needed (--startup), by one who knows the load."
     ]
