@@ -112,21 +112,11 @@ class LoadAnswer:
     given_up_at: float | None = None
 
 
-def simulate(
-    scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed, bears: float | None = None,
-    say: Progress = silent, token_seconds: float = 0.0,
-) -> LoadAnswer:  # fmt: skip
+class Course:
     """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival. ``bears``: it is given
     up once the 99th percentile of waiting will be more than so many seconds; None: it is followed to the end.
-    ``token_seconds``: of a token's keys and values on the way to or from the card."""
-    course = Course(scheduler, requests, seconds, speed, bears, token_seconds)
-    course.follow(say)
-    return course.answer()
-
-
-class Course:
-    """A load that is followed, see :func:`simulate`. ``first_token``: when requests had theirs, by their number;
-    ``since``: when they were asked for, where that was before they arrived here."""
+    ``token_seconds``: of a token's keys and values on the way to or from the card; ``since``: when requests were asked
+    for, where that was before they arrived here. ``first_token``: when requests had theirs, by their number."""
 
     def __init__(
         self, scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.serving.base import Request
-from graphmem.serving.vllm.connectors import Connector, Host, Sender
+from graphmem.serving.vllm.connectors import Connector, Host, Receiver, Sender
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
 from tests import places
@@ -45,7 +45,7 @@ def scheduler(load: Load) -> Scheduler:
     if "host_blocks" in load:
         connector = Host(load["host_blocks"], load["block_size"])
     elif "role" in load:
-        connector = Sender() if load["role"] == "prefill" else Connector()
+        connector = Sender() if load["role"] == "prefill" else Receiver()
     return Scheduler(layout, load["blocks"], **{name: load[name] for name in options}, connector=connector)
 
 

@@ -14,13 +14,20 @@ from hypothesis import strategies as st
 from graphmem.serving.base import Request
 from graphmem.serving.fleet import Wanted, loaded
 from graphmem.serving.loads import drawn
-from graphmem.serving.over_time import Speed, simulate
+from graphmem.serving.over_time import Course, LoadAnswer, Speed
 from graphmem.serving.vllm.block_pool import BlockPool
-from graphmem.serving.vllm.connectors import Connector, Host, Sender
+from graphmem.serving.vllm.connectors import Host, Receiver, Sender
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
 from tests.recorded.scheduling import loads, stepped
 from tests.support.examples import examples
+
+
+def simulate(*load: Any, **options: Any) -> LoadAnswer:
+    """The answer of a course that is followed."""
+    course = Course(*load, **options)
+    course.follow()
+    return course.answer()
 
 
 @pytest.mark.parametrize("number", range(len(loads())))
@@ -159,7 +166,7 @@ def test_steps_that_are_alike_may_be_made_at_once(
     )  # fmt: skip
 
     def course(maker: type[Scheduler]) -> Any:
-        connectors = {"host": Host(8, 16), "prefill": Sender(), "decode": Connector()}
+        connectors = {"host": Host(8, 16), "prefill": Sender(), "decode": Receiver()}
         scheduler = maker(
             layout, blocks, max_num_seqs=most, max_num_batched_tokens=max(most, tokens), max_model_len=300,
             batches_in_flight=in_flight, connector=connectors.get(kind),

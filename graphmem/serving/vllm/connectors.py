@@ -10,43 +10,33 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import cdiv
 
+if TYPE_CHECKING:
+    from graphmem.serving.vllm.scheduler import State
+
 #: Bytes that a block's place on the host is rounded up to (``mmap.PAGESIZE``).
 _PAGE = 4096
 
 
-def connector_for(role: str, layout: Layout, host_bytes: int, ranks: int) -> Connector | None:
+def connector_for(role: str, layout: Layout, host_bytes: int, ranks: int) -> Connector:
     """That of an engine that only does ``prefill`` or ``decode``; else of one that keeps the blocks of so many ranks on
     the host. Raises :class:`UsageError` for a role of a model with several groups of layers."""
     is_plain = [group.spec.window for group in layout.groups] == [None]
     if role and not is_plain:
         raise UsageError("--disaggregated is followed for models with one group of layers, all with full attention")
     if role:
-        return Sender() if role == "prefill" else Connector()
+        return Sender() if role == "prefill" else Receiver()
     blocks = host_bytes // (cdiv(layout.block_bytes * ranks, _PAGE) * _PAGE)
-    return Host(blocks, layout.block_size) if blocks and is_plain else None
-
-
-class Asking(Protocol):
-    """A request, as a connector sees it. ``keys``: what the blocks of its prompt are found by."""
-
-    keys: Sequence[Hashable]
-    prompt: int
-    tokens: int
-    computed: int
-    preempted: bool
-    stored: int
-    transfers: int
-    seen: set[int]
+    return Host(blocks, layout.block_size) if blocks and is_plain else Connector()
 
 
 class Connector:
-    """An engine that decodes: it gets all of a prompt from another, once; after a preemption it computes it itself."""
+    """None: nothing is brought, and nothing sent."""
 
     #: Whether a finished request holds its blocks until they have been sent.
     sends = False
@@ -56,17 +46,17 @@ class Connector:
         """True if steps that are alike change nothing here."""
         return True
 
-    def matched(self, request: Asking, start: int) -> int | None:
+    def matched(self, request: State, start: int) -> int | None:
         """Tokens that can be brought behind the first ``start``; None where that cannot be said yet."""
-        return 0 if request.preempted else max(0, request.prompt - start)
+        return 0
 
-    def load(self, request: Asking, start: int, tokens: int) -> None:
+    def load(self, request: State, start: int, tokens: int) -> None:
         """So many are being brought from now on."""
 
-    def loaded(self, request: Asking) -> None:
+    def loaded(self, request: State) -> None:
         """They have arrived."""
 
-    def scheduled(self, requests: Sequence[Asking], finished: Sequence[Asking]) -> None:
+    def scheduled(self, requests: Sequence[State], finished: Sequence[State]) -> None:
         """A step computes for these, and those have finished since the one before."""
 
     def returned(self) -> None:
@@ -74,13 +64,16 @@ class Connector:
 
 
 class Sender(Connector):
-    """An engine that prefills: nothing is brought to it."""
+    """Of an engine that prefills."""
 
     sends = True
 
-    def matched(self, request: Asking, start: int) -> int | None:
-        """None ever."""
-        return 0
+
+class Receiver(Connector):
+    """Of one that decodes: it gets all of a prompt, once; after a preemption it computes it itself."""
+
+    def matched(self, request: State, start: int) -> int | None:
+        return 0 if request.preempted else max(0, request.prompt - start)
 
 
 class Host(Connector):
@@ -92,14 +85,14 @@ class Host(Connector):
         self._idle = 0
         self._loading: dict[int, list[Hashable]] = {}
         self._under_way: set[Hashable] = set()
-        self._stores: deque[list[tuple[Asking, list[Hashable]]]] = deque([[]])
+        self._stores: deque[list[tuple[State, list[Hashable]]]] = deque([[]])
         self._is_full = False
 
     @property
     def is_idle(self) -> bool:
         return not self._is_full and not any(self._stores)
 
-    def matched(self, request: Asking, start: int) -> int | None:
+    def matched(self, request: State, start: int) -> int | None:
         if request.transfers:
             return None
         found = []
@@ -111,7 +104,7 @@ class Host(Connector):
             return None
         return len(found) * self._size
 
-    def load(self, request: Asking, start: int, tokens: int) -> None:
+    def load(self, request: State, start: int, tokens: int) -> None:
         request.stored = (start + tokens) // self._size
         blocks = range(start // self._size, request.stored)
         keys = [request.keys[block] for block in blocks]
@@ -123,7 +116,7 @@ class Host(Connector):
         self._loading[id(request)] = keys
         self._under_way.update(keys)
 
-    def loaded(self, request: Asking) -> None:
+    def loaded(self, request: State) -> None:
         keys = self._loading.pop(id(request))
         for key in keys:
             self._uses[key] -= 1
@@ -131,7 +124,7 @@ class Host(Connector):
         self._under_way.difference_update(keys)
         request.transfers -= 1
 
-    def scheduled(self, requests: Sequence[Asking], finished: Sequence[Asking]) -> None:
+    def scheduled(self, requests: Sequence[State], finished: Sequence[State]) -> None:
         self._stores.append([])
         self._is_full = False
         for request in (*requests, *finished):
@@ -146,7 +139,7 @@ class Host(Connector):
                 if request.keys[block] in self._uses:
                     self._uses.move_to_end(request.keys[block])
 
-    def _store(self, request: Asking, blocks: range) -> bool:
+    def _store(self, request: State, blocks: range) -> bool:
         """Store what is not there yet; False where there is no room (``prepare_store``)."""
         keys = [request.keys[block] for block in blocks]
         new = [key for key in keys if key not in self._uses]

@@ -20,7 +20,7 @@ from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import cdiv
 
 
-class _State:
+class State:
     """A request in the engine. Counts are tokens, but for blocks."""
 
     __slots__ = (
@@ -86,14 +86,15 @@ class Scheduler:
         self._caching = prefix_caching and self._plain
         self.blocks = max(0, blocks - 1)  #: one is the null block
         self._pool = BlockPool(self.blocks)
-        self._running: list[_State] = []
-        self._waiting: deque[_State] = deque()
-        self._connector = connector
-        self._loading: deque[_State] = deque()  #: requests that wait and hold blocks (``kv_holding_waiting``)
+        self._running: list[State] = []
+        self._waiting: deque[State] = deque()
+        self._connector = connector or Connector()
+        self._connects = type(self._connector) is not Connector
+        self._loading: deque[State] = deque()  #: requests that wait and hold blocks (``kv_holding_waiting``)
         self._is_blocked = False  #: whether who waits first has no room
-        self._prefilling: set[_State] = set()  #: whose blocks are reserved before others' that load
-        self._ended: list[_State] = []
-        self._sending: dict[int, _State] = {}
+        self._prefilling: set[State] = set()  #: whose blocks are reserved before others' that load
+        self._ended: list[State] = []
+        self._sending: dict[int, State] = {}
         self._transfers: list[tuple[int, int]] = []
         self.lost_tokens = self.asked_tokens = self.found_tokens = self.loaded_tokens = 0
         if not self._plain:
@@ -121,9 +122,9 @@ class Scheduler:
 
     def add(self, number: int, request: Request) -> None:
         """A request arrives; ``number`` names it from now on."""
-        state = _State(number, request, len(self._specs))
+        state = State(number, request, len(self._specs))
         state.last = min(state.prompt + state.output, self._longest) - 2
-        if self._connector is not None and self._caching:
+        if self._connects and self._caching:
             own = range(state.prompt // self._block_size)
             shared = _keys(state.shares, self._block_size)
             state.keys = (*shared, *((number, block) for block in own[len(shared) :]))
@@ -141,7 +142,6 @@ class Scheduler:
             return
         state = next(one for one in self._loading if one.number == number)
         state.arrived = True
-        assert self._connector is not None
         self._connector.loaded(state)
 
     def schedule(self) -> Batch:
@@ -166,18 +166,18 @@ class Scheduler:
         if not batch.preempted:
             self._admit(batch)
         batch.total = self._most_tokens - batch.total
-        if self._connector is not None:
+        if self._connects:
             self._connector.scheduled([entry[0] for entry in batch.entries], self._ended)
-            self._ended = []
+        self._ended = []
         return batch
 
     def alike(self, last: Batch) -> int:
         """How many steps will each compute one token more of the requests of the last one, and nothing else happens."""
-        running, connector = self._running, self._connector
+        running = self._running
         if not self._plain or not len(last.entries) == last.total == len(running) > 0:
             return 0
         may_begin = len(running) < self._most_requests and (self._loading or (self._waiting and not self._is_blocked))
-        if may_begin or (connector is not None and (self._waiting or self._loading or not connector.is_idle)):
+        if may_begin or (self._connects and (self._waiting or self._loading or not self._connector.is_idle)):
             return 0
         steps = self._longest
         for state, _, _ in last.entries:
@@ -203,7 +203,7 @@ class Scheduler:
             state.room = state.blocks * self._block_size
             self._cache(state, state.computed - state.placeholders)
 
-    def _choose(self, batch: Batch, state: _State, tokens: int) -> None:
+    def _choose(self, batch: Batch, state: State, tokens: int) -> None:
         """Add tokens of a request to the batch; they count as computed from now on (``_update_after_schedule``)."""
         batch.total -= tokens
         state.computed += tokens
@@ -213,21 +213,21 @@ class Scheduler:
         sampled = state.computed >= state.tokens + state.placeholders
         if sampled and self._asynchronous:
             state.placeholders += 1
-        if self._connector is not None:
+        if self._connects:
             (self._prefilling.discard if sampled else self._prefilling.add)(state)
         batch.entries.append((state, tokens, sampled))
 
-    def _next_tokens(self, state: _State, budget: int) -> int:
+    def _next_tokens(self, state: State, budget: int) -> int:
         if state.placeholders and state.computed + 2 - state.placeholders >= state.prompt + state.output:
             return 0  # its last token is under way
         left = state.tokens + state.placeholders - state.computed
         return min(left, budget, self._longest - state.computed - 1)
 
-    def _make_room(self, state: _State, tokens: int, preempted: list[int]) -> bool:
+    def _make_room(self, state: State, tokens: int, preempted: list[int]) -> bool:
         """Slots for a running request: whoever came last makes room. False where that is the request itself."""
         while not self._allocate(state, state.computed + tokens):
             victim = self._running[-1]
-            if self._connector is not None and victim.in_flight:  # ``_request_blocks_can_be_freed``
+            if self._connects and victim.in_flight:  # ``_request_blocks_can_be_freed``
                 return False
             self._running.pop()
             self._preempt(victim)
@@ -236,7 +236,7 @@ class Scheduler:
                 return False
         return True
 
-    def _allocate(self, state: _State, tokens: int) -> bool:
+    def _allocate(self, state: State, tokens: int) -> bool:
         """``KVCacheManager.allocate_slots`` for so many tokens in all."""
         needed = cdiv(tokens, self._block_size) if self._plain else self._windowed(state, tokens)
         missing = needed - state.blocks
@@ -248,7 +248,7 @@ class Scheduler:
         self._cache(state, min(tokens, state.tokens))
         return True
 
-    def _windowed(self, state: _State, tokens: int) -> int:
+    def _windowed(self, state: State, tokens: int) -> int:
         """Blocks of all groups; those before a window are given back first, as far as steps have come back."""
         needed = 0
         for number, spec in enumerate(self._specs):
@@ -261,7 +261,7 @@ class Scheduler:
             needed += cdiv(tokens, size) - state.removed[number]
         return needed
 
-    def _cache(self, state: _State, tokens: int) -> None:
+    def _cache(self, state: State, tokens: int) -> None:
         blocks = tokens // self._block_size
         if self._caching and blocks > state.cached:
             if state.shares:
@@ -269,7 +269,7 @@ class Scheduler:
                 state.shared += [self._pool.publish(key, holders=1) for key in keys]
             state.cached = blocks
 
-    def _preempt(self, state: _State) -> None:
+    def _preempt(self, state: State) -> None:
         """``_preempt_request``: all blocks are given back, and everything is computed again."""
         state.running, state.preempted = False, True
         self._prefilling.discard(state)
@@ -279,7 +279,7 @@ class Scheduler:
         state.stale = state.in_flight
         self._waiting.appendleft(state)
 
-    def _give_back(self, state: _State, owner: int | None = None) -> None:
+    def _give_back(self, state: State, owner: int | None = None) -> None:
         cached = min(state.cached, state.blocks)
         self._pool.give_back(state.blocks - cached, cached - len(state.shared), state.shared, owner)
         state.blocks = state.cached = state.room = 0
@@ -289,8 +289,8 @@ class Scheduler:
     def _admit(self, batch: Batch) -> None:
         """Requests that wait, in their order, while all that they have fits (``scheduler_reserve_full_isl``); those
         that hold blocks already come first."""
-        skipped: list[_State] = []
-        loading: list[_State] = []
+        skipped: list[State] = []
+        loading: list[State] = []
         self._is_blocked = False
         room = self._most_requests - len(self._running)
         while batch.total > 0 and (queue := self._loading or self._waiting) and len(batch.admitted) < room:
@@ -329,10 +329,9 @@ class Scheduler:
         self._waiting.extendleft(reversed(skipped))
         self._loading.extendleft(reversed(loading))
 
-    def _load(self, state: _State, shared: list[Cached], own: int, brought: int, held: int) -> bool:
+    def _load(self, state: State, shared: list[Cached], own: int, brought: int, held: int) -> bool:
         """The request takes blocks for what is brought to it; False where those that are still in their prompts need
         them (``_inflight_prefill_reserved_blocks``)."""
-        assert self._connector is not None
         start = (len(shared) + own) * self._block_size
         needed = cdiv(start + brought, self._block_size)
         reserved = sum(cdiv(min(one.tokens, self._longest), self._block_size) - one.blocks for one in self._prefilling)
@@ -349,25 +348,25 @@ class Scheduler:
         self._connector.load(state, start, brought)
         return True
 
-    def _arrive(self, state: _State) -> None:
+    def _arrive(self, state: State) -> None:
         """What was brought counts as computed, but for a prompt's last token (``_update_waiting_for_remote_kv``)."""
         self._cache(state, state.computed)
         state.computed = min(state.computed, state.tokens - 1)
         state.loading = state.arrived = False
 
-    def _found(self, state: _State) -> tuple[list[Cached], int, int | None]:
+    def _found(self, state: State) -> tuple[list[Cached], int, int | None]:
         """What a request need not compute: (blocks that it shares, how many of its own, tokens behind them that the
         connector can bring). Its last token is always computed (``get_computed_blocks``)."""
         if not self._caching:
-            return [], 0, self._connector.matched(state, 0) if self._connector else 0
+            return [], 0, self._connector.matched(state, 0)
         most = (state.tokens - 1) // self._block_size
         keys = _keys(state.shares, self._block_size)
         shared = self._pool.found(keys[:most])
         own = min(self._pool.kept(state.number), most - len(shared)) if len(shared) == len(keys) else 0
         found = (len(shared) + own) * self._block_size
-        return shared, own, self._connector.matched(state, found) if self._connector else 0
+        return shared, own, self._connector.matched(state, found)
 
-    def _begin(self, state: _State, shared: list[Cached], own: int) -> None:
+    def _begin(self, state: State, shared: list[Cached], own: int) -> None:
         """The request holds what was found."""
         start = (len(shared) + own) * self._block_size
         if state.preempted:
@@ -394,8 +393,7 @@ class Scheduler:
     def update(self, batch: Batch) -> list[int]:
         """A batch comes back: a token for each request that is no longer in its prompt. Those that are finished
         (``update_from_output``)."""
-        if self._connector is not None:
-            self._connector.returned()
+        self._connector.returned()
         finished: list[int] = []
         for state, tokens, sampled in batch.entries:
             if state.finished:
@@ -418,7 +416,7 @@ class Scheduler:
             self._running = running
         return finished
 
-    def _token(self, state: _State, stale: bool) -> None:
+    def _token(self, state: State, stale: bool) -> None:
         state.tokens += 1
         state.generated += 1
         if self._asynchronous:
@@ -429,7 +427,7 @@ class Scheduler:
         if state.generated >= state.output or state.tokens >= self._longest:
             state.finished = True
             self._ended.append(state)
-            if state.running and self._connector is not None and self._connector.sends:
+            if state.running and self._connector.sends:
                 self._sending[state.number] = state
                 self._transfers.append((state.number, state.prompt))
             elif state.running:
