@@ -338,6 +338,7 @@ def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
             f"with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
             + _time(one.wait_p99)
             + ("" if load.wanted.max_tpot is None else f", {_time(one.tpot_p99)} a token")
+            + (f", {one.found:.0%} of tokens found" if one.found else "")
             + ("" if one.followed is None else f" in the first {_time(one.followed)}"),
         )
     if load.price_of_all is not None:

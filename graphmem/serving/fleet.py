@@ -53,7 +53,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Copies:
     """The same load dealt out in turn to so many copies: the requests of the first of them, until the end or for
-    ``followed`` seconds, after which it could not be enough any more. Times as in :class:`LoadAnswer`."""
+    ``followed`` seconds, after which it could not be enough any more. Times as in :class:`LoadAnswer`; ``found``: the
+    part of the tokens that was in the prefix cache, or on the host."""
 
     copies: int
     cards: int
@@ -62,6 +63,7 @@ class Copies:
     wait_p99: float
     ttft_p99: float
     tpot_p99: float
+    found: float
     enough: bool
     followed: float | None = None
 
@@ -157,6 +159,8 @@ def loaded(
         raise UsageError(unscheduled(served.engine))
     if served.refusal is not None:
         raise UsageError(f"the engine does not start, so nothing arrives: {served.refusal}")
+    if wanted.apart:
+        served.scheduler("prefill")  # which is refused for some models
     answered = sum(request.output for request in requests)
     if answered > _MOST_ANSWERED:
         raise UsageError(
@@ -179,7 +183,7 @@ def loaded(
     tried = tuple(
         Copies(
             number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, one.ttft_p99, one.tpot_p99,
-            wanted.is_met(one), one.given_up_at,
+            (one.found_tokens + one.loaded_tokens) / max(1, one.asked_tokens), wanted.is_met(one), one.given_up_at,
         )
         for number, one in sorted(answers.items())
     )  # fmt: skip
@@ -213,17 +217,13 @@ class _Fleet:
         return self.served.kv_cache.block_bytes / self.served.kv_cache.block_size
 
     def course(
-        self,
-        requests: Sequence[Request],
-        named: str,
-        gives_up: bool = True,
-        role: str = "",
+        self, requests: Sequence[Request], named: str, gives_up: bool = True, role: str = "",
         since: Sequence[float] = (),
-    ) -> Course:
+    ) -> Course:  # fmt: skip
         """The load on the first of so many copies, followed."""
         assert self.served.scheduler is not None
         course = Course(
-            self.served.scheduler(role) if role else self.served.scheduler(), requests, self.seconds, self.speed,
+            self.served.scheduler(role), requests, self.seconds, self.speed,
             self.wanted.max_wait if gives_up else None,
             self._token_bytes / (self.wanted.network if role else self.wanted.host), since,
         )  # fmt: skip
@@ -267,7 +267,7 @@ class _Fleet:
             return None
         last = answer(decode)
         engines = prefill + decode
-        moved = sum(one.prompt for one in decoding) / max(1, len(decoding)) * self._token_bytes * self.served.cards
+        moved = last.loaded_tokens / max(1, last.requests) * self._token_bytes * self.served.cards
         return Apart(
             prefill, decode, engines * self.served.cards, last.ttft_p99, last.tpot_p99, moved,
             None if price is None else engines * price,

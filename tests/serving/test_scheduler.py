@@ -228,7 +228,7 @@ def test_a_load_is_followed_to_its_end_on_one_copy_alone() -> None:
     """Of more copies that are too few, no more than shows it: an hour of 200 requests a second tries eight numbers."""
     layout = Layout((Group(Spec(1, None), 1),), 16, 2048)
 
-    def make() -> Scheduler:
+    def make(role: str = "") -> Scheduler:
         return Scheduler(layout, 1000, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=300)
 
     served: Any = SimpleNamespace(
