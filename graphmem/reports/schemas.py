@@ -160,7 +160,8 @@ PARTS: Mapping[str, Shape] = {
         },
         "tried": [{
             "copies": "size", "cards": "size", "most_used": "number", "preemptions": "size", "wait_p99": "number",
-            **dict.fromkeys(("ttft_p99?", "tpot_p99?", "found?"), "number"), "enough": "flag", "followed": "number|null",
+            **dict.fromkeys(("ttft_p99?", "tpot_p99?", "found?"), "number"),
+            "enough": "flag", "followed": "number|null",
         }],
         "apart?": ({
             "prefill": "size", "decode": "size", "cards": "size", "ttft_p99": "number", "tpot_p99": "number",
