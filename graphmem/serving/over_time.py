@@ -130,7 +130,7 @@ class Course:
         self._may_be_late = len(requests) - int(MOST_PART * len(requests)) - 1
         self._late = 0
         self._given_up_at: float | None = None
-        self._now = self._free_at = 0.0
+        self._now = self._free_at = self._taken = 0.0
         self._next = 0
         self._last: Batch | None = None
         self._pending: deque[tuple[Batch, float]] = deque()
@@ -165,8 +165,8 @@ class Course:
             self._note(batch)
             if batch.entries:
                 self._last = batch
-                taken = self._speed.of(batch.total, len(batch.entries), batch.context, batch.pairs)
-                self._free_at = max(self._free_at, self._now) + taken
+                self._taken = self._speed.of(batch.total, len(batch.entries), batch.context, batch.pairs)
+                self._free_at = max(self._free_at, self._now) + self._taken
                 self._pending.append((batch, self._free_at))
                 if len(self._pending) < scheduler.batches_in_flight:
                     continue
@@ -247,12 +247,13 @@ class Course:
         """As many steps as are like the last one, each with one token more of every request, up to the next event."""
         scheduler = self._scheduler
         last, rows = self._last, scheduler.running
-        if last is None or len(self._pending) != scheduler.batches_in_flight - 1:
+        until = self._next_event()
+        if last is None or len(self._pending) != scheduler.batches_in_flight - 1 or until < self._free_at + self._taken:
             return
         most = scheduler.alike(last)
         if not most:
             return
-        before, now, until = self._used(), self._now, self._next_event()
+        before, now = self._used(), self._now
         ends = deque(end for _, end in self._pending)
         steps, context = 0, last.context
         while steps < most and now < until:

@@ -49,6 +49,10 @@ class State:
         self.stored = self.transfers = 0
 
 
+#: Steps that are not worth making at once, where they are fewer.
+_FEWEST_ALIKE = 4
+
+
 @lru_cache(maxsize=256)
 def _keys(shared: tuple[tuple[str, int], ...], size: int) -> tuple[tuple[str, int], ...]:
     """What the blocks are found by that lie in what a prompt shares with others (:class:`Request`)."""
@@ -147,14 +151,21 @@ class Scheduler:
     def schedule(self) -> Batch:
         """The next step's batch (``Scheduler.schedule``)."""
         batch = Batch(self._most_tokens, [], [], [])  # total is what is left until the end
-        running, size = self._running, self._block_size
+        running, size, entries, asynchronous = self._running, self._block_size, batch.entries, self._asynchronous
         index = 0
         while index < len(running) and batch.total > 0:
             state = running[index]
             index += 1
             after = state.computed + 1
-            if after == state.tokens + state.placeholders and after < state.room and after < state.last:
-                self._choose(batch, state, 1)  # one more token, where there is room: what most are, most of the time
+            if after < state.room and after < state.last and after == state.tokens + state.placeholders:
+                # One more token, where there is room: what most are, most of the time (see ``_choose``).
+                state.computed = after
+                state.in_flight += 1
+                state.placeholders += asynchronous
+                batch.total -= 1
+                batch.context += after
+                batch.pairs += after
+                entries.append((state, 1, True))
                 continue
             tokens = self._next_tokens(state, batch.total)
             if not tokens:
@@ -184,6 +195,8 @@ class Scheduler:
             if not (state.running and state.generated and state.computed + 1 == state.tokens + state.placeholders):
                 return 0
             steps = min(steps, state.last - 1 - state.computed)
+            if steps < _FEWEST_ALIKE:
+                return 0
         while steps > 0 and self._new_blocks(steps) > self._pool.free:
             steps //= 2
         return max(0, steps)
@@ -395,10 +408,19 @@ class Scheduler:
         (``update_from_output``)."""
         self._connector.returned()
         finished: list[int] = []
+        size, asynchronous = self._block_size, self._asynchronous
         for state, tokens, sampled in batch.entries:
+            state.in_flight -= tokens
+            if sampled and state.running and state.generated and state.computed < state.last:
+                state.tokens += 1  # not its first token, nor near its last: what most are (see ``_token``)
+                state.generated += 1
+                if asynchronous:
+                    state.placeholders -= 1
+                    if not (state.computed - state.placeholders) % size:
+                        self._cache(state, state.computed - state.placeholders)
+                continue
             if state.finished:
                 continue
-            state.in_flight -= tokens
             stale = state.stale > 0
             if stale:
                 state.stale -= tokens
