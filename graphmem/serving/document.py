@@ -313,7 +313,7 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
         yield (
             "prefix cache",
             f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
-            + f", {answer.loaded_tokens / asked:.0%} more on the host, loaded at {load.wanted.host / 1e9:g} GB/s a card "
+            + f", {answer.loaded_tokens / asked:.0%} more on the host, at {load.wanted.host / 1e9:g} GB/s a card "
             "(--kv-links)" * bool(answer.loaded_tokens),
         )
     if answer.left_waiting:

@@ -1,4 +1,4 @@
-"""While one waits: what is being done on a terminal, a bar of many answers; seldom a line in a pipe, none of libraries."""
+"""While one waits: what is being done on a terminal, a bar of many answers; seldom a line in a pipe."""
 
 from __future__ import annotations
 
