@@ -169,6 +169,14 @@ def test_windows_of_chunks_begin_anew() -> None:
         ),
         ({"model_type": "mpt", "architectures": ["MPTForCausalLM"]}, (), "mpt does not run with the engine's layers"),
         ({"model_type": "codegen", "architectures": ["CodeGenForCausalLM"]}, (), "codegen does not run with the"),
+        (
+            {
+                "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "E*",
+                "num_hidden_layers": 2, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32,
+            },
+            (), "experts without a gate",
+        ),
         ({}, (("pipeline_parallel_size", "2"),), "--pipeline-parallel-size is not followed"),
         ({}, (("enable_lora", "true"),), "--enable-lora is not followed"),
         ({"num_hidden_layers": 100_000}, (), "num_hidden_layers"),
