@@ -238,6 +238,8 @@ class Making:
             raise UsageError(
                 f"{self.name}: {self.architecture} attends in both directions; what has no KV cache is not served here"
             )
+        if self.own_code and getattr(model, "_tied_weights_keys", None):
+            raise UsageError(f"{self.name}: layers of {self.architecture} share their weights, which is not followed")
 
     # --- replacing ----------------------------------------------------------------------------------------------------
 

@@ -177,6 +177,13 @@ def test_windows_of_chunks_begin_anew() -> None:
             },
             (), "experts without a gate",
         ),
+        (
+            {
+                "model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"], "num_hidden_layers": 4,
+                "num_key_value_heads": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            },
+            (), "share their weights",
+        ),
         ({}, (("pipeline_parallel_size", "2"),), "--pipeline-parallel-size is not followed"),
         ({}, (("enable_lora", "true"),), "--enable-lora is not followed"),
         ({"num_hidden_layers": 100_000}, (), "num_hidden_layers"),
