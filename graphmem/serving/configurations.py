@@ -123,7 +123,8 @@ def models_like(model: ServedModel | None, architecture: str | None, method: str
     for name, config in values.items():
         if model is None and architecture not in _classes(config):
             continue
-        ways = [(words, own) for _, _, (words, own) in _QUANTISED if _method(own["quant_method"]) == _method(method)]
+        packed = [(words, own) for _, _, (words, own) in _QUANTISED if own]
+        ways = [(words, own) for words, own in packed if _method(own["quant_method"]) == _method(method)]
         for words, own in [("", config.get("quantization_config")), *ways]:
             whole = {**config, "quantization_config": own} if own else config
             if whole not in seen:

@@ -87,8 +87,8 @@ def shape_of(
     lets_go: bool = False,
 ) -> ExpertShape:
     """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. ``lets_go``: what every
-    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known, and for
-    experts that have no gate."""
+    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known or
+    that has no gate."""
     hidden = int(config.hidden_size)
     weights = [one for one in block.experts.parameters() if one.ndim > 1 and one.shape[-1] > 1]
     weights = [one for one in weights if one.ndim == 3] or weights
