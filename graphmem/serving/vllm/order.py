@@ -92,7 +92,7 @@ def start(
     loaded = run.last
     run.empty_cache()
     before = run.last
-    plain = not compiles or draft is not None
+    plain = not compiles or (draft is not None and draft.method != "ngram")
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
         run.limited_split(versions.SPLIT_WHILE_PROFILING.holds(version)),

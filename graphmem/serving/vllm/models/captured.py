@@ -115,11 +115,20 @@ class Captured(Family):
         self._wide_table = made if shape.rope_bytes > shape.itemsize else None
 
     def finish(self) -> None:
-        layers: list[StateLayer] = [*self._linears.values(), *self._latents.values(), *self._experts.values()]
+        linears = self._linears.values() if self.backend.own_code else self._fused_last()
+        layers: list[StateLayer] = [*linears, *self._latents.values(), *self._experts.values()]
         for layer in (*layers, *self._states.values()):
             layer.finish()
         for scales in self._scales:
             scales.finish()
+
+    def _fused_last(self) -> list[Linear]:
+        """The linear layers as the backend's modules have them: what it fuses comes behind the others of its module
+        (``setattr`` in transformers/fusers/merged_column.py)."""
+        of_module: dict[str, list[Linear]] = {}
+        for name, linear in self._linears.items():
+            of_module.setdefault(name.rpartition(".")[0], []).append(linear)
+        return [one for own in of_module.values() for one in sorted(own, key=lambda each: len(each.outputs) > 1)]
 
     def forward(self, tokens: int) -> Tensor:
         alive: dict[int, Tensor] = {}
