@@ -18,7 +18,7 @@ from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import as_object, counted, mapping, matches
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, WeightMethod, cdiv
-from graphmem.serving.vllm.marlin import marlin_product
+from graphmem.serving.vllm.marlin import machete_product, marlin_product
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: What Machete takes: values of a group, and the least parts of a weight (layers/quantization/utils/machete_utils.py).
@@ -96,7 +96,6 @@ class Packed(WeightMethod):
                 product = run.replacing(run.new(values * 4), run.new(values * self.itemsize))
                 scaled = run.new(values * self.itemsize, f"{name}.qzeros")
                 run.named[f"{name}.qzeros"] = run.replacing(product, run.named[f"{name}.qzeros"], scaled)
-            run.free(*[run.named.pop(one) for one in dropped])
             return
         if self.zeros:
             unpacked = run.new(self._groups(inputs) * columns * 4)
@@ -117,7 +116,10 @@ class Packed(WeightMethod):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = outputs * self.itemsize * tokens
         if not self.unpacks:
-            return run.new(size) if self._by_machete(inputs, outputs) else marlin_product(run, tokens, size)
+            machete = self._by_machete(inputs, outputs)
+            return (
+                machete_product(run, tokens, inputs, outputs, size) if machete else marlin_product(run, tokens, size)
+            )
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
@@ -182,6 +184,12 @@ class Float8(WeightMethod):
         scales = blocks or (columns if self.block < 0 else parts)
         found = {"weight": inputs * columns, "weight_scale": scales * 4}
         return found | {"input_scale": parts * 4} if self.static_inputs else found
+
+    def scales_of_rows(self) -> int | None:
+        """Of scales that are known, or made of one row: the kernel before quantises (``QuantFP8.forward_native``)."""
+        if not self.native or self.online or self.block > 0:
+            return None
+        return 0 if self.static_inputs else 4 if self.block < 0 else None
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.online:  # else on the meta device until the layer has been loaded
@@ -383,7 +391,7 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     own = mapping(question.model, "quantization_config")
     asked = question.quantization
     name = (
-        _named(str(own["quant_method"]))
+        _named(str(own["quant_method"]), str(own.get("quant_algo", "")))
         if own.get("quant_method")
         else ("bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None)
     )
@@ -418,7 +426,10 @@ def _cache_scales(name: str, own: Mapping[str, object]) -> CacheScales:
     }.get(name, CacheScales.NONE)  # fmt: skip
 
 
-def _named(text: str) -> str:
+def _named(text: str, algorithm: str = "") -> str:
+    """The method of this name; ModelOpt's by its ``algorithm`` (``override_quantization_method``, modelopt.py)."""
+    if text.lower() == "modelopt" and "FP4" in algorithm.upper():
+        return "modelopt_fp4"
     key = text.lower().replace("_", "-") if "compressed" in text.lower() else text.lower()
     key = _SPELLINGS.get(key, key)
     if key not in _METHODS:

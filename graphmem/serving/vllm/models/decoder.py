@@ -27,6 +27,7 @@ from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
 from graphmem.serving.vllm.models.feed_forward import Style as Style
 from graphmem.serving.vllm.models.latent import LatentAttention
+from graphmem.serving.vllm.models.pieces import DenseLayer, NarrowPieces, Plan, Residual
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -370,6 +371,10 @@ class Decoder(Family):
             with piece():
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
         self.run.compiled = True
+        if (plan := self._narrow_plan()) is not None:
+            result = NarrowPieces(self.run, plan, tokens).whole(attend, piece, layers)
+            self.run.compiled = False
+            return result
         attended, residual = self._first_piece(tokens, attend, piece)
         chosen = self.layers if layers is None else self.layers[:layers]
         for pair in itertools.pairwise(chosen):
@@ -377,6 +382,28 @@ class Decoder(Family):
         result = self._last_piece(chosen[-1], tokens, attended, residual, piece)
         self.run.compiled = False
         return result
+
+    def _narrow_plan(self) -> Plan | None:
+        """The plan of a dense decoder of one rank whose kernels write what products read in eight bits."""
+        stage, shape, style = self.shape.own, self.shape, self.style
+        alone = stage.first and stage.last and self._given is None and self.run.tp == 1
+        if not alone or style.norm != "rms" or shape.position_rows or shape.rope_short or self.embedding.slots:
+            return None
+        found = []
+        for layer in self.layers:
+            attention, mlp = layer.attention, layer.mlp
+            if not isinstance(attention, Attention) or not isinstance(mlp, FeedForward):
+                return None
+            found.append(
+                DenseLayer(attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj, gated=True)
+            )
+        scales = {one.method.scales_of_rows() for each in found for one in (each.into, each.out, each.up, each.down)}
+        size, own = shape.itemsize, self._attention()
+        if len(scales) != 1 or None in scales:
+            return None
+        return Plan(
+            Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales.pop()
+        )
 
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
         """Buffers of (attention output, residual) in the first layer."""

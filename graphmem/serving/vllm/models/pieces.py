@@ -1,11 +1,12 @@
-"""A captured decoder as torch.compile makes it: pieces between calls of attention, with the buffers that Inductor's
+"""A decoder as torch.compile makes it: pieces between calls of attention, with the buffers that Inductor's
 plan leaves (torch 2.13, _inductor/codegen/wrapper.py, ``AllocateLine.plan``, and _inductor/scheduler.py,
 ``decide_inplace_update``).
 
 What stands between two products is one kernel: only what a product reads, or a later piece, is a buffer. A residual's
 sum that the model's code makes itself is such a buffer, and lies where attention's projected output lay; where the
 engine's norm sums (``fused_add_rms_norm``, in fp32), the sum that is handed on and the one that is normed are made
-apart of both.
+apart of both. Where products read eight bits the kernel before writes them, and the output of a product, which the
+engine's operator is given, is asked for before its input.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class Plan:
-    """A decoder that is followed in pieces. Sizes are bytes of one token."""
+    """A decoder that is followed in pieces. Sizes are bytes of one token; ``scales``: of the scale of an input in eight
+    bits, None where products read what the model computes in."""
 
     way: Residual
     layers: tuple[DenseLayer, ...]
     hidden: int
     queries: int
     keys: int
+    scales: int | None = None
 
 
 def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], itemsize: int) -> Plan | None:
@@ -179,3 +182,69 @@ class Pieces:
             return dead[0]
         self.run.free(*dead)
         return self.run.new(size, label)
+
+
+class NarrowPieces(Pieces):
+    """Those of layers whose norms sum residuals and whose products read eight bits. Scales of rows lie in one buffer a
+    piece, and the norm that is not the piece's first is there in 16 bits too."""
+
+    def whole(self, attend: Attend, piece: Piece, layers: int | None) -> Tensor:
+        run, plan, chosen = self.run, self.plan, self.plan.layers[:layers]
+        with piece():
+            whole = self._output(chosen[0].into)
+            residual = run.new(self.width, "embedded")
+            narrow, scales = self._narrow(chosen[0].into), self._scales()
+            run.free(narrow, *scales)
+            kept = [run.new(self.tokens * plan.keys, "turned keys"), whole]
+            kept.append(run.new(self.tokens * plan.queries, "turned queries"))
+            attended = run.new(self.tokens * plan.queries, "attention output")
+        attend(self.tokens)
+        run.free(*kept)
+        for layer, following in zip(chosen, chosen[1:], strict=False):
+            held = [attended, residual]
+            with piece():
+                first, down, scales = self._narrow_fed(layer)
+                residual = run.new(self.width, "residual")
+                normed = [run.new(self.width, "normed")] if scales else []
+                narrow = self._narrow(following.into)
+                run.free(*[first] * bool(scales))
+                whole = self._output(following.into)
+                run.free(narrow, *scales)
+                keys = run.new(self.tokens * plan.keys, "turned keys")
+                turned, spare = (normed[0], down) if normed else (down, first)
+                kept = [keys, whole, self._taken([turned], self.tokens * plan.queries, "turned queries")]
+                attended = self._taken([spare], self.tokens * plan.queries, "attention output")
+            run.free(*held)
+            attend(self.tokens)
+            run.free(*kept)
+        with piece():
+            first, down, scales = self._narrow_fed(chosen[-1])
+            run.free(*scales)
+            result = run.new(self.width, "normed")
+            run.free(first, down)
+        run.free(attended, residual)
+        return result
+
+    def _narrow_fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(attention's projected output, the feed-forward layer's, the scales)."""
+        run = self.run
+        first = self._output(layer.out)
+        narrow, scales = self._narrow(layer.out), self._scales()
+        if layer.up.inputs != layer.out.inputs:
+            narrow = run.replacing(narrow, self._narrow(layer.up))
+        wide = self._output(layer.up)
+        run.free(narrow)
+        down = self._output(layer.down)
+        narrow = run.replacing(wide, self._narrow(layer.down))
+        run.free(narrow)
+        return first, down, scales
+
+    def _output(self, linear: Linear) -> Tensor:
+        self.run.enter(linear.name)
+        return self.run.new(self.tokens * sum(linear.outputs) * linear.itemsize)
+
+    def _narrow(self, linear: Linear) -> Tensor:
+        return self.run.new(self.tokens * linear.inputs, "input in eight bits")
+
+    def _scales(self) -> list[Tensor]:
+        return [self.run.new(self.tokens * self.plan.scales, "scales of rows")] if self.plan.scales else []
