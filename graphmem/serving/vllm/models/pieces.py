@@ -11,6 +11,7 @@ engine's operator is given, is asked for before its input.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +19,7 @@ from enum import Enum
 from graphmem.serving.vllm.layers import Linear
 from graphmem.serving.vllm.models.base import Attend, Piece
 from graphmem.serving.vllm.run import Run, Tensor
-from graphmem.sources.vllm_layers import Backend, Happening
+from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
 
 
 class Residual(Enum):
@@ -55,7 +56,8 @@ class DenseLayer:
 @dataclass(frozen=True)
 class Plan:
     """A decoder that is followed in pieces. Sizes are bytes of one token; ``scales``: of the scale of an input in eight
-    bits, None where products read what the model computes in."""
+    bits, None where products read what the model computes in. ``tables``: cosines and sines that are made for all
+    layers at once."""
 
     way: Residual
     layers: tuple[DenseLayer, ...]
@@ -63,6 +65,7 @@ class Plan:
     queries: int
     keys: int
     scales: int | None = None
+    tables: tuple[int, ...] = ()
 
 
 def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], itemsize: int) -> Plan | None:
@@ -81,7 +84,21 @@ def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], 
         return None
     layers = tuple(DenseLayer(first, *rest) for first, rest in zip(into, parts, strict=True))
     hidden, heads = sum(layers[0].out.outputs) * itemsize, backend.heads * backend.head_dim * itemsize
-    return Plan(ways.pop(), layers, hidden, heads, backend.kv_heads * backend.head_dim * itemsize)
+    keys = backend.kv_heads * backend.head_dim * itemsize
+    return Plan(ways.pop(), layers, hidden, heads, keys, tables=_tables(backend.forward))
+
+
+def _tables(happenings: Sequence[Happening]) -> tuple[int, ...]:
+    """Cosines and sines that are there when attention is called first."""
+    alive: dict[int, int] = {}
+    for one in happenings:
+        if one.kind == "attended":
+            break
+        if one.kind == "new" and one.name == ROTARY:
+            alive[one.storage] = one.token_bytes
+        elif one.kind == "free":
+            alive.pop(one.storage, None)
+    return tuple(alive.values())
 
 
 def _segments(happenings: Sequence[Happening]) -> Iterator[list[Happening]]:
@@ -131,13 +148,14 @@ class Pieces:
         parallel = self.plan.way is Residual.PARALLEL
         with piece():
             residual = run.new(self.width, "embedded")
+            tables = [run.new(self.tokens * one, "cosines or sines") for one in self.plan.tables]
             normed = residual if self.plan.way is Residual.BEHIND else run.new(self.width, "normed")
             kept = self._turned(chosen[0], [] if parallel or normed is residual else [normed])
             attended = run.new(self.tokens * self.plan.queries, "attention output")
         attend(self.tokens)
         run.free(*kept)
-        for layer, following in zip(chosen, chosen[1:], strict=False):
-            held = [attended, *([normed] if parallel else []), residual]
+        for at, (layer, following) in enumerate(itertools.pairwise(chosen), start=2):
+            held = [attended, *([normed] if parallel else []), residual, *(tables if at == len(chosen) else [])]
             with piece():
                 residual, down = self._fed(layer)
                 if self.plan.way is not Residual.BEHIND:
@@ -200,7 +218,7 @@ class NarrowPieces(Pieces):
             attended = run.new(self.tokens * plan.queries, "attention output")
         attend(self.tokens)
         run.free(*kept)
-        for layer, following in zip(chosen, chosen[1:], strict=False):
+        for layer, following in itertools.pairwise(chosen):
             held = [attended, residual]
             with piece():
                 first, down, scales = self._narrow_fed(layer)
