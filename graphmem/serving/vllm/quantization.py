@@ -117,9 +117,7 @@ class Packed(WeightMethod):
         size = outputs * self.itemsize * tokens
         if not self.unpacks:
             machete = self._by_machete(inputs, outputs)
-            return (
-                machete_product(run, tokens, inputs, outputs, size) if machete else marlin_product(run, tokens, size)
-            )
+            return machete_product(run, tokens, inputs, outputs, size) if machete else marlin_product(run, tokens, size)
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")

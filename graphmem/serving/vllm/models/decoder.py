@@ -394,16 +394,12 @@ class Decoder(Family):
             attention, mlp = layer.attention, layer.mlp
             if not isinstance(attention, Attention) or not isinstance(mlp, FeedForward):
                 return None
-            found.append(
-                DenseLayer(attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj, gated=True)
-            )
+            found.append(DenseLayer(attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj, gated=True))
         scales = {one.method.scales_of_rows() for each in found for one in (each.into, each.out, each.up, each.down)}
         size, own = shape.itemsize, self._attention()
         if len(scales) != 1 or None in scales:
             return None
-        return Plan(
-            Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales.pop()
-        )
+        return Plan(Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales.pop())
 
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
         """Buffers of (attention output, residual) in the first layer."""

@@ -76,7 +76,8 @@ def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], 
     known = [_layer(segment, linears, set(norms), sums=backend.sums_in_place) for segment in segments[1:]]
     firsts = [one.name for one in segments[0] if one.name in linears]
     ways = {one[0] for one in known[:-1] if one is not None}
-    if len(firsts) != 1 or len(ways) != 1 or None in known:
+    way = ways.pop() if len(ways) == 1 else None
+    if len(firsts) != 1 or way is None or None in known:
         return None
     into = [linears[firsts[0]], *(one[2] for one in known[:-1] if one is not None and one[2] is not None)]
     parts = [one[1] for one in known if one is not None]
@@ -85,7 +86,7 @@ def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], 
     layers = tuple(DenseLayer(first, *rest) for first, rest in zip(into, parts, strict=True))
     hidden, heads = sum(layers[0].out.outputs) * itemsize, backend.heads * backend.head_dim * itemsize
     keys = backend.kv_heads * backend.head_dim * itemsize
-    return Plan(ways.pop(), layers, hidden, heads, keys, tables=_tables(backend.forward))
+    return Plan(way, layers, hidden, heads, keys, tables=_tables(backend.forward))
 
 
 def _tables(happenings: Sequence[Happening]) -> tuple[int, ...]:
@@ -124,7 +125,8 @@ def _layer(
     if len(at) not in (3, 4) or any(linears[segment[one].name].reduce for one in at):
         return None
     own = [linears[segment[place].name] for place in at]
-    parts = (*own[:3], sum(own[1].outputs) == 2 * own[2].inputs)
+    out, up, down = own[:3]
+    parts = (out, up, down, sum(up.outputs) == 2 * down.inputs)
     if len(own) == 3:
         return None, parts, None
     between, behind = segment[at[0] + 1 : at[1]], segment[at[2] + 1 : at[3]]
@@ -147,8 +149,10 @@ class Pieces:
         run, chosen = self.run, self.plan.layers[:layers]
         parallel = self.plan.way is Residual.PARALLEL
         with piece():
+            # Embeddings that are normed come with that, behind the tables.
+            tables = [] if self.plan.way is Residual.BEHIND else self._tables()
             residual = run.new(self.width, "embedded")
-            tables = [run.new(self.tokens * one, "cosines or sines") for one in self.plan.tables]
+            tables = tables or self._tables()
             normed = residual if self.plan.way is Residual.BEHIND else run.new(self.width, "normed")
             kept = self._turned(chosen[0], [] if parallel or normed is residual else [normed])
             attended = run.new(self.tokens * self.plan.queries, "attention output")
@@ -175,6 +179,9 @@ class Pieces:
         result, other = (down, first) if self.plan.way is Residual.BY_NORMS else (first, down)
         run.free(other, attended, *([normed] if parallel else []), residual)
         return result
+
+    def _tables(self) -> list[Tensor]:
+        return [self.run.new(self.tokens * one, "cosines or sines") for one in self.plan.tables]
 
     def _fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor]:
         """(attention's projected output, the feed-forward layer's). An activation that is not gated lies where its
