@@ -13,7 +13,9 @@ from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import UsageError
 
+#: The version that is taken where none is said, and the last one that is followed.
 NEWEST: Version = (0, 32)
+LAST: Version = (0, 33)
 OLDEST: Version = (0, 6)
 
 
@@ -74,6 +76,10 @@ SPLIT_WHILE_PROFILING = Change((0, 31), "the profile run is under max_split_size
 MROPE_BY_MODEL = Change((0, 32), "only Qwen2-VL's rotary tables are longer than the model's positions")
 #: config/vllm.py, ``use_v2_model_runner``: for whatever it can do; before, by :func:`has_second_runner`.
 SECOND_RUNNER = Change((0, 32), "the second model runner is the default")
+#: v1/worker/gpu_worker.py, ``init_device``: a product of 16 by 16 before free memory is first looked at.
+CUBLAS_BEFORE = Change((0, 33), "cuBLAS's workspace is there before the engine looks, and not charged")
+#: v1/worker/gpu/model_runner.py, ``_dummy_sampler_run``.
+SAMPLES_TWICE = Change((0, 33), "the profile run samples a second time, with all that sampling may be asked for")
 FIRST_WITH_SECOND_RUNNER: Version = (0, 22)
 #: ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` and the conditions beside it (config/vllm.py).
 _SECOND_RUNNER_FOR = {"qwen3", "llama", "mistral", "deepseek_v2", "deepseek_v3"}
@@ -111,7 +117,8 @@ def has_second_runner(version: Version, kind: str, *, experts: bool, states: boo
 
 #: PyTorch that a version was built with: major and minor (the wheels' requirements).
 _TORCH = (
-    ((0, 32), (2, 13)), ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)), ((0, 6), (2, 5)),
+    ((0, 33), (2, 14)), ((0, 32), (2, 13)),
+    ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)), ((0, 6), (2, 5)),
 )  # fmt: skip
 
 
@@ -125,9 +132,9 @@ _LOOKED_BACK = 5
 
 
 def checked(version: Version | None) -> Version:
-    """The version to follow: the newest for None, and for one that is newer. Raises :class:`UsageError`."""
-    if version is None or version > NEWEST:
-        return NEWEST
+    """The version to follow: :data:`NEWEST` for None, :data:`LAST` for one that is newer. Raises :class:`UsageError`."""
+    if version is None or version > LAST:
+        return NEWEST if version is None else LAST
     if version < OLDEST:
         raise UsageError(f"vLLM {_text(version)} is not followed; accepted: {_text(OLDEST)} and later")
     return version

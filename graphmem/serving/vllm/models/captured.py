@@ -75,8 +75,9 @@ class Captured(Family):
         if not self._tables:
             raise UsageError(f"{shape.kind}: the model has no table of embeddings")
         first = next(iter(self._tables.values())) if shape.tied else None
-        self._plan = plan_of(self.backend, self._linears, list(self._norms), shape.itemsize)
-        if self._plan is not None:
+        #: What is followed of it in compiled pieces.
+        self.plan = plan_of(self.backend, self._linears, list(self._norms), shape.itemsize)
+        if self.plan is not None:
             self.followed_layers = Family.followed_layers
         self.head, self.soft_cap = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first), shape.soft_cap
 
@@ -142,8 +143,8 @@ class Captured(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
-        if self._plan is not None:
-            return Pieces(self.run, self._plan, tokens).whole(attend, piece, layers)
+        if self.plan is not None:
+            return Pieces(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]
