@@ -132,7 +132,10 @@ _LOOKED_BACK = 5
 
 
 def checked(version: Version | None) -> Version:
-    """The version to follow: :data:`NEWEST` for None, :data:`LAST` for one that is newer. Raises :class:`UsageError`."""
+    """The version to follow: :data:`NEWEST` for None, :data:`LAST` for one that is newer.
+
+    Raises :class:`UsageError`.
+    """
     if version is None or version > LAST:
         return NEWEST if version is None else LAST
     if version < OLDEST:

@@ -241,6 +241,7 @@ class Decoder(Family):
             run.new(size, "model.normalizer", Category.BUFFER)
         if stage.last:
             self.head = self._head()
+        self.hands_on = 1 if stage.last else 2
         self._received: tuple[Tensor, Tensor] | None = None
         #: Embeddings that come from an encoder's buffer.
         self._given: Tensor | None = None
@@ -505,12 +506,25 @@ class Decoder(Family):
 
     def _last_piece(self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, piece: Piece) -> Tensor:
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        hands_on = not self.shape.own.last
+        if hands_on and run.tp == 1 and isinstance(layer.mlp, FeedForward):
+            assert isinstance(layer.attention, Attention)
+            with piece():
+                first = layer.attention.o_proj.product(tokens)
+                self._sent = run.new(width, "residual for the next stage")
+                normed = run.new(width, "normed")
+                run.free(first)
+                both = run.replacing(normed, layer.mlp.gate_up_proj(tokens))
+                acted = run.replacing(both, run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated"))
+                output = run.replacing(acted, layer.mlp.down_proj.product(tokens))
+            run.free(attended, residual)
+            return output
         with piece():
             first, output, written = self._fed(layer, tokens)
             run.free(*written)
             if run.tp > 1:
                 output = run.replacing(output, run.new(width, "all-reduced"))
-            if not self.shape.own.last:
+            if hands_on:
                 self._sent = run.new(width, "residual for the next stage")
         run.free(first, attended)
         if residual != self._given:
