@@ -51,6 +51,14 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
         or shape.state is not None
     ):
         plan = model.plan if isinstance(model, Captured) else None
+        if plan is not None and run.tp == 1 and plan.way in (Residual.BEFORE, Residual.BY_NORMS) and not plan.tables:
+            turns, together = _rotations(run, shape, head_norms=False, quantised=run.narrow_queries)
+            for kernel in (*turns, together):
+                _time(run, (kernel,))
+            run.empty_cache()
+            for piece in _pieces(run, shape, together):
+                _time(run, piece)
+            return
         for kernel in (Kernel(()), _looked_up(run, shape) if plan is None else _entered(run, shape, plan)):
             _time(run, (kernel,))
         return
