@@ -31,9 +31,7 @@ LIKE = {
     "longcat-flash-1l": -8_388_608,
     # By transformers' code: experts alone are the engine's, and ids of all layers stay; learned positions.
     "hunyuan-a13b-2l": 1_835_008, "biogpt-large": 4_194_304, "nanochat-l4": 8_388_608,
-    # Compiled: pieces of experts and of layer norms are taken as eager ones, and the kernels that are timed as those of
-    # other families.
-    "ernie4.5-0.3b-4090-cold": -2_000_896, "granite-8b-awq-4090-cold": -18_874_368,
+    # Compiled: pieces of experts and of layer norms are taken as eager ones.
     "stablelm-compiled-cold": -69_206_016, "gpt-oss-20b-h100": -159_383_552,
 }  # fmt: skip
 #: Those that are refused though the engine starts: layers of states that are no layer of ours, layers that are called
