@@ -220,7 +220,7 @@ def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
         found.append(f"the engine runs {shape.kind} by transformers' code, and the activation peak is by {of}")
     if not eager:
         found.append(
-            f"what torch.compile makes of {shape.kind} is followed where each layer has four products, one norm a part and "
-            "no experts; else activations are taken as in eager mode"
+            f"what torch.compile makes of {shape.kind} is followed where each layer has four products, one norm a "
+            "part and no experts; else activations are taken as in eager mode"
         )
     return tuple(found)
