@@ -85,7 +85,8 @@ def explained() -> Iterator[None]:
         name = error.option_name
         own = [] if error.ctx is None else [flag for one in error.ctx.command.params for flag in one.opts]
         known = words_for(name) or words_for(_meant(name, own))
-        if error.ctx is not None and error.ctx.info_name == "run" and not known.startswith("--gpu"):
+        is_near = bool(difflib.get_close_matches(_plain(name), own, n=1, cutoff=0.8))
+        if error.ctx is not None and error.ctx.info_name == "run" and not is_near and not known.startswith("--gpu"):
             known = f"those of the program go after it: graphmem run train.py {name} ..."
         if not known:
             raise

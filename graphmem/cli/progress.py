@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, Task
 
-#: Seconds of silence before the progress line appears.
-PATIENCE = 0.5
+#: Seconds of silence before the progress line appears, and between lines where there is no terminal.
+PATIENCE, _SILENCE = 0.5, 30.0
 
 
 def stderr_console() -> Console:
@@ -50,9 +51,9 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
 @contextlib.contextmanager
 def status() -> Iterator[Callable[[str], None]]:
     """A line on a terminal, shown after some time; yields the function that sets its words, and counts
-    (:func:`graphmem.answering.runs.counted`)."""
+    (:func:`graphmem.answering.runs.counted`). Elsewhere the words are printed twice a minute."""
     if not sys.stderr.isatty():
-        yield lambda stage: None
+        yield _seldom()
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -81,6 +82,18 @@ class _Line:
     def count(self, done: int, total: int) -> None:
         """So many answers of so many are there."""
         self._line.update(self._task, completed=done, total=total)
+
+
+def _seldom() -> Callable[[str], None]:
+    last = time.monotonic()
+
+    def say(stage: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SILENCE:
+            last = time.monotonic()
+            print(clean(stage), file=sys.stderr, flush=True)
+
+    return say
 
 
 def _counting() -> tuple[ProgressColumn, ...]:

@@ -19,7 +19,6 @@ from graphmem import sandbox
 from graphmem.base.environment import changed, having
 from graphmem.base.files import write_whole
 from graphmem.base.options import Whole, option, option_of
-from graphmem.base.processes import last_line
 from graphmem.cli.command_line import launch_of, program_or_command
 from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.fields import GroupedCommand, takes
@@ -233,6 +232,8 @@ def run_command(
     if search.largest and not is_followed and given_to is None:
         _search(limits, asked, output)
         return
+    if not search.largest and limits != Limits():
+        raise UsageError("--multiple-of, --spare and --at-most are of a search: give --largest too")
     started = (launcher.nproc_per_node, launcher.nnodes, launcher.node_rank, launcher.master_addr, launcher.master_port)
     launch = launch_of(*started, launcher.config)
     line = program_or_command(words, followed.module, followed.code, launch)
@@ -279,8 +280,10 @@ def _search(limits: Limits, asked: Asked, output: Output) -> None:
         )
     if asked.device is None:
         raise UsageError("which card? give --gpu NAME or --gpu-memory SIZE, before the program")
-    if output.html or output.opens or output.budget_bytes is not None:
-        raise UsageError("--html, --open and --budget do not go with --largest; a page is written by -o FILE.html")
+    if output.html or output.opens or output.budget_bytes is not None or output.details or output.tree:
+        raise UsageError(
+            "--details, --tree, --html, --open and --budget do not go with --largest; a page is written by -o FILE.html"
+        )
     with working() as progress:
         found = fit_program(name, lambda number: _attempt(line, number), say=progress, **vars(limits))
     show_largest(found, output.form, output.output, margin=asked.margin)
@@ -304,8 +307,19 @@ def _attempt(line: Sequence[str], number: int) -> Estimate:
             env={**os.environ, _GIVEN_TO: str(file)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
         if file.is_file():
-            return handed.read(file.read_text(encoding="utf-8"))
-    raise SourceError(last_line(ended.stderr, f"it ended with {ended.returncode}").removeprefix("graphmem: "))
+            estimate = handed.read(file.read_text(encoding="utf-8"))
+            if estimate.fit is None:
+                raise SourceError(estimate.details["program"]["words"])
+            return estimate
+    raise SourceError(_why(ended.stderr.decode(errors="replace")) or f"it ended with {ended.returncode}")
+
+
+def _why(said: str) -> str:
+    """What our process says of the program that failed, and the last line of the program's own."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("graphmem: ")][-1:]
+    own = [line for line in lines if not line.startswith("graphmem: ")][-1:]
+    return "; it said: ".join([*(line.removeprefix("graphmem: ") for line in ours), *own])
 
 
 # --- the programs, and what becomes of them ---------------------------------------------------------------------------

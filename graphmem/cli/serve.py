@@ -108,10 +108,18 @@ class Asked:
     )
     output_lengths: str | None = option(None, "Lengths of answers, e.g. p50=200,p99=1000.", metavar="LIST")
     duration: str = option("1h", "How long requests arrive.", metavar="TIME")
-    trace: str | None = option(None, "CSV instead: timestamp,prompt,output.", metavar="FILE")
+    trace: str | None = option(
+        None, "CSV instead: timestamp,prompt,output[,prefix,prefix_tokens], or Mooncake's JSON lines.", metavar="FILE"
+    )
+    shared_prefix: int = option(0, "Tokens that all prompts begin with, e.g. a system prompt. Default 0.", metavar="N")
     step_time: str | None = option(None, "Seconds of a step. Default: predicted, else 30ms.", metavar="TIME")
     tokens_per_second: float | None = option(None, "Of long prompts. Default: predicted, else 10000.")
     max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME")
+    max_tpot: str | None = option(None, "What 99 % of them may take for a token, e.g. 50ms.", metavar="TIME")
+    disaggregated: bool = option(False, "Also: engines that prefill, and others that decode.")
+    autoscale: str | None = option(None, "Also: copies that follow the load, e.g. every 1h.", metavar="TIME")
+    startup: str = option("5min", "How long a copy takes to start. Default 5min, assumed.", metavar="TIME")
+    kv_links: str = option("50,32", "GB/s of a card to other engines, to its host; assumed.", metavar="A,B")
     from_log: str | None = option(
         None, "An engine's log: what it printed beside the prediction.", metavar="FILE", heading=_LOG
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphmem.errors import SourceError
 from graphmem.estimate import Estimate
 from graphmem.planning.largest import Bracket, Largest, steps_up_to
 
@@ -47,15 +46,27 @@ class _Search(Bracket):
         try:
             self._bracket()
         except _NeedsNoMore as more:
+            self._begin_of_most()
             self._bound, self._high, self._limit = self._low, self._low + 1, str(more)
         return self.found()
+
+    def _begin_of_most(self) -> None:
+        """Go down to the least number that needs as much as any larger one: that of its data, mostly."""
+        most = self._sizes[self._low * self._step].requested
+        less = max((value // self._step for value, one in self._sizes.items() if one.requested < most), default=0)
+        while self._low - less > 1:
+            count = (less + self._low) // 2
+            estimate = self.analysed(count)
+            if estimate.requested < most:
+                less = count
+            else:
+                self._low, self._below = count, estimate
+        self._safe = {count: one for count, one in self._safe.items() if count <= self._low}
 
     def analysed(self, count: int, *, captured: bool = False) -> Estimate:
         value = count * self._step
         self._say(f"{self._size} {value:,}")
         estimate = self._attempt(value)
-        if estimate.fit is None:
-            raise SourceError(estimate.details["program"]["words"])
         self._check_that_it_grows(count, estimate)
         self._note(value, estimate)
         return estimate
@@ -64,7 +75,9 @@ class _Search(Bracket):
         """A data set of 500 rows has no batch of 1,000. Raises :class:`_NeedsNoMore`."""
         below = self._sizes.get(self._low * self._step)
         if below is not None and count > self._low and below.requested == estimate.requested:
-            raise _NeedsNoMore(f"{count * self._step:,} needs no more memory; its data may have no more")
+            raise _NeedsNoMore(
+                f"no larger one needs more memory ({count * self._step:,} does not); its data may have no more"
+            )
 
     def _guess(self) -> int:
         count = super()._guess()

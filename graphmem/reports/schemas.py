@@ -143,7 +143,7 @@ PARTS: Mapping[str, Shape] = {
     "load": {
         "described": "text", "rules": "text", "max_wait": "number", "copies": "size|null", "cards": "size|null",
         "speed": {"step_seconds": "number", "tokens_per_second": "number", "assumed": "flag", "predicted?": "flag"},
-        "slow_copies?": "size|null", "answered?": "size",
+        "max_tpot?": "number|null", "slow_copies?": "size|null", "answered?": "size",
         **dict.fromkeys(("price?", "price_of_all?", "answers_cost?"), "number|null"),
         "answer": {
             **dict.fromkeys((
@@ -151,6 +151,8 @@ PARTS: Mapping[str, Shape] = {
                 "tokens_computed_again", "most_running", "most_waiting", "preemptions", "preempted_requests",
             ), "size"),
             **dict.fromkeys(("seconds", "mean_used", "most_used", "wait_p50", "wait_p99"), "number"),
+            **dict.fromkeys(("ttft_p50?", "ttft_p99?", "tpot_p50?", "tpot_p99?"), "number"),
+            **dict.fromkeys(("asked_tokens?", "found_tokens?", "loaded_tokens?"), "size"),
             "first_preemption": "number|null", "given_up_at": "number|null",
             "timeline": [{
                 "seconds": "number", "used": "number", "running": "size", "waiting": "size", "preemptions": "size",
@@ -158,8 +160,18 @@ PARTS: Mapping[str, Shape] = {
         },
         "tried": [{
             "copies": "size", "cards": "size", "most_used": "number", "preemptions": "size", "wait_p99": "number",
+            **dict.fromkeys(("ttft_p99?", "tpot_p99?", "found?"), "number"),
             "enough": "flag", "followed": "number|null",
         }],
+        "apart?": ({
+            "prefill": "size", "decode": "size", "cards": "size", "ttft_p99": "number", "tpot_p99": "number",
+            "moved_bytes": "number", "price_of_all": "number|null",
+        }, "null"),
+        "scaling?": ({
+            **dict.fromkeys(("interval", "startup", "copy_hours", "fixed_hours"), "number"), "fixed": "size",
+            "intervals": [{"seconds": "number", "requests": "size", "copies": "size|null"}],
+            "cost": "number|null", "fixed_cost": "number|null",
+        }, "null"),
     },
     "throughput": {
         "requests": "size", "context": "size", "answers": "#speeds", "prompts": "#speeds", "price": "number|null",

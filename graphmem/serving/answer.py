@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +23,12 @@ from graphmem.errors import UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document
 from graphmem.serving import engine_named, loads
-from graphmem.serving.base import Engine, Question, Request, Served, for_searches
+from graphmem.serving.base import Engine, Question, Served, for_searches
 from graphmem.serving.choosing import CardChoice, carrying, holding, offers
 from graphmem.serving.configurations import model_named
 from graphmem.serving.document import of_serving
-from graphmem.serving.over_time import LoadReport, Speed, loaded, predicted, unscheduled
+from graphmem.serving.fleet import LoadReport, Wanted, loaded, unscheduled
+from graphmem.serving.over_time import Speed, predicted
 from graphmem.serving.throughput import Throughput, line_of, throughput
 from graphmem.units import parse_bytes
 
@@ -41,8 +43,6 @@ _SHORTEST = 256
 #: Changes that bring less than this part of the tokens are not worth a line.
 _LEAST_GAIN = 0.01
 _MOST_SEQS = 1 << 16
-#: Seconds that a trace is followed beyond its last request.
-_AFTER_A_TRACE = 60.0
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,15 @@ def serve(
     output_lengths: Mapping[float, int] | str | None = None,
     duration: float | str = "1h",
     trace: str | Path | None = None,
+    shared_prefix: int = 0,
     step_time: float | str | None = None,
     tokens_per_second: float | None = None,
     max_wait: float | str = "10s",
+    max_tpot: float | str | None = None,
+    disaggregated: bool = False,
+    autoscale: float | str | None = None,
+    startup: float | str = "5min",
+    kv_links: str = "50,32",
     prices: str | Path | None = None,
     price: float | None = None,
     say: Callable[[str], None] | None = None,
@@ -178,9 +184,12 @@ def serve(
 
     A load over time (:attr:`ServingReport.over_time`): ``arrivals`` a second, as a number or ``"300/min"``, over
     ``duration`` seconds or ``"1h"``; ``lengths`` are then those of prompts, and ``output_lengths`` of answers. Or
-    ``trace``, a CSV file with columns timestamp, prompt and output. A step takes ``step_time`` (seconds or ``"30ms"``),
-    or its tokens at ``tokens_per_second`` where that is longer; with neither, what the roofline says.
-    ``max_wait``: what waiting the 99th percentile of requests bears, by which copies are counted. ``say`` is told how
+    ``trace``, a CSV file or Mooncake's JSON lines (:func:`graphmem.serving.loads.read`). ``shared_prefix``: tokens that
+    all prompts begin with. A step takes ``step_time`` (seconds or ``"30ms"``), or its tokens at ``tokens_per_second``
+    where that is longer; with neither, what the roofline says. ``max_wait`` and ``max_tpot``: what waiting, and what
+    seconds a token, the 99th percentile of requests bears, by which copies are counted. ``disaggregated``: engines that
+    only prefill beside others that only decode. ``autoscale``: an interval after which the number of copies may change,
+    each started ``startup`` before. ``kv_links``: GB/s of a card to other engines and to its host. ``say`` is told how
     far it is.
 
     ``prices``: a CSV file of machines that can be rented, with columns gpu, count and price (dollars an hour), or a
@@ -193,67 +202,47 @@ def serve(
     report = say or silent
     chosen = _engine(engine, report)
     assumptions: list[str] = []
-    if gpu is not None and device is not None:
-        raise UsageError("gpu and device mean the same; give one of them")
-    card = device if gpu is None else gpu
-    is_unnamed = card is None and gpu_memory is None
-    if not isinstance(card, Device):
-        if is_unnamed:
-            assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
-        card = _card(card, gpu_memory)
-    quantiles = _quantiles(lengths)
-    answers = _quantiles(output_lengths)
-    for name, given in (("lengths", quantiles), ("output_lengths", answers)):
-        if len(given) == 1:
-            option = f"--{name.replace('_', '-')}"
-            assumptions.append(f"every request is taken for as long as {option} says: a second quantile spreads them")
-    speed = _speed(step_time, tokens_per_second)
+    card = _card_asked(gpu, device, gpu_memory, assumptions)
+    is_unnamed = bool(assumptions)
+    wanted = _wanted(max_wait, max_tpot, disaggregated, autoscale, startup, kv_links)
+    asked = _Asked(
+        chosen, report, _quantiles(lengths), load, price, _speed(step_time, tokens_per_second), wanted,
+        loads.asked(
+            arrivals, _quantiles(lengths), _quantiles(output_lengths), duration, None if trace is None else Path(trace),
+            shared_prefix,
+        ),
+    )  # fmt: skip
+    for name, given in (("lengths", lengths), ("output-lengths", output_lengths)):
+        if len(_quantiles(given)) == 1:
+            assumptions.append(f"every request is taken for as long as --{name} says: a second quantile spreads them")
     rentals = rentals_in(Path(prices)) if prices is not None else ()
     if price is not None and not 0 < price < math.inf:
         raise UsageError(f"--price {price:g}; accepted: a number above 0")
-    over_time = _load_asked(arrivals, quantiles, answers, duration, trace)
-    if over_time is not None and getattr(chosen, "searches", False):  # before it is captured
+    if asked.over_time is not None and getattr(chosen, "searches", False):  # before it is captured
         raise UsageError(unscheduled(chosen.title))
-    version = engine_version or _installed(chosen, assumptions)
-    question = _question(model, card, version, options)
+    question = _question(model, card, engine_version or _installed(chosen, assumptions), options)
     is_search = find is not None or load is not None or bool(rentals)
     searched = for_searches(chosen, question) if is_search else question
     found = None
     if find is not None:
-        question, found = _search(chosen, searched, find, quantiles, load)
+        question, found = _search(chosen, searched, find, asked.quantiles, load)
         searched = question
-
-    def busy(asked: Question, answer: Served) -> Throughput | None:
-        line = line_of(chosen, asked, answer)
-        return None if line is None else throughput(line, answer, *_at_once(answer, quantiles, load), price)
-
-    def follow(asked: Question, answer: Served, hour: bool = False) -> LoadReport | None:
-        line = line_of(chosen, asked, answer)
-        pace = speed or (Speed() if line is None else predicted(line))
-        return None if over_time is None else _followed(answer, over_time, pace, max_wait, report, price, hour)
-
-    first: Served | None = None
-    choices: tuple[CardChoice, ...] = ()
-    if load is not None or rentals:
-        first = chosen.serve(searched)
-        in_an_hour = None if speed else partial(follow, hour=True)
-        choices = _choices(chosen, searched, first, quantiles, load, rentals, busy, in_an_hour)
+    first = chosen.serve(searched) if load is not None or rentals else None
+    choices = () if first is None else _choices(asked, searched, first, rentals)
     if is_unnamed and rentals and choices and find is None:  # the answer is about the machine to rent
         best = choices[0]
         question = question.with_(device=device_named(best.gpu), tensor_parallel_size=best.cards // best.engines)
         assumptions[0] = f"no GPU was named: the cheapest of {prices} that does, {best.cards} x {best.gpu}"
-    elif rentals and over_time is not None and load is None and not choices:
-        assumptions.append(
-            f"no machine of {prices} is known to carry this load" + (", at a given speed" if speed else "")
-        )
+    elif rentals and asked.over_time is not None and load is None and not choices:
+        at_speed = ", at a given speed" if asked.speed else ""
+        assumptions.append(f"no machine of {prices} is known to carry this load{at_speed}")
     waits_for: Callable[[Question], str | None] | None = getattr(chosen, "waits_for", None)
     if waits_for is not None and (what := waits_for(question)) is not None:
         report(what)
     served = first if first is not None and question == searched else chosen.serve(question)
-    at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
     if price is None and rentals:
-        price = price_of(rentals, question.device.name, served.cards)
-        if price is None:
+        asked.price = price_of(rentals, question.device.name, served.cards)
+        if asked.price is None:
             assumptions.append(f"{prices} has no price of {served.cards} x {question.device.name}")
     beside = _beside(chosen, question, served) if advice else None
     assumptions = [one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)]
@@ -261,16 +250,49 @@ def serve(
         assumptions.append(_cross_check(served, beside[1]))
     return ServingReport(
         served=served,
-        lengths=quantiles,
-        concurrency_at_lengths=at_lengths,
+        lengths=asked.quantiles,
+        concurrency_at_lengths=served.concurrency_at(_sampled(asked.quantiles, served)) if asked.quantiles else None,
         load=load,
         choices=choices,
         changes=() if beside is None else _changes(chosen, *beside),
         found=found,
         assumptions=tuple(assumptions),
-        over_time=follow(question, served),
-        throughput=busy(question, served),
+        over_time=asked.follow(question, served),
+        throughput=asked.busy(question, served),
     )
+
+
+@dataclass
+class _Asked:
+    """What is asked of each answer of the engine: how fast it is, and how it bears the load over time."""
+
+    engine: Engine
+    say: Progress
+    quantiles: Quantiles
+    load: float | None
+    price: float | None
+    speed: Speed | None
+    wanted: Wanted
+    over_time: loads.Load | None
+
+    def busy(self, question: Question, served: Served) -> Throughput | None:
+        """The speed of the engine with as many requests as are asked about."""
+        line = line_of(self.engine, question, served)
+        at_once = _at_once(served, self.quantiles, self.load)
+        return None if line is None else throughput(line, served, *at_once, self.price)
+
+    def follow(self, question: Question, served: Served, hour: bool = False) -> LoadReport | None:
+        """The load on the engine, or its busiest ``hour`` on one kind of engine; None where it does not start, which is
+        the answer."""
+        if self.over_time is None or served.refusal is not None:
+            return None
+        line = line_of(self.engine, question, served)
+        speed = self.speed or (Speed() if line is None else predicted(line))
+        requests, seconds = self.over_time.up_to(int(served.settings["max_model_len"])), self.over_time.seconds
+        wanted = replace(self.wanted, apart=False, interval=None) if hour else self.wanted
+        if hour and seconds > loads.HOUR:
+            requests, seconds = loads.busiest(requests), loads.HOUR
+        return loaded(served, requests, seconds, speed, wanted, self.over_time.described, self.say, self.price)
 
 
 def _engine(name: str, say: Progress) -> Engine:
@@ -282,52 +304,12 @@ def _engine(name: str, say: Progress) -> Engine:
     return engine_named(name, (CAPTURED,))
 
 
-@dataclass(frozen=True)
-class _Load:
-    """A load that is asked for: from a file, or by a rate (requests a second) and lengths."""
-
-    seconds: float
-    rate: float = 0.0
-    prompts: tuple[tuple[float, int], ...] = ()
-    outputs: tuple[tuple[float, int], ...] = ()
-    requests: tuple[Request, ...] = ()
-    described: str = ""
-
-
-def _load_asked(
-    arrivals: float | str | None,
-    prompts: tuple[tuple[float, int], ...],
-    outputs: tuple[tuple[float, int], ...],
-    duration: float | str,
-    trace: str | Path | None,
-) -> _Load | None:
-    """The question about a load over time. Raises :class:`graphmem.errors.GraphmemError`."""
-    if trace is not None:
-        if arrivals is not None:
-            raise UsageError("--arrivals and --trace: a load comes from one of them")
-        requests = loads.read(Path(trace))
-        seconds = requests[-1].arrival + _AFTER_A_TRACE
-        return _Load(seconds, requests=requests, described=f"{len(requests):,} requests of {Path(trace).name}")
-    if arrivals is None:
-        if outputs:
-            raise UsageError("--output-lengths belong to a load over time: give --arrivals, for example 5/s")
-        return None
-    if not prompts or not outputs:
-        raise UsageError("--arrivals wants --lengths (of prompts) and --output-lengths, for example p50=800,p99=6000")
-    rate = loads.parse_rate(arrivals) if isinstance(arrivals, str) else float(arrivals)
-    seconds = loads.parse_seconds(duration, "--duration") if isinstance(duration, str) else float(duration)
-    if not (0 < rate < math.inf and 0 < seconds < math.inf):
-        raise UsageError(f"arrivals {rate:g} a second over {seconds:g} seconds; accepted: numbers above 0")
-    words = f"{rate:g} requests a second over {_duration(seconds)}, drawn at random (seed 0)"
-    return _Load(seconds, rate, prompts, outputs, described=words)
-
-
 def _speed(step_time: float | str | None, tokens_per_second: float | None) -> Speed | None:
     """The speed that is given, None where none is. Raises :class:`UsageError`."""
     default = Speed()
     if step_time is None and tokens_per_second is None:
         return None
-    seconds = loads.parse_seconds(step_time, "--step-time") if isinstance(step_time, str) else step_time
+    seconds = None if step_time is None else loads.seconds_of(step_time, "--step-time")
     speed = Speed(
         default.step_seconds if seconds is None else seconds,
         default.tokens_per_second if tokens_per_second is None else tokens_per_second,
@@ -339,23 +321,37 @@ def _speed(step_time: float | str | None, tokens_per_second: float | None) -> Sp
     return speed
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
+def _wanted(
+    max_wait: float | str, max_tpot: float | str | None, apart: bool, autoscale: float | str | None,
+    startup: float | str, links: str,
+) -> Wanted:  # fmt: skip
+    """Raises :class:`UsageError`."""
+    tpot = None if max_tpot is None else loads.seconds_of(max_tpot, "--max-tpot")
+    interval = None if autoscale is None else loads.seconds_of(autoscale, "--autoscale")
+    wanted = Wanted(
+        loads.seconds_of(max_wait, "--max-wait"), tpot, apart, interval, loads.seconds_of(startup, "--startup")
+    )
+    if interval is not None and interval < wanted.startup:
+        raise UsageError(
+            f"--autoscale {autoscale} is shorter than --startup {startup}: a copy would not have started by then"
+        )
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?),(\d{1,6}(?:\.\d{1,6})?)", links.replace(" ", ""))
+    if match is None or not float(match[1]) or not float(match[2]):
+        raise UsageError(f"--kv-links {links!r}; write GB/s of a card to other engines and to its host: 50,32")
+    return replace(wanted, network=float(match[1]) * 1e9, host=float(match[2]) * 1e9)
 
 
-def _followed(
-    served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Progress, price: float | None, hour: bool
-) -> LoadReport | None:
-    """The load on the engine, or its busiest ``hour``; None where it does not start, which is the answer."""
-    if served.refusal is not None:
-        return None
-    wait = loads.parse_seconds(max_wait, "--max-wait") if isinstance(max_wait, str) else float(max_wait)
-    longest = int(served.settings["max_model_len"])
-    requests = load.requests or loads.drawn(load.rate, load.seconds, load.prompts, load.outputs, longest)
-    seconds = load.seconds
-    if hour and seconds > loads.HOUR:
-        requests, seconds = loads.busiest(requests), loads.HOUR
-    return loaded(served, requests, seconds, speed, wait, load.described, say, price)
+def _card_asked(
+    gpu: str | Device | None, device: str | Device | None, memory: int | str | None, assumptions: list[str]
+) -> Device:
+    if gpu is not None and device is not None:
+        raise UsageError("gpu and device mean the same; give one of them")
+    card = device if gpu is None else gpu
+    if isinstance(card, Device):
+        return card
+    if card is None and memory is None:
+        assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
+    return _card(card, memory)
 
 
 def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:
@@ -398,6 +394,9 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
+
+
+Quantiles = tuple[tuple[float, int], ...]
 
 
 def _quantiles(given: Mapping[float, int] | str | None) -> tuple[tuple[float, int], ...]:
@@ -505,24 +504,20 @@ def _at_once(served: Served, quantiles: Sequence[tuple[float, int]], load: float
     return room if load is None else min(room, max(1, round(load))), round(sum(lengths) / len(lengths))
 
 
-def _choices(
-    engine: Engine, question: Question, first: Served, quantiles: Sequence[tuple[float, int]], load: float | None,
-    rentals: Sequence[Rental], busy: Callable[[Question, Served], Throughput | None],
-    follow: Callable[[Question, Served], LoadReport | None] | None,
-) -> tuple[CardChoice, ...]:  # fmt: skip
-    """Cards that hold the load at once, or, of machines that can be rented, those that carry it over time."""
-
-    def held(served: Served) -> float:
-        return _held(served, quantiles)
-
+def _choices(asked: _Asked, question: Question, first: Served, rentals: Sequence[Rental]) -> tuple[CardChoice, ...]:
+    """Cards that hold the load at once, or, of machines that can be rented, those that carry it over time at a speed
+    that is not given."""
+    engine, load = asked.engine, asked.load
+    held = partial(_held, quantiles=asked.quantiles)
     if load is not None:
         if getattr(engine, "searches", False):  # whether so many run, not how many do
             question = question.with_(max_num_seqs=math.ceil(load), max_model_len=int(first.settings["max_model_len"]))
         offered = offers(question.device, first, rentals)
-        return tuple(holding(engine, question, offered, held, load, busy, "enforce_eager" in first.settings))
-    if follow is None or not rentals:
+        return tuple(holding(engine, question, offered, held, load, asked.busy, "enforce_eager" in first.settings))
+    if asked.speed is not None or not rentals:
         return ()
-    return carrying(engine, question, offers(question.device, first, rentals), held, busy, follow)
+    offered = offers(question.device, first, rentals)
+    return carrying(engine, question, offered, held, asked.busy, partial(asked.follow, hour=True))
 
 
 def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, object]]]:

@@ -107,7 +107,8 @@ class Served:
     ``settings`` are all options as the engine resolves them. ``parts`` lead from ``total_bytes`` to
     ``kv_cache.available_bytes``; ``outside``: other memory in use on the card, which the engine does not charge.
     ``graphs_bytes``: the true memory of CUDA graphs, beside the engine's estimate of them among the parts.
-    ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed. ``refusal``: the
+    ``scheduler`` makes the engine's scheduler over these blocks, of an engine that does both or, by its word, only
+    ``prefill`` or ``decode``; None where it is not followed. ``refusal``: the
     engine's error where it does not start, in one line; the figures then led to it. ``basis`` is one of :data:`BASES`.
     """
 
@@ -126,7 +127,7 @@ class Served:
     fragmentation_bytes: int
     outside: tuple[Figure, ...]
     request_blocks: Any = field(repr=False, compare=False, default=None)
-    scheduler: Callable[[], Scheduler] | None = field(repr=False, compare=False, default=None)
+    scheduler: Callable[..., Scheduler] | None = field(repr=False, compare=False, default=None)
     refusal: str | None = None
     notes: tuple[str, ...] = ()
     basis: str = "formula"
@@ -140,18 +141,22 @@ class Served:
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a load: seconds from the start at which it arrives, tokens of its prompt and of its answer."""
+    """One request of a load: seconds from the start at which it arrives, tokens of its prompt and of its answer.
+    ``shared``: what it begins with that others may too, in order (a name, tokens of the prompt up to its end); prompts
+    are alike as far as their names are, to the nearer of two ends."""
 
     arrival: float
     prompt: int
     output: int
+    shared: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
 class Batch:
     """One step of an engine. ``total``: tokens that it computes; ``admitted``: requests that waited until now;
     ``preempted``: those that lost their place; ``entries`` are the scheduler's own: (request, tokens, whether a new
-    token comes of it); ``context``: tokens whose keys and values are read, ``pairs`` of one with one it attends to."""
+    token comes of it); ``context``: tokens whose keys and values are read, ``pairs`` of one with one it attends to;
+    ``begun``: requests that got their first token, once it has come back."""
 
     total: int
     admitted: list[int]
@@ -159,6 +164,7 @@ class Batch:
     entries: list[tuple[Any, int, bool]]
     context: int = 0
     pairs: int = 0
+    begun: list[int] = field(default_factory=list)
 
 
 class Scheduler(Protocol):
@@ -173,6 +179,11 @@ class Scheduler(Protocol):
     rules: str
     #: Tokens that were, or will be, computed once more because of preemption.
     lost_tokens: int
+    #: Tokens of the requests that began, and those of them that were found in the cache.
+    asked_tokens: int
+    found_tokens: int
+    #: Those that a connector brought.
+    loaded_tokens: int
 
     @property
     def used_blocks(self) -> int:
@@ -197,6 +208,18 @@ class Scheduler(Protocol):
 
     def update(self, batch: Batch) -> list[int]:
         """A step comes back: requests that are finished with it."""
+
+    def alike(self, last: Batch) -> int:
+        """How many steps will be like this last one, with one token more of every request; 0 where that is not so."""
+
+    def repeat(self, steps: int) -> None:
+        """So many of them, at once."""
+
+    def transfers(self) -> list[tuple[int, int]]:
+        """Keys and values that have begun to be brought or sent since this was asked last: (request, tokens)."""
+
+    def transferred(self, number: int) -> None:
+        """Those of this request have arrived."""
 
 
 @runtime_checkable

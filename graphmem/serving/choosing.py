@@ -10,7 +10,7 @@ from graphmem.devices.capabilities import reaches
 from graphmem.devices.prices import COUNTS, Rental
 from graphmem.errors import GraphmemError
 from graphmem.serving.base import Engine, Question, Served
-from graphmem.serving.over_time import LoadReport
+from graphmem.serving.fleet import LoadReport
 from graphmem.serving.throughput import Throughput
 
 #: Choices that are named.

@@ -102,6 +102,36 @@ def _quantised(name: str) -> ServedModel | None:
     return None
 
 
+def is_quantised(model: ServedModel, method: str | None) -> bool:
+    """True if a configuration may be that of weights which an engine's log says are so quantised; None says nothing."""
+    own = model.config.get("quantization_config")
+    return method is None or not isinstance(own, dict) or _method(own.get("quant_method")) == _method(method)
+
+
+def _method(name: object) -> str:
+    return str(name).removesuffix("_marlin").removeprefix("gpt_oss_")
+
+
+def models_like(model: ServedModel | None, architecture: str | None, method: str | None) -> Iterator[ServedModel]:
+    """The model, or else those of the table with this class; as their checkpoints lie, and quantised by the method as
+    that is done as a rule."""
+    values = known_models() if model is None else {model.name: {**model.config, "quantization_config": None}}
+    seen = []
+    for name, config in values.items():
+        if model is None and architecture not in _classes(config):
+            continue
+        ways = [(words, own) for _, _, (words, own) in _QUANTISED if _method(own["quant_method"]) == _method(method)]
+        for words, own in [("", config.get("quantization_config")), *ways]:
+            whole = {**config, "quantization_config": own} if own else config
+            if whole not in seen:
+                seen.append(whole)
+                yield ServedModel(f"{name} ({words})" if words else name, whole)
+
+
+def _classes(config: dict[str, Any]) -> list[str]:
+    return list(config.get("architectures") or ())
+
+
 def _with_plain_encoder(config: dict[str, Any]) -> dict[str, Any]:
     """Encoders are left as they are: by the modules' names in the architectures that have one."""
     key = next((one for one in ("ignore", "llm_int8_skip_modules") if one in config), "modules_to_not_convert")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from graphmem.reports.document import (
@@ -26,11 +27,14 @@ from graphmem.units import format_bytes
 if TYPE_CHECKING:
     from graphmem.serving.answer import ServingReport
     from graphmem.serving.choosing import CardChoice
-    from graphmem.serving.over_time import LoadAnswer, LoadReport
+    from graphmem.serving.fleet import Apart, Copies, LoadReport, Scaling
+    from graphmem.serving.over_time import LoadAnswer
     from graphmem.serving.throughput import Interval, Throughput
 
 #: Columns of the text: the parts of the card have notes.
 _WIDTH = 110
+#: Rows of a table of copies by the time.
+_MOST_ROWS = 24
 
 
 def of_serving(report: ServingReport) -> Document:
@@ -70,7 +74,7 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     if report.throughput is not None:
         yield section("Speed", Facts(tuple(_speed(report.throughput, served.settings.get("enforce_eager") is True))))
     if report.over_time is not None:
-        yield _over_time(report.over_time)
+        yield from _over_time(report.over_time)
     if report.changes:
         rows = [(change.option, change.tokens, f"{change.gained_tokens:+,}") for change in report.changes]
         yield section(
@@ -204,7 +208,7 @@ def _between(interval: Interval, digits: int = 0) -> str:
 # --- over time --------------------------------------------------------------------------------------------------------
 
 
-def _over_time(load: LoadReport) -> Section:
+def _over_time(load: LoadReport) -> Iterator[Section]:
     answer, speed = load.answer, load.speed
     given = "by default" if speed.assumed else "as given"
     assumed = (
@@ -215,7 +219,59 @@ def _over_time(load: LoadReport) -> Section:
         assumed = f"speed by a roofline, not measured; {_INTERVAL}: all times follow from this"
     facts = (*_course(answer, load), *_copies(load), ("assumed", assumed), ("assumed", load.rules))
     blocks: tuple[Block, ...] = (_curves(answer), Facts(facts))
-    return section(f"Over time: {load.described}", *blocks)
+    yield section(f"Over time: {load.described}", *blocks)
+    if load.wanted.apart:
+        yield _apart(load)
+    if load.scaling is not None:
+        yield _scaling(load, load.scaling)
+
+
+def _apart(load: LoadReport) -> Section:
+    """Engines that prefill and others that decode, beside as many that do both as are enough."""
+    apart = load.apart
+    if apart is None:
+        return section("Prefill and decode apart", Text(["No number of engines up to 1,024 of each kind is enough."]))
+    rows = [_way(f"{apart.prefill:,} prefill, {apart.decode:,} decode", apart, apart.price_of_all)]
+    rows += [_way(f"{one.copies:,} do both", one, load.price_of_all) for one in load.tried if one.copies == load.copies]
+    columns = {"engines": "", "cards": "count", "first token": "figure", "each token": "figure", "an hour": "figure"}
+    moved = (
+        f"Times are the 99th percentile. A request moves {format_bytes(round(apart.moved_bytes))} on average, at "
+        f"{load.wanted.network / 1e9:g} GB/s a card (--kv-links); blocks are held at both ends meanwhile."
+    )
+    return section("Prefill and decode apart", table(columns, rows, titled=True), Text([moved]))
+
+
+def _way(engines: str, one: Apart | Copies, price: float | None) -> tuple[str, int, str, str, str]:
+    hourly = "" if price is None else f"${price:,.2f}"
+    return engines, one.cards, _time(one.ttft_p99), _time(one.tpot_p99), hourly
+
+
+def _scaling(load: LoadReport, scaling: Scaling) -> Section:
+    """Copies by the time, and what that saves."""
+    rows: list[tuple[str, str, str]] = []
+    groups = [list(group) for _, group in groupby(scaling.intervals, lambda one: one.copies)]
+    for group in groups[:_MOST_ROWS]:
+        seconds = min(len(group) * scaling.interval, load.answer.seconds - group[0].seconds)
+        rate = sum(one.requests for one in group) / seconds
+        until = group[0].seconds + seconds
+        copies = "more than 1,024" if group[0].copies is None else f"{group[0].copies:,}"
+        rows.append((f"{_clock(group[0].seconds)} to {_clock(until)}", f"{rate:,.2f}", copies))
+    saved = scaling.fixed_hours - scaling.copy_hours
+    words = [
+        f"{scaling.copy_hours:,.1f} hours of copies instead of {scaling.fixed_hours:,.1f} of {scaling.fixed:,} all the "
+        f"time"
+        + (f", {saved / scaling.fixed_hours:.0%} less" if saved > 0 else ": nothing is saved")
+        + ("" if scaling.cost is None else f": ${scaling.cost:,.2f} instead of ${scaling.fixed_cost:,.2f}")
+        + f". Each copy is started {_time(scaling.startup)} before it is needed (--startup), by one who knows the load."
+    ]
+    if len(groups) > _MOST_ROWS:
+        words.append(f"{len(groups) - _MOST_ROWS:,} more changes are in the JSON.")
+    columns = {"time": "", "requests a second": "figure", "copies": "figure"}
+    return section(f"Copies every {_time(scaling.interval)}", table(columns, rows, titled=True), Text(words))
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02}"
 
 
 def _curves(answer: LoadAnswer) -> Curves:
@@ -247,9 +303,18 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
         yield (
             "given up",
             f"after {_time(answer.given_up_at)}: more than 1 % of all requests had waited longer than "
-            f"{_time(load.max_wait)}; figures are of that time",
+            f"{_time(load.wanted.max_wait)}; figures are of that time",
         )
     yield "waiting", f"{_time(answer.wait_p50)} (median), {_time(answer.wait_p99)} (99 %) for the first step"
+    yield "first token", f"{_time(answer.ttft_p50)} (median), {_time(answer.ttft_p99)} (99 %) after a request arrives"
+    yield "each token", f"{_time(answer.tpot_p50)} (median), {_time(answer.tpot_p99)} (99 %) behind the first"
+    if answer.found_tokens or answer.loaded_tokens:
+        asked = max(1, answer.asked_tokens)
+        yield (
+            "prefix cache",
+            f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
+            + f", {answer.loaded_tokens / asked:.0%} more on the host" * bool(answer.loaded_tokens),
+        )
     if answer.left_waiting:
         yield "", f"{_counted(answer.left_waiting, 'request')} had not begun at the end"
     if answer.refused:
@@ -257,18 +322,24 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
 
 
 def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
+    wanted = f"{_time(load.wanted.max_wait)}"
+    if load.wanted.max_tpot is not None:
+        wanted += f", and get a token every {_time(load.wanted.max_tpot)}"
     if load.copies is None:
-        yield "copies", f"no number up to 1,024 keeps 99 % of requests within {_time(load.max_wait)}"
+        yield "copies", f"no number up to 1,024 lets 99 % of requests wait at most {wanted}"
     else:
         engines, cards = _counted(load.copies, "engine"), _counted(load.cards or 0, "card")
-        yield "copies", f"{engines} like this ({cards}): 99 % of requests wait at most {_time(load.max_wait)}"
+        yield "copies", f"{engines} like this ({cards}): 99 % of requests wait at most {wanted}"
         if load.slow_copies not in (None, load.copies):
             yield "", f"({load.slow_copies:,} at the slow end of the interval)"
     for one in load.tried:
         yield (
             "",
             f"with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
-            f"{_time(one.wait_p99)}{'' if one.followed is None else f' in the first {_time(one.followed)}'}",
+            + _time(one.wait_p99)
+            + ("" if load.wanted.max_tpot is None else f", {_time(one.tpot_p99)} a token")
+            + (f", {one.found:.0%} of tokens found" if one.found else "")
+            + ("" if one.followed is None else f" in the first {_time(one.followed)}"),
         )
     if load.price_of_all is not None:
         cost = f"${load.price_of_all:,.2f} an hour for all, ${load.answers_cost:,.2f} a million tokens of answers"
@@ -280,6 +351,8 @@ def _counted(number: int, what: str) -> str:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
     if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

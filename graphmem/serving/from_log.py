@@ -6,20 +6,22 @@ defect of the prediction is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from graphmem.base.documents import shown
-from graphmem.devices import Device, Loads, custom_device, device_named
-from graphmem.errors import SourceError, UsageError
+from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
+from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
 from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches
-from graphmem.serving.configurations import model_named, model_of_log
-from graphmem.serving.logs import Log, Printed, Reader, lines_of, services_in, whole_number
+from graphmem.serving.configurations import is_quantised, model_named, model_of_log, models_like
+from graphmem.serving.logs import Log, Printed, Reader, commands_in, lines_of, services_in, whole_number
 from graphmem.units import MIB, format_bytes, parse_bytes
 
 #: The figures that decide, the first that a log has.
@@ -28,6 +30,11 @@ _DECIDE = ("KV cache", "tokens", "blocks", "KV buffer", "concurrency")
 _TOKEN = "a token"
 #: A difference up to this part of the figure is none, as digits and drivers differ.
 _EQUAL = 0.02
+#: Up to this part off are weights and a token's bytes of a model that is known by them, as packing differs.
+_SAME_MODEL = 0.01
+#: Cards that are tried where a log does not name its own, and what is said of the one that is taken.
+_TRIED = 6
+_TAKEN = "is taken, with which the cache comes nearest to what is printed"
 #: How a field of a question is read of a log's text.
 _READ: Mapping[str, type] = {
     "tensor_parallel_size": int, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int,
@@ -138,36 +145,74 @@ def compared(
     """
     path = Path(path)
     reader, log = _read(path, lines_of(path), engine)
-    chosen = engine_named(log.engine)
-    card = _card(path, log, gpu, gpu_memory)
-    found, others = _asked(log, options)
-    numbers = _version(engine_version or (log.version if reader.follows_versions else None))
-    served_model, open_figures = _model(path, log, model)
-    question = Question(served_model, card, version=numbers, **found)
-    question, left_out = _followed(chosen, question, others)
-    question = for_searches(chosen, question)
-    served = chosen.serve(question)
+    asked = _Asked(reader, log, engine_version, options)
+    cards = _cards(path, log, gpu, gpu_memory)
+    served_model, open_figures = _model(path, asked, model, cards[0])
+    card = cards[0] if len(cards) == 1 else _nearest(asked, served_model, cards)
+    question, left_out = asked.question(served_model, card)
+    served = asked.engine.serve(question)
+    if cards[1:]:
+        served = replace(served, notes=(f"the log does not name its card: {card.name} {_TAKEN}", *served.notes))
     terms = tuple(term for term in _terms(reader, log, served) if term.name not in open_figures)
-    given = _given(chosen, question, reader, log, served)
+    given = _given(asked.engine, question, reader, log, served)
     return LogReport(str(path), log, served, terms, given, left_out)
 
 
-def _model(path: Path, log: Log, model: str | None) -> tuple[ServedModel, frozenset[str]]:
-    """The model that is given, named, or printed; and the figures that this leaves open."""
+class _Asked:
+    """What a log and its reader ask of the engine's model, but the model and the card."""
+
+    def __init__(self, reader: Reader, log: Log, version: str | None, options: Mapping[str, Any]) -> None:
+        self.reader, self.log, self.engine = reader, log, engine_named(log.engine)
+        self.found, self.others = _asked(log, options)
+        self.version = _version(version or (log.version if reader.follows_versions else None))
+
+    def question(self, model: ServedModel, card: Device) -> tuple[Question, tuple[str, ...]]:
+        """The question as it is asked quickly, and settings that are not followed."""
+        question, left_out = _followed(
+            self.engine, Question(model, card, version=self.version, **self.found), self.others
+        )
+        return for_searches(self.engine, question), left_out
+
+    def serve(self, model: ServedModel, card: Device) -> Served:
+        """The answer."""
+        return self.engine.serve(self.question(model, card)[0])
+
+    def off(self, model: ServedModel, card: Device, names: Sequence[str]) -> float:
+        """The part by which the worst of these figures is off; infinite where none is known."""
+        try:
+            terms = list(_terms(self.reader, self.log, self.serve(model, card)))
+        except GraphmemError:
+            return math.inf
+        shares = (abs(term.share or 0) for term in terms if term.name in names and term.printed > 0)
+        return max(shares, default=math.inf)
+
+
+def _model(path: Path, asked: _Asked, model: str | None, card: Device) -> tuple[ServedModel, frozenset[str]]:
+    """The model that is given, named, or printed, or of the table that which has what is printed of it; and the figures
+    that this leaves open."""
+    log = asked.log
     if model is not None:
         return model_named(model), frozenset()
+    method = log.settings.get("quantization")
+    named, why = None, "does not name its model: give the model's config.json, folder or name as MODEL"
     try:
-        if log.model is not None:
-            return model_of_log(log.model), frozenset()
+        named = model_of_log(log.model) if log.model is not None else None
     except SourceError as error:
-        if log.own_model is None:
-            raise UsageError(
-                f"{path.name} names the model {shown(log.model)}, whose configuration is not here: give its "
-                f"config.json, its folder or a known name as MODEL, before --from-log ({error})"
-            ) from None
-    if log.own_model is None:
-        raise UsageError(f"{path.name} does not name its model: give the model's config.json, folder or name as MODEL")
-    return log.own_model
+        why = (
+            f"names the model {shown(log.model or '')}, whose configuration is not here: give its config.json, its "
+            f"folder or a known name as MODEL, before --from-log ({error})"
+        )
+    if named is not None and is_quantised(named, method):
+        return named, frozenset()
+    if named is None and log.own_model is not None:
+        return log.own_model
+    tried = ((asked.off(one, card, ("weights", _TOKEN)), one) for one in models_like(named, log.architecture, method))
+    off, nearest = min(tried, key=lambda one: one[0], default=(math.inf, None))
+    if nearest is not None and off <= _SAME_MODEL:
+        return replace(nearest, name=f"{nearest.name}: by its class, weights and bytes of a token"), frozenset()
+    if named is None:
+        raise UsageError(f"{path.name} {why}")
+    return named, frozenset()
 
 
 def _read(path: Path, lines: list[str], engine: str | None) -> tuple[Reader, Log]:
@@ -177,8 +222,9 @@ def _read(path: Path, lines: list[str], engine: str | None) -> tuple[Reader, Log
     found = [
         (reader, replace(log, service=service))
         for service, own in parts.items()
+        for commands in [commands_in(own)]
         for reader in readers
-        if (log := reader.read(own)) is not None
+        if (log := reader.read(own, commands)) is not None
     ]
     if not found:
         names = ", ".join(reader.engine for reader in readers)
@@ -199,15 +245,48 @@ def _reader(engine: str) -> Reader:
     return found
 
 
-def _card(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str | None) -> Device:
-    """The card that is given or named, with the memory that the log says it has."""
-    if isinstance(gpu, Device):
-        card = gpu
-    elif gpu or log.gpu:
-        card = device_named(gpu or log.gpu or "")
-    else:
+def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str | None) -> list[Device]:
+    """The card that is given or named; else one of each kind that it may be, of the table, those first whose memory is
+    nearest to what the log says of it."""
+    if named := gpu or log.gpu:
+        return [_sized(path, log, named if isinstance(named, Device) else device_named(named), gpu_memory)]
+    kinds: dict[object, Device] = {}
+    for card in all_devices() if log.is_cuda else ():
+        if card.compute_capability is not None:
+            kinds.setdefault((card.capacity_bytes, card.compute_capability), card)
+    found, size = list(kinds.values()), log.total_bytes or log.free_bytes
+    if size is not None:
+        found = [card for card in found if card.capacity_bytes > size * (1 - _EQUAL)]
+        found.sort(key=lambda card: abs(card.capacity_bytes - size))
+    sized = []
+    for card in found:
+        with suppress(UsageError):
+            sized.append(_sized(path, log, card, gpu_memory))
+    if not sized:
         has = "" if log.total_bytes is None else f"; it has {format_bytes(log.total_bytes)}"
         raise UsageError(f"{path.name} does not name its card: give --gpu (see 'graphmem gpus'){has}")
+    return sized
+
+
+def _nearest(asked: _Asked, model: ServedModel, cards: Sequence[Device]) -> Device:
+    """The card with which the cache comes nearest to what is printed, of those whose memory does."""
+    served = asked.serve(model, cards[0])  # an error of the model's own is the user's
+    cache, printed = served.kv_cache, asked.log.printed
+    name = next((name for name in _DECIDE if name in printed), None)
+    if name is None:
+        return cards[0]
+    units = {"tokens": cache.block_bytes / cache.block_size, "blocks": float(cache.block_bytes)}
+    lacks = printed[name].value * units.get(name, 1) - cache.available_bytes
+    size = served.total_bytes + lacks * served.total_bytes / max(1, served.requested_bytes)
+    if asked.off(model, cards[0], (name,)) <= _EQUAL:
+        return cards[0]
+    near = set(sorted(cards, key=lambda card: abs(card.capacity_bytes - size))[:_TRIED])
+    off = {card: asked.off(model, card, (name,)) for card in cards if card in near}
+    return next((card for card in off if off[card] <= _EQUAL), min(off, key=lambda card: off[card]))
+
+
+def _sized(path: Path, log: Log, card: Device, gpu_memory: int | str | None) -> Device:
+    """The card with the memory that the log says it has."""
     if gpu_memory is not None:
         size = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
         return custom_device(size, like=card)
@@ -307,8 +386,9 @@ def _predicted(reader: Reader, served: Served, name: str) -> float | None:
     known: dict[str, float] = {
         "KV cache": cache.available_bytes, "KV buffer": whole, "blocks": cache.blocks,
         "tokens": cache.tokens, "concurrency": cache.concurrency, "weights": served.weights_bytes,
-        _TOKEN: whole / max(1, cache.tokens),
     }  # fmt: skip
+    if cache.tokens:
+        known[_TOKEN] = whole / cache.tokens
     if served.graphs_bytes:  # else they are not predicted
         known["CUDA graphs"] = served.graphs_bytes
     parts = {part.name: part.bytes for part in served.parts}

@@ -33,11 +33,15 @@ _CELLS = 256
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 #: Architectures whose graphs are like Llama's, or with the named difference: of so many layers one sees everything, the
 #: others a window (``load_swa_pattern``, src/models).
-_WINDOWS: Mapping[str, int] = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+_WINDOWS: Mapping[str, int] = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "gpt-oss": 2}
+#: Those most of whose layers keep a state of each sequence (``src/llama-memory-recurrent.cpp``), and those whose graph
+#: has stages that are not followed.
+_STATES = frozenset(("qwen35", "qwen35moe", "qwen3next"))
+_OTHER_GRAPHS = _STATES | {"gemma4"}
 _FOLLOWED = frozenset(
     (
         "llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gptneox", "gemma", "starcoder2", "stablelm", "internlm2",
-        "command-r", "olmo", "granite", "glm4", "smollm3", "deepseek2", "phi3", *_WINDOWS,
+        "command-r", "olmo", "granite", "glm4", "smollm3", "deepseek2", "phi3", *_WINDOWS, *_STATES,
     )
 )  # fmt: skip
 #: Hidden states that are alive while attention scores are: the layer's input and residual, queries, and what they
@@ -55,15 +59,20 @@ _LONGEST_EXPRESSION = 500
 
 @dataclass(frozen=True)
 class _Model:
-    """Sizes that the metadata tell."""
+    """Sizes that the metadata tell. ``wide`` and ``narrow``: values of a head's key and value in layers that see all,
+    and in those with a window; ``caching``: layers that have a cache of their own, of which one in ``interval`` is for
+    tokens, the others' is ``state`` bytes of each sequence."""
 
     architecture: str
     layers: int
     hidden: int
     heads: int
     kv_heads: tuple[int, ...]
-    key: int
-    value: int
+    wide: tuple[int, int]
+    narrow: tuple[int, int]
+    interval: int
+    caching: int
+    state: int
     feed_forward: int
     experts_used: int
     vocabulary: int
@@ -76,6 +85,15 @@ class _Model:
         """True if a layer keeps every token (``llama_hparams::is_swa``)."""
         pattern = _WINDOWS.get(self.architecture)
         return not self.window or pattern is None or layer % pattern == pattern - 1
+
+    def keeps_tokens(self, layer: int) -> bool:
+        """True if a layer has keys and values of its own."""
+        return layer < self.caching and layer % self.interval == self.interval - 1
+
+    def of_token(self, layer: int) -> tuple[int, int]:
+        """Values of a token's key and value."""
+        key, value = self.wide if self.sees_all(layer) else self.narrow
+        return (key, 0) if self.latent else (key * self.kv_heads[layer], value * self.kv_heads[layer])
 
 
 @dataclass(frozen=True)
@@ -142,16 +160,22 @@ _SWITCH = {"0": "off", "1": "on", "enabled": "on", "disabled": "off"}
 def _logged(lines: Sequence[str]) -> dict[str, str]:
     """Parameters of the context, layers on the card, and the types of the cache."""
     found: dict[str, str] = {}
+    repeating, is_output_there = None, False
     for line in lines:
         if " = " in line and ("context" in line or "llama_new_context" in line):
             made = settings_in(line.rpartition(": ")[2])
             found |= {_LOGGED[name]: text for name, text in made.items() if name in _LOGGED}
-        elif match := re.search(r"offloaded (\d+)/\d+ layers", line):
-            found["n_gpu_layers"] = match[1]
+        elif match := re.search(r"offload(?:ed (\d+)/\d+ layers|ing (\d+) repeating layers)", line):
+            repeating = match[2] or repeating
+            found["n_gpu_layers"] = match[1] or ""
+        elif "offloading output layer" in line or "offloading non-repeating layers" in line:
+            is_output_there = True
         elif match := re.search(r"K \((\w+)\):.*V \((\w+)\):", line):
             found |= {"cache_type_k": match[1], "cache_type_v": match[2]}
         elif match := re.search(r"loaded meta data with .* from (\S+\.gguf)", line):
             found["model"] = match[1]
+    if repeating is not None and not is_output_there:  # versions that began with the layers
+        found |= {"n_gpu_layers": str(int(repeating) + 1), "override_tensor": "^output=CPU"}
     found["flash_attn"] = _SWITCH.get(found.get("flash_attn", "auto"), found.get("flash_attn", "auto"))
     if "ubatch_size" in found:  # versions that do not print it reserve logits for all tokens
         found.setdefault("n_outputs_max", found["ubatch_size"])
@@ -164,8 +188,11 @@ _PRINTED = {
     "n_head_kv": "attention.head_count_kv", "n_embd_head_k": "attention.key_length", "n_ff": "feed_forward_length",
     "n_embd_head_v": "attention.value_length", "n_swa": "attention.sliding_window", "n_ctx_train": "context_length",
     "n_expert_used": "expert_used_count", "n_ff_exp": "expert_feed_forward_length",
+    "n_embd_head_k_swa": "attention.key_length_swa", "n_embd_head_v_swa": "attention.value_length_swa",
+    "ssm_d_conv": "ssm.conv_kernel", "ssm_d_inner": "ssm.inner_size", "ssm_d_state": "ssm.state_size",
+    "ssm_n_group": "ssm.group_count",
 }  # fmt: skip
-_SIZE = re.compile(r"(?:print_info|llm_load_print_meta): (\w+) += (\S+)$")
+_SIZE = re.compile(r"(?:print_info|llm_load_print_meta): (\w+) += (\S+|\[[\d, ]{1,20000}\])$")
 _ENTRY = re.compile(r"- kv +\d+: +(\S+) +(?:[iu]\d+|str|arr\[\w+,(\d+)\]) += (\S+)")
 _TENSOR = re.compile(r"- tensor +\d+: +(\S+) +(\w+) +\[([\d, ]+)\]")
 #: Architectures whose queries, keys and values are one product in the file.
@@ -176,7 +203,7 @@ def _model_in(lines: Sequence[str]) -> tuple[ServedModel, frozenset[str]] | None
     """The model by what the loader prints of a file's metadata, and the figures that this cannot tell: without a list
     of its tensors, the weights."""
     values: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     layout: list[Tensor] = []
     for line in lines:
         if match := _ENTRY.search(line):
@@ -184,8 +211,9 @@ def _model_in(lines: Sequence[str]) -> tuple[ServedModel, frozenset[str]] | None
             values[match[1]] = match[3] if number is None else number
         elif match := _SIZE.search(line.rstrip()):
             values["general.architecture"] = match[2] if match[1] == "arch" else values.get("general.architecture")
-            number = whole_number(match[2])
-            sizes |= {} if number is None else {match[1]: number}
+            numbers = [whole_number(one.strip()) for one in match[2].strip("[]").split(",")]
+            if None not in numbers:
+                sizes[match[1]] = numbers if match[2].startswith("[") else numbers[0]
         elif (match := _TENSOR.search(line)) and match[2] in BY_NAME:
             shape = tuple(number for one in match[3].split(",") if (number := whole_number(one.strip())) is not None)
             layout.append(Tensor(match[1], shape, match[2], _row(match[2], math.prod(shape))))
@@ -206,9 +234,12 @@ def _model_in(lines: Sequence[str]) -> tuple[ServedModel, frozenset[str]] | None
     file = GGUF({one.name: one.bytes for one in layout}, metadata=values, layout=tuple(layout))
     name = "as the log prints the file's metadata" + ("" if is_whole else ", without its tensors")
     config = {**values, "model_type": f"gguf: {architecture}"}
-    return ServedModel(f"{architecture}, {name}", config, file), frozenset(() if is_whole else ("weights",))
+    unknown = {"weights": not is_whole, "compute buffer": architecture in _OTHER_GRAPHS}
+    return ServedModel(f"{architecture}, {name}", config, file), frozenset(one for one in unknown if unknown[one])
 
 
+#: Places whose buffers are counted, by what the cache is on.
+_CARDS = r"(?:CUDA|ROCm|Vulkan|SYCL|Metal|MTL)\d*"
 #: Buffers of all cards; lines of old versions leave out "model".
 _READER = Reader(
     engine="llamacpp",
@@ -218,7 +249,8 @@ _READER = Reader(
     model_in=_model_in,
     figures=(
         said("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
-        said("KV buffer", "KV buffer size", r"(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d* KV buffer size = +# MiB", MIB, sum),
+        said("KV buffer", "KV buffer size", _CARDS + " KV buffer size = +# MiB", MIB, sum),
+        said("states", "RS buffer size", _CARDS + " RS buffer size = +# MiB", MIB, sum),
         said("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
     ),
 )
@@ -266,14 +298,21 @@ def _sizes(served: ServedModel, file: GGUF) -> _Model:
     embedding = next((tensor for tensor in file.layout if tensor.name == "token_embd.weight"), None)
     if embedding is None or len(embedding.shape) < 2:
         raise UsageError(f"{served.name}: no tensor token_embd.weight")
+    key, wide = value("attention.key_length", hidden // heads), value("attention.value_length", hidden // heads)
+    of_group = value("ssm.state_size", 0)
+    inner = value("ssm.inner_size", 0)
+    convolved = (max(1, value("ssm.conv_kernel", 1)) - 1) * (inner + 2 * value("ssm.group_count", 0) * of_group)
     return _Model(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        key=value("attention.key_length", hidden // heads),
-        value=value("attention.value_length", hidden // heads),
+        wide=(key, wide),
+        narrow=(value("attention.key_length_swa", key), value("attention.value_length_swa", wide)),
+        interval=max(1, value("full_attention_interval", 4 if architecture in _STATES else 1)),
+        caching=layers - min(layers, value("attention.shared_kv_layers", 0)),
+        state=4 * (convolved + of_group * inner),
         feed_forward=value("expert_feed_forward_length", 0) or value("feed_forward_length", 0),
         experts_used=value("expert_used_count", 0),
         vocabulary=embedding.shape[1],
@@ -401,16 +440,23 @@ def _cells(model: _Model, settings: _Settings, layer: int) -> int:
 
 def kv_bytes(model: _Model, settings: _Settings) -> int:
     """Bytes of the card's KV buffer: the layers that are there."""
-    first = max(model.layers + 1 - settings.n_gpu_layers, 0)
-    if not settings.kv_offload:
-        return 0
     total = 0
-    for layer in range(first, model.layers):
-        cells = _cells(model, settings, layer)
-        total += cells * _row(settings.cache_type_k, model.key * (1 if model.latent else model.kv_heads[layer]))
-        if not model.latent:
-            total += cells * _row(settings.cache_type_v, model.value * model.kv_heads[layer])
+    for layer in _layers_there(model, settings) if settings.kv_offload else ():
+        if model.keeps_tokens(layer):
+            key, value = model.of_token(layer)
+            rows = _row(settings.cache_type_k, key) + (_row(settings.cache_type_v, value) if value else 0)
+            total += _cells(model, settings, layer) * rows
     return total
+
+
+def state_bytes(model: _Model, settings: _Settings) -> int:
+    """Bytes of the card's buffer of states, in fp32: one of every slot in each layer that keeps no tokens."""
+    layers = _layers_there(model, settings) if settings.kv_offload else ()
+    return model.state * settings.parallel * sum(not model.keeps_tokens(layer) for layer in layers)
+
+
+def _layers_there(model: _Model, settings: _Settings) -> range:
+    return range(max(model.layers + 1 - settings.n_gpu_layers, 0), model.layers)
 
 
 def compute_bytes(model: _Model, settings: _Settings) -> int:
@@ -437,7 +483,7 @@ def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) 
     device = question.device
     weights = weights_on_card(file, model.layers, settings.n_gpu_layers, settings.on_host)
     compute = compute_bytes(model, settings)
-    cache = kv_bytes(model, settings)
+    cache, states = kv_bytes(model, settings), state_bytes(model, settings)
     outside = device.outside(Loads())
     context = sum(figure.bytes for figure in outside)
     parts = (
@@ -448,6 +494,7 @@ def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) 
             compute,
             f"a formula: {settings.ubatch_size} tokens, {settings.n_outputs_max} rows of logits",
         ),
+        *([Part("states", states, f"of {settings.parallel} sequences, in fp32")] if states else []),
     )
     available = device.capacity_bytes - sum(part.bytes for part in parts)
     blocks = settings.ctx_size // _CELLS
@@ -479,9 +526,10 @@ def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) 
 
 
 def _groups(model: _Model) -> tuple[tuple[str, int], ...]:
-    whole_layers = sum(model.sees_all(layer) for layer in range(model.layers))
+    keeping = [layer for layer in range(model.layers) if model.keeps_tokens(layer)]
+    whole_layers = sum(map(model.sees_all, keeping))
     words = "latent attention" if model.latent else "full attention"
-    found = [(words, whole_layers), (f"sliding window of {model.window}", model.layers - whole_layers)]
+    found = [(words, whole_layers), (f"sliding window of {model.window}", len(keeping) - whole_layers)]
     return tuple(one for one in found if one[1])
 
 
@@ -528,8 +576,8 @@ def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
         "the version is that of llama-cpp-python, 0.3.36",
         "not counted: ggml's pools of temporary buffers, which no log prints",
     ]
-    if model.experts_used:
-        notes.append("with experts nothing holds the compute buffer")
+    if model.experts_used or model.architecture in _OTHER_GRAPHS:
+        notes.append(f"nothing holds the compute buffer of {model.architecture}, or of experts")
     if settings.on_host:
         notes.append(
             "tensors that stay on the host: their products are computed there, or with copies that no log prints"

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,15 +36,21 @@ _MOST_SERVICES = 64
 #: The program of a command that starts a server, perhaps in a folder, and Python before a module.
 _SERVER = re.compile(
     r"(?:vllm serve|vllm\.entrypoints\.\S+|sglang\.launch_server|sglang serve|trtllm-serve|text-generation-launcher|"
-    r"llama-server) "
+    r"llama-server|(?:docker|podman|nerdctl) run) "
 )
 _PYTHON = re.compile(r"(?<!\S)\S{0,200}python[\d.]{0,8} -m $")
+#: A word of a list that has one a line.
+_WORD = re.compile(r"(?:^|\) )\s*\[?'([^']{0,4000})'[,\]]")
+#: The class that the engine makes of a model.
+_ARCHITECTURE = re.compile(r"(?:Resolved architecture: |Load weight end\b.*? type=)(\w+)")
 #: A folder of the Hub's cache.
 _CACHED = re.compile(r"(models--[\w.-]+?--[\w.-]+)")
 #: How an engine says that its card is Windows', whose driver keeps nothing of the board for itself.
 _WINDOWS = "WSL is detected"
-#: How drivers and libraries name a card.
-_CARD = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|AMD Instinct)[ -][A-Za-z0-9][\w +-]{1,40}")
+#: How engines say that they run on something else than a CUDA card.
+_OTHER_PLATFORM = re.compile(r"detected platform (?!cuda)\w|\[rocm\.py:|device='npu'")
+#: How drivers and libraries name a card, and files of tuned kernels, which have ``_`` in it.
+_CARD = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|AMD Instinct)[ _-][A-Za-z0-9][\w +-]{1,40}")
 #: Settings as Python and Rust write them: ``name=value``, ``'name': value`` and ``name: value``.
 _SETTING = re.compile(r"(?:'(\w+)'\s*:|\b([A-Za-z_]\w*)\s*(?:=|:(?= )))\s*")
 #: Names of settings whose values are nobody's business.
@@ -73,7 +80,8 @@ class Printed:
 class Log:
     """What a log says of the engine's last start. ``settings`` have the engine's own names, values as text; ``printed``
     figures the names of the parts of an answer (:class:`graphmem.serving.base.Part`). ``total_bytes`` of the card, and
-    ``free_bytes`` of it before the weights were loaded. ``service``: which of several of docker compose it is."""
+    ``free_bytes`` of it before the weights were loaded. ``service``: which of several of docker compose it is;
+    ``architecture``: the class of the model."""
 
     engine: str
     version: str | None
@@ -87,6 +95,8 @@ class Log:
     service: str | None = None
     is_told: bool = True
     own_model: tuple[ServedModel, frozenset[str]] | None = None
+    architecture: str | None = None
+    is_cuda: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,13 +148,15 @@ class Reader:
     model_in: Callable[[Sequence[str]], tuple[ServedModel, frozenset[str]] | None] = lambda lines: None
     told: tuple[str, ...] = ()
 
-    def read(self, lines: Sequence[str]) -> Log | None:
-        """The last start that these lines tell of, None where this engine printed no figure."""
+    def read(self, lines: Sequence[str], commands: Mapping[str, Sequence[str]] | None = None) -> Log | None:
+        """The last start that these lines tell of, None where this engine printed no figure. ``commands``: what
+        :func:`commands_in` found in them, where somebody has looked."""
         start = self._last_start(lines)
         printed = _printed(start, self.figures)
         if not printed:
             return None
-        command = command_in(lines, self.engine, self.model[0])
+        named, *words = (commands_in(lines) if commands is None else commands).get(self.engine, ("",))
+        command = {self.model[0]: named} | _options_in(words) if named else {}
         settings = {**command, **self.settings(start)}
         model = next((settings[name] for name in self.model if settings.get(name)), None)
         return Log(
@@ -159,6 +171,8 @@ class Reader:
             any(_WINDOWS in line for line in start),
             is_told=not self.told or bool(command) or any(one in line for line in start for one in self.told),
             own_model=self.model_in(start),
+            architecture=next(_found(start, _ARCHITECTURE), None),
+            is_cuda=not any(map(_OTHER_PLATFORM.search, start)),
         )
 
     def _version(self, lines: Sequence[str]) -> str | None:
@@ -267,22 +281,28 @@ def services_in(lines: Sequence[str]) -> dict[str | None, list[str]]:
     return found if 1 < len(found) <= _MOST_SERVICES else {None: list(lines)}
 
 
-def command_in(lines: Sequence[str], engine: str, model: str) -> dict[str, str]:
-    """The options of the last command in these lines that starts the engine's server; ``model`` names its model."""
-    for number in range(len(lines) - 1, -1, -1):
-        text = _command_of(lines[number])
+def commands_in(lines: Sequence[str]) -> dict[str, list[str]]:
+    """By engine the last command in these lines that starts its server: the model, and the words of the options."""
+    found: dict[str, list[str]] = {}
+    following = iter(lines)
+    for line in following:
+        text = _command_of(line)
         if text is None:
             continue
-        while text.endswith("\\") and number + 1 < len(lines):
-            number += 1
-            text = text[:-1] + " " + lines[number].strip()
-        try:
-            named, _, of, *words = asked_by(shlex.split(text))
-        except (ValueError, UsageError):
-            continue
-        if of == engine:
-            return {model: named} | _options_in(words)
-    return {}
+        while text.endswith("\\") and len(text) < _LONGEST_LINE:
+            text = text[:-1] + " " + next(following, "").strip()
+        with suppress(ValueError, UsageError):
+            named, _, engine, *words = asked_by(shlex.split(text))
+            found[engine] = [named, *words]
+    listed = _listed(lines)
+    return {"vllm": listed, **found} if listed else found
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    """A server's command as programs that begin engines print it: a list of words, one a line, the model the second;
+    empty where none is."""
+    words = list(_found(lines, _WORD))
+    return words[words.index("serve") + 1 :] if "serve" in words else []
 
 
 def _command_of(line: str) -> str | None:
@@ -315,7 +335,7 @@ def card_in(lines: Sequence[str]) -> str | None:
     """The card of graphmem's table that a line names; None where no line does."""
     for line in lines:
         for match in _CARD.finditer(line):
-            words = match[0].split()
+            words = match[0].replace("_", " ").split()
             for length in range(len(words), 0, -1):
                 try:
                     return device_named(" ".join(words[:length])).name

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from graphmem.devices import Device
 from graphmem.errors import UsageError
-from graphmem.serving.base import Batch, Served, ServedModel
+from graphmem.serving.base import Served, ServedModel
 from graphmem.serving.stored import kind_of, sized
 from graphmem.serving.values import count, mapping
 
@@ -59,10 +59,6 @@ class Roofline:
         products = max(read / self.bandwidth, (tokens * self.token_flops + rows * self.row_flops) / self.peak)
         attention = max(context * self.kept_bytes / self.bandwidth, pairs * self.attention_flops / self.attention_peak)
         return products + attention + tokens * self.sum_bytes / self.link + self.fixed_seconds
-
-    def of(self, batch: Batch) -> float:
-        """Seconds of a step of an engine's scheduler."""
-        return self.seconds(batch.total, len(batch.entries), batch.context, batch.pairs)
 
     def answering(self, requests: int, context: float) -> float:
         """Seconds of a step in which each of so many requests gets a token, all with so much context."""

@@ -33,6 +33,7 @@ def said(*words: str) -> tuple[int, str]:
             "no option --users; here: --load N",
         ),
         (("run", "--bs", "8", "train.py"), 2, "go after it: graphmem run train.py --bs"),
+        (("run", "--larges", "train.py"), 2, "'--largest'"),
         (("run", "--device", "T4", "train.py"), 2, "no option --device; here: --gpu NAME"),
         (("help", "--lora"), 0, "there is no --lora; here: a function"),
         (("help", "precision"), 0, "there is no --precision; here: --amp bf16"),

@@ -195,9 +195,19 @@ def test_the_largest_number_that_fits(
         (("train.py", "bs={}"), "which card?"),
         (("--gpu", "T4", "missing.py", "bs={}"), "missing.py"),
         (("--gpu", "T4", "--budget", "1GiB", "train.py", "bs={}"), "do not go with --largest"),
+        (("--gpu", "T4", "--details", "train.py", "bs={}"), "do not go with --largest"),
         (("--gpu", "T4", "--multiple-of", "64", "--at-most", "10", "train.py", "bs={}"), "no multiple of 64"),
+        (
+            ("--gpu", "T4", "-c", "import argparse; argparse.ArgumentParser().parse_args()", "--bs={}"),
+            "error: unrecognized arguments: --bs=1",
+        ),
     ],
 )
 def test_a_search_that_cannot_begin(words: tuple[str, ...], said: str) -> None:
     result = run("--largest", *words)
     assert (result.exit_code, said in result.output) == (1, True), result.output
+
+
+def test_limits_of_no_search() -> None:
+    result = run("--gpu", "T4", "--multiple-of", "8", "train.py")
+    assert (result.exit_code, "give --largest too" in result.output) == (1, True), result.output

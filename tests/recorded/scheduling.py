@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.serving.base import Request
+from graphmem.serving.vllm.connectors import Connector, Host, Receiver, Sender
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
 from tests import places
@@ -40,7 +41,12 @@ def scheduler(load: Load) -> Scheduler:
     in_flight = load["batches_in_flight"] * load["max_num_batched_tokens"]
     layout = Layout(tuple(Group(Spec(1, window), 1) for window in load["windows"]), load["block_size"], in_flight)
     options = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "batches_in_flight", "prefix_caching")
-    return Scheduler(layout, load["blocks"], **{name: load[name] for name in options})
+    connector: Connector | None = None
+    if "host_blocks" in load:
+        connector = Host(load["host_blocks"], load["block_size"])
+    elif "role" in load:
+        connector = Sender() if load["role"] == "prefill" else Receiver()
+    return Scheduler(layout, load["blocks"], **{name: load[name] for name in options}, connector=connector)
 
 
 def stepped(load: Load) -> list[Step]:
@@ -48,19 +54,24 @@ def stepped(load: Load) -> list[Step]:
     ours, requests = scheduler(load), load["requests"]
     arrivals = deque(sorted(range(len(requests)), key=lambda number: requests[number][0]))
     pending: deque[Any] = deque()
+    loads: deque[tuple[int, int]] = deque()
     steps: list[Step] = []
     alive = 0
     while arrivals or alive:
         while arrivals and (requests[arrivals[0]][0] <= len(steps) or not alive):
             number = arrivals.popleft()
-            ours.add(number, Request(*requests[number]))
+            arrival, prompt, output, *shared = requests[number]
+            ours.add(number, Request(arrival, prompt, output, tuple(map(tuple, shared[0])) if shared else ()))
             alive += 1
         batch = ours.schedule()
+        loads.extend((len(steps) + load.get("transfer_steps", 0), number) for number, _ in ours.transfers())
         used = ours.used_blocks
         pending.append(batch)
         done: list[int] = []
         if len(pending) >= load["batches_in_flight"]:
             done = sorted(ours.update(pending.popleft()))
+            while loads and loads[0][0] <= len(steps) + 1 - load["batches_in_flight"]:
+                ours.transferred(loads.popleft()[1])
             alive -= len(done)
         steps.append([[[entry[0].number, entry[1]] for entry in batch.entries], batch.preempted, used, done])
         assert len(steps) <= 20_000, "the load does not end"

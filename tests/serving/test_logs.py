@@ -202,7 +202,7 @@ def test_what_is_outside_torch_belongs_to_the_machine(tmp_path: Path) -> None:
         (b"", (), "has no figure of memory"),
         (b"\x7fELF\x00\x01" * 99, (), "is no text"),
         (b"hello\nworld\n", (), "has no figure of memory"),
-        (OLD.encode(), (), "does not name its card: give --gpu"),
+        (("Automatically detected platform rocm.\n" + OLD).encode(), (), "does not name its card: give --gpu"),
         (OLD.encode(), ("--gpu", "H100"), "give the card with --gpu"),
         (OLD.encode(), ("--engine", "tgi"), "has no figure of memory that tgi prints"),
         (OLD.encode(), ("--engine", "onnxruntimegenai"), "logs of onnxruntimegenai are not read; accepted: vllm"),

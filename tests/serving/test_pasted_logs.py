@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from graphmem.errors import UsageError
 from graphmem.serving.configurations import model_named, model_of_log
 from graphmem.serving.from_log import LogReport, compared
 from graphmem.units import GIB
@@ -182,3 +183,84 @@ def test_bytes_of_a_token_are_the_models_whatever_the_card_holds(tmp_path: Path)
     assert terms["tokens"].printed == 220_480  # the last, after a try
     assert terms["a token"].difference == 0
     assert terms["a token"].predicted == 2**17
+
+
+#: A start that names neither a model of the table nor its card; the figures are those of Qwen 2 and 2.5 7B on 24 GB.
+UNNAMED = """\
+(APIServer pid=7) INFO 03-01 10:00:00 [utils.py:233] non-default args: {'model_tag': '/ckpt/step-900', \
+'model': '/ckpt/step-900', 'max_model_len': 8192}
+(APIServer pid=7) INFO 03-01 10:00:01 [model.py:531] Resolved architecture: Qwen2ForCausalLM
+(EngineCore pid=9) INFO 03-01 10:00:02 [core.py:103] Initializing a V1 LLM engine (v0.17.0) with config: \
+model='/ckpt/step-900', dtype=torch.bfloat16, max_seq_len=8192, tensor_parallel_size=1, quantization=None
+(EngineCore pid=9) INFO 03-01 10:00:30 [gpu_model_runner.py:4566] Model loading took 14.25 GiB memory and 3.1 seconds
+(EngineCore pid=9) INFO 03-01 10:00:40 [gpu_worker.py:456] Available KV cache memory: 6.40 GiB
+(EngineCore pid=9) INFO 03-01 10:00:40 [kv_cache_utils.py:1316] GPU KV cache size: 119,840 tokens
+"""
+
+
+def test_a_model_and_a_card_without_names_are_known_by_what_they_have(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(UNNAMED)
+    report = compared(path)
+    assert report.served.model.startswith("Qwen/Qwen2-7B: by its class")
+    assert 22 * GIB < report.served.total_bytes < 24 * GIB
+    assert any("does not name its card" in note for note in report.served.notes)
+    path.write_text(UNNAMED.replace("14.25", "11.25"))
+    with pytest.raises(UsageError, match="whose configuration is not here"):
+        compared(path)
+
+
+def test_words_of_a_command_may_stand_on_lines_of_their_own(tmp_path: Path) -> None:
+    words = ["serve", "/ckpt/step-900", "--max_num_seqs", "8", "--gpu-memory-utilization", "0.5"]
+    lines = [f"(Server pid=3)  {'[' * (word == 'serve')}{word!r}," for word in words]
+    path = tmp_path / "engine.log"
+    path.write_text("\n".join(lines) + "]\n" + UNNAMED)
+    assert compared(path).log.settings["max_num_seqs"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "printed", "states"),
+    [
+        (
+            "gemma4",
+            {"n_layer": 42, "n_head": 8, "n_head_kv": 2, "n_embd_head_k": 512, "n_embd_head_v": 512, "n_swa": 512,
+             "n_embd_head_k_swa": 256, "n_embd_head_v_swa": 256},
+            1064, 0,
+        ),
+        (
+            "qwen35moe",
+            {"n_layer": 40, "n_head": 16, "n_head_kv": 2, "n_embd_head_k": 256, "n_embd_head_v": 256,
+             "ssm_d_conv": 4, "ssm_d_inner": 4096, "ssm_d_state": 128, "ssm_n_group": 16},
+            1280, 62.8125,
+        ),
+        (
+            "gemma4",
+            {"n_layer": 30, "n_head": 16, "n_head_kv": [8, 8, 8, 8, 8, 2] * 5, "n_embd_head_k": 512,
+             "n_embd_head_v": 512, "n_swa": 1024, "n_embd_head_k_swa": 256, "n_embd_head_v_swa": 256},
+            1280 + 300, 0,
+        ),
+    ],
+)  # fmt: skip
+def test_llama_cpps_layers_differ(
+    architecture: str, sizes: dict[str, Any], printed: float, states: float, tmp_path: Path
+) -> None:
+    """Figures of public logs: keys of another width in a window, layers that have another's cache, states."""
+    lines = [f"print_info: {name} = {value}" for name, value in sizes.items()]
+    path = tmp_path / "server.log"
+    path.write_text(
+        f"print_info: arch = {architecture}\n"
+        "llama_model_loader: - kv  15: gemma4.attention.shared_kv_layers u32 = 18\n"
+        * (sizes["n_layer"] == 42)
+        + f"print_info: arch = {architecture}\nprint_info: n_embd = 2048\nprint_info: n_vocab = 248320\n"
+        + "\n".join(lines)
+        + "\nllama_context: n_ctx = 65536\nllama_context: n_seq_max = 1\nllama_context: n_ubatch = 512\n"
+        f"llama_kv_cache:      CUDA0 KV buffer size =  {printed} MiB\n"
+        + f"llama_memory_recurrent: CUDA0 RS buffer size = {states} MiB\n" * bool(states)
+        + "sched_reserve:      CUDA0 compute buffer size =   517.50 MiB\n"
+    )
+    report = compared(path)
+    assert report.decides is not None
+    assert report.decides.predicted == pytest.approx(printed * 2**20)
+    found = {term.name: term.predicted for term in report.terms}
+    assert found.get("states", 0) == pytest.approx(states * 2**20)
+    assert "compute buffer" not in found

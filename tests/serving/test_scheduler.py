@@ -12,12 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphmem.serving.base import Request
+from graphmem.serving.fleet import Wanted, loaded
 from graphmem.serving.loads import drawn
-from graphmem.serving.over_time import Speed, loaded, simulate
+from graphmem.serving.over_time import Course, LoadAnswer, Speed
+from graphmem.serving.vllm.block_pool import BlockPool
+from graphmem.serving.vllm.connectors import Host, Receiver, Sender
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
-from graphmem.serving.vllm.scheduler import FreeBlocks, Scheduler
+from graphmem.serving.vllm.scheduler import Scheduler
 from tests.recorded.scheduling import loads, stepped
 from tests.support.examples import examples
+
+
+def simulate(*load: Any, **options: Any) -> LoadAnswer:
+    """The answer of a course that is followed."""
+    course = Course(*load, **options)
+    course.follow()
+    return course.answer()
 
 
 @pytest.mark.parametrize("number", range(len(loads())))
@@ -33,6 +43,12 @@ def test_the_loads_are_hard_enough() -> None:
     assert {load["batches_in_flight"] for load in preempting} == {1, 2}
     assert {len(load["windows"]) for load in preempting} == {1, 2, 3}
     assert {load["prefix_caching"] for load in preempting} == {True, False}
+    sharing = [load for load in loads() if any(len(request) > 3 for request in load["requests"])]
+    assert len(sharing) >= 16
+    assert {load.get("role", "host" if "host_blocks" in load else "") for load in sharing} == {
+        "", "host", "prefill", "decode",
+    }  # fmt: skip
+    assert sum(any(step[1] for step in load["steps"]) for load in sharing) >= 8
 
 
 _REQUESTS = st.lists(
@@ -73,36 +89,99 @@ def test_any_load_ends_with_all_blocks_free(
         assert answer.tokens_computed == done
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.integers(0, 5)), max_size=40))
-def test_free_blocks_are_those_of_a_list(steps: list[tuple[int, int, int]]) -> None:
-    """Against the queue written out block by block: (owner, position), those first taken first."""
-    free = FreeBlocks(30)
-    queue: list[tuple[int, int]] = [(-1, 0)] * 30
-    held = 0
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(0, 5)), max_size=60))
+def test_the_pool_is_that_of_a_list(steps: list[tuple[int, int, int]]) -> None:
+    """Against the queue written out block by block: its names, those first taken first."""
+    pool = BlockPool(30)
+    queue: list[object] = [None] * 30
+    plain = 0
+    holders: dict[str, int] = {}
+    shared: dict[str, Any] = {}
     for kind, amount, owner in steps:
+        name = f"shared {owner}"
         if kind <= 1 and amount <= len(queue):
-            free.take(amount)
+            pool.take(amount)
+            plain += amount
             queue = queue[amount:]
-            held += amount
-        elif kind == 2 and amount <= held:
-            free.put_first(amount)
-            queue = [(-1, 0)] * amount + queue
-            held -= amount
-        elif kind == 3 and amount <= held and not free.kept(owner):
-            free.put_last(amount, owner)
+            shared = {key: one for key, one in shared.items() if holders[key] or key in queue}
+        elif kind == 2 and amount <= plain:
+            pool.give_back(amount, 0, ())
+            queue = [None] * amount + queue
+            plain -= amount
+        elif kind == 3 and amount <= plain and not pool.kept(owner):
+            pool.give_back(0, amount, (), owner)
             queue += [(owner, position) for position in reversed(range(amount))]
-            held -= amount
-        elif kind == 4:
-            kept = free.kept(owner)
-            found = min(kept, amount)
-            free.take_back(owner, found)
+            plain -= amount
+        elif kind == 4 and pool.kept(owner):
+            found = min(pool.kept(owner), amount)
+            pool.take_back(owner, found)
             queue = [
-                one if one[0] != owner else (-1, 0) for one in queue if one[0] != owner or one[1] >= found
+                one if not isinstance(one, tuple) or one[0] != owner else "nobody's"
+                for one in queue if not isinstance(one, tuple) or one[0] != owner or one[1] >= found
             ]  # fmt: skip
-            held += found
-        assert free.count == len(queue)
-        for name in range(6):
-            assert free.kept(name) == sum(one[0] == name for one in queue)
+            plain += found
+        elif kind == 5 and name not in shared and plain:
+            shared[name] = pool.publish(name, holders=1)
+            holders[name] = 1
+            plain -= 1
+        elif kind == 5 and name in shared and holders[name]:
+            pool.give_back(0, 0, [shared[name]])
+            holders[name] -= 1
+            queue += [] if holders[name] else [name]
+        elif kind == 5 and name in shared:
+            assert pool.found([name, "another"]) == [shared[name]]
+            pool.hold([shared[name]])
+            holders[name] += 1
+            queue.remove(name)
+        assert pool.free == len(queue)
+        assert {name for name in holders if pool.found([name])} == set(shared)
+        for number in range(6):
+            assert pool.kept(number) == sum(isinstance(one, tuple) and one[0] == number for one in queue)
+
+
+class _Stepped(Scheduler):
+    """One that makes every step."""
+
+    def alike(self, last: Any) -> int:
+        return 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 20), st.integers(1, 150), st.integers(1, 150), st.integers(0, 100), st.integers(0, 2)),
+        min_size=1, max_size=25,
+    ),
+    st.integers(20, 60), st.integers(1, 8), st.integers(16, 300), st.integers(1, 2),
+    st.sampled_from(["", "host", "prefill", "decode"]),
+)  # fmt: skip
+@settings(max_examples=examples(400), deadline=None)
+def test_steps_that_are_alike_may_be_made_at_once(
+    asked: list[tuple[float, int, int, int, int]], blocks: int, most: int, tokens: int, in_flight: int, kind: str
+) -> None:
+    layout = Layout((Group(Spec(1, None), 1),), 16, in_flight * tokens)
+    requests = sorted(
+        (Request(at, prompt, output, (("sS"[name % 2], min(prompt, shared)),) if name and shared else ())
+         for at, prompt, output, shared, name in asked),
+        key=lambda one: one.arrival,
+    )  # fmt: skip
+
+    def course(maker: type[Scheduler]) -> Any:
+        connectors = {"host": Host(8, 16), "prefill": Sender(), "decode": Receiver()}
+        scheduler = maker(
+            layout, blocks, max_num_seqs=most, max_num_batched_tokens=max(most, tokens), max_model_len=300,
+            batches_in_flight=in_flight, connector=connectors.get(kind),
+        )  # fmt: skip
+        answer = simulate(scheduler, requests, 1000.0, Speed(), token_seconds=0.001)
+        assert scheduler.used_blocks == 0
+        return answer
+
+    once, stepped_ = course(Scheduler), course(_Stepped)
+    near = ("mean_used", "timeline", "wait_p50", "wait_p99", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
+    for name, value in vars(stepped_).items():
+        if name not in (*near, "first_preemption"):
+            assert getattr(once, name) == value, name
+    for name in near[2:]:
+        assert getattr(once, name) == pytest.approx(getattr(stepped_, name), abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [1.0, 6.0, 30.0])
@@ -149,12 +228,14 @@ def test_a_load_is_followed_to_its_end_on_one_copy_alone() -> None:
     """Of more copies that are too few, no more than shows it: an hour of 200 requests a second tries eight numbers."""
     layout = Layout((Group(Spec(1, None), 1),), 16, 2048)
 
-    def make() -> Scheduler:
+    def make(role: str = "") -> Scheduler:
         return Scheduler(layout, 1000, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=300)
 
-    served: Any = SimpleNamespace(scheduler=make, refusal=None, cards=1)
+    served: Any = SimpleNamespace(
+        scheduler=make, refusal=None, cards=1, kv_cache=SimpleNamespace(block_bytes=16, block_size=16)
+    )
     requests = drawn(120.0, 100.0, ((50.0, 100),), ((50.0, 50),), 300)
-    report = loaded(served, requests, 100.0, Speed(step_seconds=0.1), 5.0, "")
+    report = loaded(served, requests, 100.0, Speed(step_seconds=0.1), Wanted(5.0), "")
     assert report.answer.given_up_at is None
     too_few = [100.0 if one.followed is None else one.followed for one in report.tried[1:] if not one.enough]
     assert len(too_few) >= 3

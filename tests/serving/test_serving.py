@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -413,9 +414,84 @@ def test_a_load_of_a_file(tmp_path: Path) -> None:
     assert '<figure class="curves"' in page.read_text()
 
 
+def _found(path: Path, text: str, *arguments: str) -> tuple[int, int]:
+    path.write_text(text)
+    answer = _json(LLAMA, "--gpu", "L40S", "--enforce-eager", "--trace", str(path), *arguments)["over_time"]["answer"]
+    return answer["asked_tokens"], answer["found_tokens"]
+
+
+def test_prompts_that_begin_alike_are_found(tmp_path: Path) -> None:
+    """Two prompts of 1,600 tokens with 1,024 in common, and a third with 512: by hashes and by names."""
+    hashes = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 7, 8, 9]]
+    rows = [
+        {"timestamp": 9000 * at, "input_length": 1600, "output_length": 5, "hash_ids": h} for at, h in enumerate(hashes)
+    ]
+    by_hash = _found(tmp_path / "mooncake.jsonl", "\n".join(map(json.dumps, rows)))
+    named = "timestamp,prompt,output,prefix,prefix_tokens\n0,1600,5,a,1024\n9,1600,5,a,1024\n18,1600,5,a,512\n"
+    assert by_hash == _found(tmp_path / "named.csv", named) == (4800, 1024 + 512)
+    plain = "timestamp,prompt,output\n0,1600,5\n9,1600,5\n18,100,5"
+    assert _found(tmp_path / "plain.csv", plain, "--shared-prefix", "1000") == (3300, 62 * 16 + 6 * 16)
+    assert _found(tmp_path / "plain.csv", plain) == (3300, 0)
+    off = _found(tmp_path / "plain.csv", plain, "--shared-prefix", "1000", "--no-enable-prefix-caching")
+    assert off == (3300, 0)
+
+
+def test_blocks_that_left_the_card_come_from_the_host(tmp_path: Path) -> None:
+    """Four beginnings in turn, of which the card holds three."""
+    path = tmp_path / "turns.csv"
+    rows = [f"{9 * at},4000,5,p{at % 4},4000" for at in range(12)]
+    path.write_text("\n".join(["timestamp,prompt,output,prefix,prefix_tokens", *rows]))
+    asked = (LLAMA, "--gpu", "L40S", "--enforce-eager", "--max-model-len", "8192", "--num-gpu-blocks-override", "800",
+             "--trace", str(path))  # fmt: skip
+    without = _json(*asked)["over_time"]["answer"]
+    host = _json(*asked, "--kv-offloading-size", "8")["over_time"]["answer"]
+    assert without["found_tokens"] < 8 * 1000  # those that were to be taken last
+    assert without["loaded_tokens"] == 0
+    assert host["found_tokens"] + host["loaded_tokens"] == 8 * 4000
+    assert host["tokens_computed"] == without["tokens_computed"] - 8 * 3999 + without["found_tokens"]
+    assert host["ttft_p50"] < without["ttft_p50"]
+    small = _json(*asked, "--kv-offloading-size", "1")["over_time"]["answer"]
+    assert small["loaded_tokens"] < host["loaded_tokens"]
+
+
+def test_prefill_and_decode_apart() -> None:
+    asked = (LLAMA, "--gpu", "L40S", "--max-model-len", "8192", "--arrivals", "4/s", "--duration", "2min", *OVER_TIME,
+             "--max-tpot", "50ms", "--price", "1.5")  # fmt: skip
+    found = _json(*asked, "--disaggregated")["over_time"]
+    apart, both = found["apart"], next(one for one in found["tried"] if one["copies"] == found["copies"])
+    assert apart["cards"] == apart["prefill"] + apart["decode"]
+    assert apart["price_of_all"] == 1.5 * apart["cards"]
+    assert apart["tpot_p99"] <= 0.05 >= both["tpot_p99"]
+    assert 50e6 < apart["moved_bytes"] < 500e6
+    slow = _json(*asked, "--disaggregated", "--kv-links", "0.5,32")["over_time"]["apart"]
+    assert slow["ttft_p99"] > apart["ttft_p99"]
+    assert "1 prefill" in _run(*asked, "--disaggregated")[1]
+    code, text = _run("google/gemma-3-12b-it", *asked[1:], "--disaggregated")
+    assert (code, text.count("\n")) == (1, 1)
+    assert "one group of layers" in text
+
+
+def test_copies_that_follow_the_load(tmp_path: Path) -> None:
+    path = tmp_path / "day.csv"
+    busy = [f"{3600 + at / 12},2000,100" for at in range(12 * 600)]
+    path.write_text("\n".join(["timestamp,prompt,output", "0,50,5", *busy, "7200,50,5", "10800,50,5"]))
+    asked = (LLAMA, "--gpu", "L40S", "--enforce-eager", "--trace", str(path), "--price", "2", "--autoscale", "30min")
+    found = _json(*asked)["over_time"]
+    scaling = found["scaling"]
+    copies = [one["copies"] for one in scaling["intervals"]]
+    assert copies == [1, 0, found["copies"], 0, 1, 0, 1]
+    assert scaling["copy_hours"] == pytest.approx(0.5 * (found["copies"] + 2) + 1 / 60 + (found["copies"] + 3) / 12)
+    assert scaling["fixed_cost"] == pytest.approx(2 * found["copies"] * (10860 / 3600 + 1 / 12))
+    assert re.search(rf"1:00 to 1:30 +4\.00 +{found['copies']}\n", _run(*asked)[1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--shared-prefix", "500"], "--shared-prefix belongs to a load over time"),
+        (["--arrivals", "5/s", *OVER_TIME, "--kv-links", "50"], "GB/s of a card to other engines and to its host"),
+        (["--arrivals", "5/s", *OVER_TIME, "--autoscale", "1min"], "shorter than --startup 5min"),
+        (["--arrivals", "5/s", *OVER_TIME, "--max-tpot", "fast"], "--max-tpot 'fast' is no time"),
         (["--arrivals", "5", *OVER_TIME], "5/s, 300/min"),
         (["--arrivals", "5/s"], "wants --lengths"),
         (["--arrivals", "5/s", "--duration", "soon", *OVER_TIME], "--duration 'soon' is no time"),
@@ -444,6 +520,9 @@ def test_a_load_that_is_none_is_one_line(arguments: Sequence[str], message: str)
         b"", b"a,b,c\n1,2,3", b"timestamp,prompt,output", b"timestamp,prompt,output\n1,2",
         b"timestamp,prompt,output\n1,0,5", b"timestamp,prompt,output\n1,99999999999,5",
         b"timestamp,prompt,output\nnan,1,5", b"\xff\xfe\x00,prompt",
+        b"timestamp,prompt,output,prefix\n1,2,3,a", b"timestamp,prompt,output,prefix,prefix_tokens\n1,2,3,a,0",
+        b'{"timestamp": 1}', b'{"timestamp": 1, "input_length": 9, "output_length": 9, "hash_ids": [1, 2]}', b"{",
+        b'{"timestamp": 1, "input_length": 9, "output_length": 9, "hash_ids": [[]]}', b'{"timestamp": "NaN"}\n{}',
         b"timestamp,prompt,output\n1,2,3\x00\n" + b"9" * 20_000, b"timestamp,prompt,output\n0001-01-01,1,1",
     ],
 )  # fmt: skip

@@ -36,6 +36,7 @@ from graphmem.serving.vllm import (
     versions,
 )
 from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
+from graphmem.serving.vllm.connectors import connector_for
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
 from graphmem.serving.vllm.log import READER
@@ -386,6 +387,7 @@ def _answer(
     parts = _parts(question, settings, shape, start, total - requested)
     available = total - sum(part.bytes for part in parts)
     length = settings.batch.length
+    host_ranks = 1 if shape.latent is not None else settings.cards  # all ranks have the same latent keys
     blocks = settings.more.blocks or layout.blocks(available)
     concurrency = layout.concurrency(blocks, length)
     cache = KVCache(
@@ -414,13 +416,15 @@ def _answer(
         fragmentation_bytes=start.slack,
         outside=_outside(question.device, settings, shape),
         request_blocks=layout.request_blocks,
-        scheduler=lambda: Scheduler(
+        scheduler=lambda role="": Scheduler(
             layout,
             blocks,
             max_num_seqs=settings.batch.requests,
             max_num_batched_tokens=settings.batch.tokens,
             max_model_len=length,
             batches_in_flight=settings.batches_in_flight,
+            prefix_caching=settings.more.prefix_caching,
+            connector=connector_for(role, layout, settings.more.host_cache_bytes, host_ranks),
         ),
         refusal=_refusal(question, settings, shape, layout, start, cache),
         notes=_notes(question, settings, shape),

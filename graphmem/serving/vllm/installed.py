@@ -14,6 +14,8 @@ from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, handed_on, options_of, started
 from graphmem.serving.installed import why_not as why_none
 from graphmem.serving.starting import Asked
+from graphmem.serving.vllm.arguments import read
+from graphmem.serving.vllm.connectors import connector_for
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
 
@@ -93,6 +95,8 @@ def _options(question: Question, folder: Path | None) -> Iterator[str]:
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
+#: The options that are read here too, for the scheduler.
+_SCHEDULING = ("kv_offloading_size", "enable_prefix_caching", "no_enable_prefix_caching")
 #: What the engine says where memory alone keeps it from starting.
 _FOR_MEMORY = ("OutOfMemoryError", "No available memory for the cache", "KV cache is needed", "is less than desired")
 
@@ -107,6 +111,7 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
     available = total - sum(part.bytes for part in parts)
     layout = _layout(found, known)
     blocks = int(found.get("blocks", 0))
+    more = read(tuple(one for one in question.arguments if one[0].replace("-", "_") in _SCHEDULING))
     return Served(
         engine="vLLM",
         version=str(version()),
@@ -123,13 +128,15 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
         fragmentation_bytes=_slack(found["stages"]),
         outside=question.device.outside(Loads()),
         request_blocks=(lambda _: 1) if layout is None else layout.request_blocks,
-        scheduler=None if layout is None else lambda: Scheduler(
+        scheduler=None if layout is None else lambda role="": Scheduler(
             layout,
             blocks,
             max_num_seqs=settings["max_num_seqs"],
             max_num_batched_tokens=settings["max_num_batched_tokens"],
             max_model_len=settings["max_model_len"],
             batches_in_flight=known["batches_in_flight"] or 1,
+            prefix_caching=more.prefix_caching,
+            connector=connector_for(role, layout, more.host_cache_bytes, question.tensor_parallel_size),
         ),
         refusal=refusal,
         notes=(f"the class {known['architecture']} of vLLM {version()} was started, its weights without values",),

@@ -46,6 +46,7 @@ _TOLD = (
     ("a V0 LLM engine", "use_v1", "False"),
     ("Using FlashInfer for top-p & top-k sampling", "use_flashinfer_sampler", "True"),
     ("Compiling a graph for ", "cold", "True"),
+    ("pooler_config=PoolerConfig(", "runner", "pooling"),
 )
 
 

@@ -47,6 +47,8 @@ _FAMILIES: dict[str, _Family] = {
     "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True, processor=_PIXELS),
     "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3", varied=True, processor=_PIXELS),
     "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe", varied=True, processor=_PIXELS),
+    "qwen3_5": _Family(qwen, ("image", "video"), "qwen3_5_text", varied=True, processor=_PIXELS),
+    "qwen3_5_moe": _Family(qwen, ("image", "video"), "qwen3_5_moe_text", varied=True, processor=_PIXELS),
     "internvl": _Family(
         internvl, ("image", "video"), "qwen2", processor=("crop_to_patches", "max_patches", "min_patches")
     ),

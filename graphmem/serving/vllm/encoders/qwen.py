@@ -21,8 +21,8 @@ from graphmem.serving.vllm.models.base import Encoder, Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
 
-#: ``model_type`` with Qwen3-VL's encoder.
-NEW = ("qwen3_vl", "qwen3_vl_moe")
+#: ``model_type`` with Qwen3-VL's encoder; that of Qwen 3.5 gives nothing to the language model's first layers.
+NEW = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 #: Rows of the encoder's rotary table (``max_position`` of each of the three).
 _ROTARY_ROWS = 8192
 #: ``_MAX_FRAMES_PER_VIDEO`` (qwen2_vl.py; qwen3_vl.py up to 0.12).
@@ -33,7 +33,7 @@ _STAMPED = 12.5
 _RATIO = 200
 #: Pixels of an image at most by the preprocessor_config.json of the published checkpoints (of a video in Qwen3-VL, all
 #: frames together), for configurations without that file beside them.
-PIXELS = {"qwen2_vl": 12_845_056, "qwen2_5_vl": 12_845_056, "qwen3_vl": 16_777_216, "qwen3_vl_moe": 16_777_216}
+PIXELS = {"qwen2_vl": 12_845_056, "qwen2_5_vl": 12_845_056} | dict.fromkeys(NEW, 16_777_216)
 VIDEO_PIXELS = 25_165_824
 
 
@@ -451,6 +451,5 @@ class _ByItems(Tower):
 _TOWERS: dict[str, Callable[[Run, Qwen, Batch], Tower]] = {
     "qwen2_vl": _Qwen2,
     "qwen2_5_vl": _Qwen25,
-    "qwen3_vl": _Qwen3,
-    "qwen3_vl_moe": _Qwen3,
+    **dict.fromkeys(NEW, _Qwen3),
 }
