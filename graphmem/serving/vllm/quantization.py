@@ -200,8 +200,25 @@ class Float8(WeightMethod):
             loaded = run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")
             run.new(4, f"{name}.weight_scale")
             run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
-        if not self.native:
+        if self.native:
+            return
+        if self.block <= 0:
             _replace(run, f"{name}.weight")
+            return
+        self._prepare_blocks(run, name, cdiv(inputs, self.block) * columns * self.itemsize)
+
+    def _prepare_blocks(self, run: Run, name: str, expanded: int) -> None:
+        """``prepare_fp8_layer_for_marlin`` (quantization/utils/marlin_utils_fp8.py): the weight turned and packed, scales
+        of blocks written out for every output, put in order, and scaled once more."""
+        before = [run.named[f"{name}.{part}"] for part in ("weight", "weight_scale")]
+        turned = run.new(before[0].bytes)
+        run.named[f"{name}.weight"] = run.new(before[0].bytes, f"{name}.weight")
+        wide, ordered = run.new(expanded), run.new(expanded)
+        biased = run.new(expanded)
+        for _ in range(2):
+            biased = run.replacing(biased, run.new(expanded))
+        run.named[f"{name}.weight_scale"] = run.replacing(biased, run.new(expanded, f"{name}.weight_scale"))
+        run.free(ordered, turned, wide, *before)
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = tokens * outputs * self.itemsize
@@ -495,7 +512,7 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         itemsize,
         block=size[0],
         online=not own,
-        native=reaches(device.capability, _NATIVE_FP8),
+        native=reaches(device.capability, _NATIVE_FP8_BLOCKS if size[0] else _NATIVE_FP8),
         static_inputs=own.get("activation_scheme") == "static",
     )
 
@@ -516,8 +533,8 @@ def _bits(model: ServedModel, value: object) -> int:
     return value
 
 
-#: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_fp4_supported``).
-_NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
+#: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_block_fp8_supported``, ``cutlass_fp4_supported``).
+_NATIVE_FP8, _NATIVE_FP8_BLOCKS, _NATIVE_FP4 = (8, 9), (9, 0), (10, 0)
 #: The cards that Machete is for, and no later ones (``MacheteLinearKernel.can_implement``).
 _MACHETE_CARDS = (9, 0)
 
@@ -536,7 +553,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
         return Float8(
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
-            native=reaches(device.capability, _NATIVE_FP8),
+            native=reaches(device.capability, _NATIVE_FP8_BLOCKS if edge > 0 else _NATIVE_FP8),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
         )
     if kind == "float" and bits == 4:
