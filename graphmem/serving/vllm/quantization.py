@@ -208,8 +208,8 @@ class Float8(WeightMethod):
         self._prepare_blocks(run, name, cdiv(inputs, self.block) * columns * self.itemsize)
 
     def _prepare_blocks(self, run: Run, name: str, expanded: int) -> None:
-        """``prepare_fp8_layer_for_marlin`` (quantization/utils/marlin_utils_fp8.py): the weight turned and packed, scales
-        of blocks written out for every output, put in order, and scaled once more."""
+        """``prepare_fp8_layer_for_marlin`` (quantization/utils/marlin_utils_fp8.py): the weight is turned and packed;
+        scales of blocks are written out for every output, put in order, and scaled once more."""
         before = [run.named[f"{name}.{part}"] for part in ("weight", "weight_scale")]
         turned = run.new(before[0].bytes)
         run.named[f"{name}.weight"] = run.new(before[0].bytes, f"{name}.weight")
