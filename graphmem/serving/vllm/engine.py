@@ -437,7 +437,7 @@ def _basis(question: Question, settings: Settings, shape: Shape, method: str | N
     if shape.backend is not None:
         return "captures"
     recorded = question.device.limits.vllm_attention in _RECORDED_ATTENTION and method in _RECORDED_METHODS
-    if settings.version != versions.NEWEST:
+    if settings.version < versions.NEWEST:
         return "logs"
     more = settings.more
     others = more.offloaded_bytes or more.context_parallel > 1 or more.not_counted
@@ -598,7 +598,7 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append(
             f"KV offloading: {host} of pinned memory on the host of all cards together; the cards hold the same"
         )
-    if settings.version != versions.NEWEST:
+    if settings.version < versions.NEWEST:
         notes.append(
             f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
         )

@@ -512,9 +512,15 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         itemsize,
         block=size[0],
         online=not own,
-        native=reaches(device.capability, _NATIVE_FP8_BLOCKS if size[0] else _NATIVE_FP8),
+        native=_multiplies_fp8(question, size[0]),
         static_inputs=own.get("activation_scheme") == "static",
     )
+
+
+def _multiplies_fp8(question: Question, block: int) -> bool:
+    """True if the card multiplies eight bits, scaled by blocks of that size where it is not 0."""
+    blocks = block > 0 and versions.BLOCKS_BY_MARLIN.holds(versions.checked(question.version))
+    return reaches(question.device.capability, _NATIVE_FP8_BLOCKS if blocks else _NATIVE_FP8)
 
 
 def _unpacks_awq(question: Question) -> bool:
@@ -553,7 +559,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
         return Float8(
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
-            native=reaches(device.capability, _NATIVE_FP8_BLOCKS if edge > 0 else _NATIVE_FP8),
+            native=_multiplies_fp8(question, edge),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
         )
     if kind == "float" and bits == 4:

@@ -60,6 +60,8 @@ TOKENS_OF_REQUESTS = Change((0, 21), "the tokens that are printed are those of t
 SPLIT_WHILE_LOADING = Change((0, 21), "weights are loaded under max_split_size_mb:20")
 #: layers/quantization/awq_marlin.py, ``choose_mp_linear_kernel``: of the wheels 0.18 has it not, and 0.20 has it.
 AWQ_BY_MACHETE = Change((0, 20), "AWQ is multiplied by Machete on Hopper, as GPTQ was before")
+#: kernels/linear/__init__.py, ``_POSSIBLE_FP8_BLOCK_KERNELS``: of the wheels 0.18 has it not, and 0.20 has it.
+BLOCKS_BY_MARLIN = Change((0, 20), "FP8 by blocks is multiplied by Marlin where CUTLASS has no kernels of it")
 #: layers/quantization/auto_awq.py: ``--quantization awq`` was AWQ's own kernels before.
 ONE_AWQ = Change((0, 24), "AWQ is multiplied by Marlin whatever it is called")
 #: utils/mem_utils.py (vllm#49208): free memory before and after instead of weights, peak and growth outside torch.
@@ -145,9 +147,9 @@ def checked(version: Version | None) -> Version:
 
 def before_newest() -> tuple[Version, ...]:
     """The versions of the last releases, as far as they differ from one another."""
-    first = (NEWEST[0], NEWEST[1] - _LOOKED_BACK)
-    changes = (SPLIT_WHILE_PROFILING, LARGEST_CARDS, DEVICE_LEVEL, SECOND_RUNNER)
-    return tuple(sorted({first, *(one.since for one in changes if first <= one.since < NEWEST)}))
+    first = (LAST[0], LAST[1] - _LOOKED_BACK)
+    changes = (SPLIT_WHILE_PROFILING, LARGEST_CARDS, DEVICE_LEVEL, SECOND_RUNNER, SAMPLES_TWICE)
+    return tuple(sorted({first, *(one.since for one in changes if first <= one.since < LAST)}))
 
 
 def _text(version: Version) -> str:
