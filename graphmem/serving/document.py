@@ -313,7 +313,8 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
         yield (
             "prefix cache",
             f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
-            + f", {answer.loaded_tokens / asked:.0%} more on the host" * bool(answer.loaded_tokens),
+            + f", {answer.loaded_tokens / asked:.0%} more on the host, at {load.wanted.host / 1e9:g} GB/s a card "
+            "(--kv-links)" * bool(answer.loaded_tokens),
         )
     if answer.left_waiting:
         yield "", f"{_counted(answer.left_waiting, 'request')} had not begun at the end"

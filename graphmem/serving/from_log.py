@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from graphmem.base.documents import shown
 from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
@@ -69,8 +69,8 @@ class Term:
 
 @dataclass(frozen=True)
 class LogReport(Answer):
-    """A log's figures beside the prediction's. ``given``: the prediction with what the log says that engines load
-    beside torch, which is a figure of the machine; ``left_out``: settings of the log that are not followed."""
+    """A log's figures beside the prediction's. ``given``: the prediction with what the log says of the ``machine``, a
+    name and bytes; ``left_out``: settings of the log that are not followed."""
 
     path: str
     log: Log
@@ -78,6 +78,7 @@ class LogReport(Answer):
     terms: tuple[Term, ...]
     given: Term | None = None
     left_out: tuple[str, ...] = ()
+    machine: tuple[str, float] | None = None
 
     @property
     def decides(self) -> Term | None:
@@ -154,8 +155,9 @@ def compared(
     if cards[1:]:
         served = replace(served, notes=(f"the log does not name its card: {card.name} {_TAKEN}", *served.notes))
     terms = tuple(term for term in _terms(reader, log, served) if term.name not in open_figures)
-    given = _given(asked.engine, question, reader, log, served)
-    return LogReport(str(path), log, served, terms, given, left_out)
+    machine = _machine(asked, served)
+    given = _given(asked, question, served, machine)
+    return LogReport(str(path), log, served, terms, given, left_out, machine)
 
 
 class _Asked:
@@ -171,18 +173,22 @@ class _Asked:
         question, left_out = _followed(
             self.engine, Question(model, card, version=self.version, **self.found), self.others
         )
+        loaded = getattr(self.engine, "loaded_while_profiling", lambda question: 0)
+        if not question.non_torch_bytes:
+            question = question.with_(non_torch_bytes=loaded(question))
         return for_searches(self.engine, question), left_out
 
-    def serve(self, model: ServedModel, card: Device) -> Served:
-        """The answer."""
-        return self.engine.serve(self.question(model, card)[0])
+    def serve(self, model: ServedModel, card: Device) -> Served | None:
+        """The answer; None where there is none."""
+        with suppress(GraphmemError):
+            served: Served = self.engine.serve(self.question(model, card)[0])
+            return served
+        return None
 
     def off(self, model: ServedModel, card: Device, names: Sequence[str]) -> float:
         """The part by which the worst of these figures is off; infinite where none is known."""
-        try:
-            terms = list(_terms(self.reader, self.log, self.serve(model, card)))
-        except GraphmemError:
-            return math.inf
+        served = self.serve(model, card)
+        terms = [] if served is None else _terms(self.reader, self.log, served)
         shares = (abs(term.share or 0) for term in terms if term.name in names and term.printed > 0)
         return max(shares, default=math.inf)
 
@@ -270,7 +276,9 @@ def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str
 
 def _nearest(asked: _Asked, model: ServedModel, cards: Sequence[Device]) -> Device:
     """The card with which the cache comes nearest to what is printed, of those whose memory does."""
-    served = asked.serve(model, cards[0])  # an error of the model's own is the user's
+    served = next((served for card in cards if (served := asked.serve(model, card)) is not None), None)
+    if served is None:
+        return cards[0]
     cache, printed = served.kv_cache, asked.log.printed
     name = next((name for name in _DECIDE if name in printed), None)
     if name is None:
@@ -397,21 +405,35 @@ def _predicted(reader: Reader, served: Served, name: str) -> float | None:
     return known.get(name, parts.get(name))
 
 
-def _given(engine: Any, question: Question, reader: Reader, log: Log, served: Served) -> Term | None:
-    """The figure that decides, as predicted with what the log says of the machine: what is loaded beside torch, or what
-    was available once the weights were there."""
-    outside, available = log.printed.get("outside torch"), log.printed.get("available")
-    name = next((name for name in _DECIDE if name in log.printed), None)
-    if name is None:
+def _given(asked: _Asked, question: Question, served: Served, machine: tuple[str, float] | None) -> Term | None:
+    """The figure that decides, as predicted with what the log says of the machine."""
+    name = next((name for name in _DECIDE if name in asked.log.printed), None)
+    if name is None or machine is None:
         return None
-    if outside is not None and not question.non_torch_bytes:
-        served = engine.serve(question.with_(non_torch_bytes=max(0, round(outside.value))))
-    elif available is not None:
-        served = engine.with_available(served, round(available.value))
+    size = max(0, round(machine[1]))
+    if machine[0] == "available":
+        served = cast(Any, asked.engine).with_available(served, size)
     else:
+        served = asked.engine.serve(question.with_(non_torch_bytes=size))
+    predicted = _predicted(asked.reader, served, name)
+    return None if predicted is None else _term(asked.log.printed[name], predicted)
+
+
+def _machine(asked: _Asked, served: Served) -> tuple[str, float] | None:
+    """What a log says of the machine, in bytes: what is loaded beside torch, by itself or with the weights and all that
+    stays, unless the user says it; or what was available once the weights were there."""
+    printed = {name: figure.value for name, figure in asked.log.printed.items()}
+    if "available" in printed:
+        return "available", printed["available"]
+    if asked.found.get("non_torch_bytes"):
         return None
-    predicted = _predicted(reader, served, name)
-    return None if predicted is None else _term(log.printed[name], predicted)
+    if "outside torch" in printed:
+        return "outside torch", printed["outside torch"]
+    if "consumed" not in printed or "weights" not in printed:
+        return None
+    own = {name: _predicted(asked.reader, served, name) or 0 for name in ("consumed", "weights", "outside torch")}
+    stays = own["consumed"] - own["weights"] - own["outside torch"]
+    return "outside torch", printed["consumed"] - printed["weights"] - stays
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -456,12 +478,10 @@ def _verdict(report: LogReport) -> Iterator[str]:
         yield "The log prints nothing of the KV cache; its other figures are compared."
     else:
         yield f"The {_cache_words(decides)}: {_compared(decides)}."
-    if report.given is not None:
-        outside, available = log.printed.get("outside torch"), log.printed.get("available")
-        figure = outside or available
-        size = format_bytes(round(figure.value)) if figure is not None else ""
-        words = "are outside torch, which belong to the machine" if outside else "were free once the weights were there"
-        yield f"With the {size} that the log says {words}: {_compared(report.given)}."
+    if report.given is not None and report.machine is not None:
+        words = {"available": "were free once the weights were there"}
+        said = words.get(report.machine[0], "are outside torch, which belong to the machine")
+        yield f"With the {format_bytes(round(report.machine[1]))} that the log says {said}: {_compared(report.given)}."
     if not log.is_told:
         yield "The log has no line of the options that were given: what it does not say is taken by default."
     if differs is None:

@@ -42,7 +42,7 @@ _PYTHON = re.compile(r"(?<!\S)\S{0,200}python[\d.]{0,8} -m $")
 #: A word of a list that has one a line.
 _WORD = re.compile(r"(?:^|\) )\s*\[?'([^']{0,4000})'[,\]]")
 #: The class that the engine makes of a model.
-_ARCHITECTURE = re.compile(r"(?:Resolved architecture: |Load weight end\b.*? type=)(\w+)")
+_ARCHITECTURE = re.compile(r"(?:Resolved architecture: |Load weight end\b.{0,400}? type=)(\w+)")
 #: A folder of the Hub's cache.
 _CACHED = re.compile(r"(models--[\w.-]+?--[\w.-]+)")
 #: How an engine says that its card is Windows', whose driver keeps nothing of the board for itself.

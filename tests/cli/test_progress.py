@@ -1,4 +1,4 @@
-"""While one waits: what is being done on a terminal, a bar of many answers; nothing in a pipe, nothing of libraries."""
+"""While one waits: what is being done on a terminal, a bar of many answers; seldom a line in a pipe."""
 
 from __future__ import annotations
 
@@ -101,3 +101,14 @@ def test_only_who_counts_is_told_the_count() -> None:
 
 def test_rates_are_words() -> None:
     assert [rate_words(speed) for speed in (None, 0, 12.3, 0.25)] == ["", "", "12/s", "4 s each"]
+
+
+@pytest.mark.parametrize(("silence", "printed"), [(0.0, "one\ntwo\n"), (30.0, "")])
+def test_words_are_printed_seldom_where_there_is_no_terminal(
+    silence: float, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("graphmem.cli.progress._SILENCE", silence)
+    with working() as say:
+        say("one")
+        say("two")
+    assert capsys.readouterr().err == printed

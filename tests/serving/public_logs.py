@@ -21,6 +21,7 @@ from graphmem.serving.configurations import model_named
 from graphmem.serving.llamacpp import LlamaCpp
 from graphmem.serving.shapes import decoder, outside
 from graphmem.serving.tensorrtllm import pool_bytes
+from graphmem.serving.vllm.engine import VLLM
 from graphmem.sources.hub import known_models
 from graphmem.units import GIB, MIB
 from tests import places
@@ -31,7 +32,7 @@ REPORT = places.ROOT / "reports" / "serving_logs.md"
 #: Settings that are not fields of a question.
 _ARGUMENTS = (
     "enable_expert_parallel", "use_flashinfer_sampler", "use_v1", "enable_lora", "max_lora_rank", "compilation_config",
-    "performance_mode", "limit_mm_per_prompt", "mm_processor_kwargs",
+    "performance_mode", "limit_mm_per_prompt", "mm_processor_kwargs", "language_model_only", "enable_sleep_mode",
 )  # fmt: skip
 _BEGIN, _END = "<!-- logs: begin -->\n", "<!-- logs: end -->\n"
 
@@ -118,7 +119,8 @@ def served(log: Log) -> Served:
     major, minor = log["version"].split(".")
     model = ServedModel(log["model"], _configuration(log["model"]))
     question = Question(model, card, version=(int(major), int(minor)), arguments=arguments, **settings)
-    return engine_named("vllm").serve(question)
+    loaded = VLLM().loaded_while_profiling(question)
+    return engine_named("vllm").serve(question.with_(non_torch_bytes=loaded))
 
 
 @cache

@@ -145,7 +145,7 @@ class SGLang(AskedFirst, Formula):
             advice="raise --mem-fraction-static, or give more cards (--tp)",
             basis="logs",
             notes=(
-                "ten public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
+                "twelve public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
                 "are what --mem-fraction-static keeps free, and are not predicted",
                 f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
                 "the default fraction is that of 0.5.23; older versions had no graphs of prefills, and 0.88 on an H100",

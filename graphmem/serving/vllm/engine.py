@@ -18,6 +18,7 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
+from graphmem.devices.nccl import nccl_of
 from graphmem.errors import UsageError
 from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
@@ -115,6 +116,15 @@ class VLLM(AskedFirst):
             return found
         before = [self._worst(question.with_(version=version)) for version in versions.before_newest()]
         return replace(found, basis="logs", notes=(_newer_in_words(question.version, found, before), *found.notes))
+
+    def loaded_while_profiling(self, question: Question) -> int:
+        """Bytes of what NCCL connects when the profile run first sums over cards, in the groups of
+        :data:`versions.GROUP_OF_EXPERTS`; 0 for one card, and where they come before it."""
+        version, ranks = versions.checked(question.version), question.tensor_parallel_size
+        if ranks < 2 or not versions.GROUPS_BEFORE.holds(version):
+            return 0
+        two = Loads(communicators=(Communicator(ranks), Communicator(ranks)))
+        return sum(figure.bytes for figure in question.device.outside(two) if figure.name == "NCCL's buffers")
 
     def _worst(self, question: Question) -> Served:
         """The answer of the stage of the pipeline that has the fewest blocks."""
@@ -505,11 +515,21 @@ def _charged_outside(device: Device, settings: Settings, shape: Shape) -> int:
 def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, ...]:
     """The memory in use on the card before the engine looks, so it is checked and not charged. Replicas that exchange
     tokens have a group of their own, and one with all ranks that share experts (distributed/parallel_state.py,
-    ``initialize_model_parallel``)."""
+    ``initialize_model_parallel``). Until :data:`versions.GROUPS_BEFORE` NCCL is kept from the driver's virtual memory
+    (vllm/env_override.py; removed by vllm#24141) and connects at once; of more than two ranks those amid a chain have
+    most."""
     replicas = settings.more.data if shape.experts is not None else 1
-    groups = [settings.tensor_parallel * settings.more.pipeline]
-    groups += [replicas, replicas * settings.tensor_parallel] if replicas > 1 else []
-    return device.outside(Loads(communicators=tuple(Communicator(ranks) for ranks in groups if ranks > 1)))
+    ranks = settings.tensor_parallel * settings.more.pipeline
+    groups = [ranks, *([replicas, replicas * settings.tensor_parallel] if replicas > 1 else [])]
+    if versions.GROUPS_BEFORE.holds(settings.version):
+        return device.outside(Loads(communicators=tuple(Communicator(ranks) for ranks in groups if ranks > 1)))
+    groups += [ranks] if versions.GROUP_OF_EXPERTS.holds(settings.version) else []
+    return device.outside(
+        Loads(
+            communicators=tuple(Communicator(ranks, place=int(ranks > 2)) for ranks in groups if ranks > 1),
+            nccl_version=nccl_of(versions.torch_of(settings.version)), nccl_variables=(("NCCL_CUMEM_ENABLE", "0"),),
+        )
+    )  # fmt: skip
 
 
 def _free_bytes(device: Device, settings: Settings, shape: Shape) -> int:

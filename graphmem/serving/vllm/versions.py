@@ -35,6 +35,8 @@ class Change:
 SECOND_ENGINE = Change((0, 8), "the second engine, V1")
 #: v1/worker/gpu_worker.py: in 0.8 all that was in use on the card and not PyTorch's, context and others included.
 GROWTH_ALONE = Change((0, 9), "of what is outside PyTorch only what came since the engine began is charged")
+#: distributed/parallel_state.py, ``_EP``; public logs of two and of eight Hopper cards under 0.10 hold it.
+GROUP_OF_EXPERTS = Change((0, 9), "ranks that share experts have a group of their own, whether there are any or not")
 #: v1/worker/gpu_worker.py, ``init_device``: the groups of processes are made before free memory is first looked at.
 GROUPS_BEFORE = Change((0, 11), "NCCL's communicators are there before the engine looks, and not charged")
 #: model_loader/bitsandbytes_loader.py, ``_dequantize_dq``.
