@@ -88,7 +88,7 @@ def close_names(name: str, others: Iterable[str] = ()) -> list[str]:
 
 @cache
 def _spellings() -> dict[str, str]:
-    spelled = {}
+    spelled: dict[str, str] = {}
     for known in known_models():
         organisation, _, short = known.partition("/")
         owners = next((names for names in _RENAMED if organisation in names), (organisation,))
