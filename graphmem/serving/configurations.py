@@ -30,7 +30,7 @@ def _compressed(words: str, bits: int, kind: str, strategy: str, inputs: dict[st
 _BY_TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
 _BY_TENSOR = {"num_bits": 8, "dynamic": False, "strategy": "tensor"}
 #: How the names of published checkpoints end, and whose -> how they are quantised as a rule: words and the
-#: ``quantization_config``. Who publishes them decides what FP8 means.
+#: ``quantization_config``, empty where they are not. Who publishes them decides what FP8 means.
 _QUANTISED: tuple[tuple[str, str, tuple[str, dict[str, Any]]], ...] = (
     (r"[-_](unsloth[-_])?bnb[-_]4bit", "", (
         "bitsandbytes, nf4",
@@ -57,6 +57,7 @@ _QUANTISED: tuple[tuple[str, str, tuple[str, dict[str, Any]]], ...] = (
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     )),
     (r"[-_](nvfp4|fp4)", "", ("NVFP4", {"quant_method": "modelopt_fp4", "group_size": 16, "ignore": ["lm_head"]})),
+    (r"[-_]bf16", "", ("bfloat16", {})),
 )  # fmt: skip
 
 
@@ -96,7 +97,9 @@ def _quantised(name: str) -> ServedModel | None:
         known = known_model(name[: match.start()]) or known_model(_last(name[: match.start()]))
         if known is not None:
             own = {**known_models()[known], "quantization_config": config}
-            if "vision_config" in own:
+            if not config:
+                del own["quantization_config"]
+            elif "vision_config" in own:
                 own["quantization_config"] = _with_plain_encoder(config)
             return ServedModel(f"{known} ({words}: by the name {_last(name)})", own)
     return None
@@ -120,7 +123,8 @@ def models_like(model: ServedModel | None, architecture: str | None, method: str
     for name, config in values.items():
         if model is None and architecture not in _classes(config):
             continue
-        ways = [(words, own) for _, _, (words, own) in _QUANTISED if _method(own["quant_method"]) == _method(method)]
+        packed = [(words, own) for _, _, (words, own) in _QUANTISED if own]
+        ways = [(words, own) for words, own in packed if _method(own["quant_method"]) == _method(method)]
         for words, own in [("", config.get("quantization_config")), *ways]:
             whole = {**config, "quantization_config": own} if own else config
             if whole not in seen:

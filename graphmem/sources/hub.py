@@ -16,6 +16,10 @@ from graphmem.base.tables import read_table
 
 #: Parts of a name that say how a model was trained further, which leaves its shape as it was.
 _VARIANTS = r"[-_](instruct|chat|it|hf|base|thinking)(?=[-_]|$)"
+#: Names that organisations had and have.
+_RENAMED = (("CohereForAI", "CohereLabs"), ("THUDM", "zai-org"))
+#: Organisations that publish the models of others too, by the names that these have.
+_COPIES = r"^(hugging-quants|lmstudio-community|neuralmagic|nm-testing|nousresearch|redhatai|unsloth)/"
 
 
 def cached_configuration(name: str) -> Path | None:
@@ -55,9 +59,17 @@ def known_models() -> dict[str, dict[str, object]]:
 
 def known_model(name: str) -> str | None:
     """The model of the table that ``name`` means, with or without its organisation and what it was tuned for:
-    ``Llama-3.1-8B-Instruct`` is ``meta-llama/Llama-3.1-8B``."""
-    spelled = _spellings()
-    return spelled.get(_plain(name)) or spelled.get(_plain(re.sub(_VARIANTS, "", name.lower())))
+    ``Llama-3.1-8B-Instruct`` and ``unsloth/Llama-3.1-8B`` are ``meta-llama/Llama-3.1-8B``."""
+    found = _spelled(name)
+    if found is None and (unpacked := _spelled(re.sub(r"[-_]bf16$", "", name.lower()))):
+        return None if "quantization_config" in known_models()[unpacked] else unpacked
+    return found
+
+
+def _spelled(name: str) -> str | None:
+    spelled, copied = _spellings(), re.sub(_COPIES, "", name.lower())
+    candidates = (one for known in (name, copied) for one in (known, re.sub(_VARIANTS, "", known.lower())))
+    return next((spelled[plain] for plain in map(_plain, candidates) if plain in spelled), None)
 
 
 def close_names(name: str, others: Iterable[str] = ()) -> list[str]:
@@ -68,17 +80,20 @@ def close_names(name: str, others: Iterable[str] = ()) -> list[str]:
         **short,
         **{known.lower(): known for known in short.values()},
     }
-    close = difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)
-    return list(dict.fromkeys(spelled[one] for one in close))
+    last = name.lower().rpartition("/")[2]  # whoever publishes it
+    close = difflib.get_close_matches(last, spelled, n=1, cutoff=0.75)
+    close += difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)
+    return list(dict.fromkeys(spelled[one] for one in close))[:3]
 
 
 @cache
 def _spellings() -> dict[str, str]:
-    spelled = {}
+    spelled: dict[str, str] = {}
     for known in known_models():
         organisation, _, short = known.partition("/")
+        owners = next((names for names in _RENAMED if organisation in names), (organisation,))
         for one in (short, short.removeprefix("Meta-"), f"Meta-{short}" if organisation == "meta-llama" else short):
-            spelled[_plain(one)] = spelled[_plain(organisation + one)] = known
+            spelled |= {_plain(owner + one): known for owner in ("", *owners)}
     return spelled
 
 

@@ -30,6 +30,7 @@ _READ = (
 def values_of_class(values: dict[str, object], name: str) -> dict[str, object]:
     """The configuration with its class's defaults, and by the names that most have. Raises :class:`SourceError`."""
     _, config = _configured(values, name)
+    config.allow_global_per_layer_attribute_access = True  # what layers differ in, as config.json has it
     found = {key: getattr(config, key, None) for key in _READ if _is_kept(type(config), key)}
     return {**values, **{key: value for key, value in found.items() if value is not None}}
 

@@ -64,6 +64,8 @@ _NORMED_TOGETHER = frozenset(("minimax_m2",))
 _CARRYING = frozenset(("nemotron",))
 #: Classes of norms whose input the engine's own code makes fp32 first.
 _IN_FP32 = frozenset(("Llama4TextL2Norm",))
+#: How the engine's own code shares out products whose results transformers' plans gather, or whose inputs they split.
+_PLAIN_SHARES = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -238,12 +240,15 @@ class Making:
             raise UsageError(
                 f"{self.name}: {self.architecture} attends in both directions; what has no KV cache is not served here"
             )
+        if self.own_code and getattr(model, "_tied_weights_keys", None):
+            raise UsageError(f"{self.name}: layers of {self.architecture} share their weights, which is not followed")
 
     # --- replacing ----------------------------------------------------------------------------------------------------
 
     def _replace_all(self, model: nn.Module, seen: Fusable) -> None:
         """``recursive_replace``, then the parameters that are left (``init_parameters``)."""
-        self._plan = {f"model.{pattern}": style for pattern, style in (model.tp_plan or {}).items()}
+        shared = _PLAIN_SHARES if self.own_code else {}  # no layer of its own puts a part's result together
+        self._plan = {f"model.{one}": shared.get(style, style) for one, style in (model.tp_plan or {}).items()}
         self._vocabularies = {
             one for key, one in vars(self.config).items() if "vocab_size" in key and isinstance(one, int)
         }

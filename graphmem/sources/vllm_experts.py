@@ -87,7 +87,8 @@ def shape_of(
     lets_go: bool = False,
 ) -> ExpertShape:
     """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. ``lets_go``: what every
-    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known."""
+    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known or
+    that has no gate."""
     hidden = int(config.hidden_size)
     weights = [one for one in block.experts.parameters() if one.ndim > 1 and one.shape[-1] > 1]
     weights = [one for one in weights if one.ndim == 3] or weights
@@ -96,6 +97,8 @@ def shape_of(
     chosen = chosen or getattr(config, "num_experts_per_tok", None)
     if router is None or not isinstance(chosen, int):
         raise UsageError(f"{block.name}: the router of these experts is not found, which is how they are followed")
+    if len({one.numel() for one in weights}) == 1 and len(weights) < 3:
+        raise UsageError(f"{block.name}: experts without a gate are not followed: two products, not three")
     count = _weight(router)[0]
     width = min(one.numel() for one in weights) // hidden // count
     bias = any("bias" in name for name, _ in block.experts.named_parameters())

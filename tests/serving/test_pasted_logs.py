@@ -98,6 +98,12 @@ def test_a_name_says_how_its_checkpoint_is_quantised(named: str, known: str, met
     assert model.config["quantization_config"]["quant_method"] == method
 
 
+def test_a_name_says_that_a_quantised_model_is_published_unpacked() -> None:
+    model = model_named("unsloth/gpt-oss-20b-BF16")
+    assert model.name == "openai/gpt-oss-20b (bfloat16: by the name gpt-oss-20b-BF16)"
+    assert "quantization_config" not in model.config
+
+
 def test_encoders_of_quantised_checkpoints_stay_as_they_are() -> None:
     plain, packed = (model_of_log(f"Qwen/Qwen2.5-VL-7B-Instruct{ending}").config for ending in ("", "-AWQ"))
     assert packed["vision_config"] == plain["vision_config"]

@@ -14,11 +14,13 @@ that are looked up or were reduced, the gate, the sum and norm after the feed-fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphmem.serving.vllm.layers import VOCAB_PADDING, cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder
+from graphmem.serving.vllm.models.pieces import Plan, Residual
 from graphmem.serving.vllm.quantization import Excluding, Float8
 from graphmem.serving.vllm.run import Run, Tensor
 
@@ -48,7 +50,16 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
         or shape.latent is not None
         or shape.state is not None
     ):
-        for kernel in (Kernel(()), _looked_up(run, shape)):
+        plan = model.plan if isinstance(model, Captured) else None
+        if plan is not None and run.tp == 1 and plan.way in (Residual.BEFORE, Residual.BY_NORMS) and not plan.tables:
+            turns, together = _rotations(run, shape, head_norms=False, quantised=run.narrow_queries)
+            for kernel in (*turns, together):
+                _time(run, (kernel,))
+            run.empty_cache()
+            for piece in _pieces(run, shape, together):
+                _time(run, piece)
+            return
+        for kernel in (Kernel(()), _looked_up(run, shape) if plan is None else _entered(run, shape, plan)):
             _time(run, (kernel,))
         return
     turns, together = _rotations(run, shape, head_norms=model.style.head_norms, quantised=run.narrow_queries)
@@ -146,6 +157,19 @@ def _looked_up(run: Run, shape: Shape) -> Kernel:
         (("ids", tokens * 4), ("embeddings", table), weight, ("embedded", hidden), _input(shape, "normed", hidden)),
         timed=False,
     )
+
+
+def _entered(run: Run, shape: Shape, plan: Plan) -> Kernel:
+    """The same of a captured model: timed where cosines and sines of all layers are made beside it, and one kernel with
+    those where embeddings are not normed first (three recorded starts)."""
+    found = _looked_up(run, shape)
+    if not plan.tables:
+        return found
+    if plan.way is not Residual.BEHIND or run.tp > 1:
+        return replace(found, timed=True)
+    tables = tuple((f"table {number}", run.batch_limits.tokens * one) for number, one in enumerate(plan.tables))
+    ids, table, _, embedded, _ = found.arguments
+    return Kernel((ids, table, embedded, *tables))
 
 
 def _input(shape: Shape, name: str, size: int) -> tuple[str, int]:

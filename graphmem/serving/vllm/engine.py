@@ -112,7 +112,7 @@ class VLLM(AskedFirst):
             fits = whole.kv_cache.longest
             question = question.with_(max_model_len=None if whole.refusal is None or not fits else fits)
         found = self._worst(question)
-        if question.version is None or question.version <= versions.NEWEST:
+        if question.version is None or question.version <= versions.LAST:
             return found
         before = [self._worst(question.with_(version=version)) for version in versions.before_newest()]
         return replace(found, basis="logs", notes=(_newer_in_words(question.version, found, before), *found.notes))
@@ -344,7 +344,9 @@ def _start(
         raise UsageError("the model is too large for any card")
     allocated, reserved = played
     stays, peak = allocated[marks.after], max(allocated[marks.before : marks.after + 1])
-    consumed = reserved[marks.after]
+    base = marks.base
+    consumed = reserved[marks.after] - (reserved[base] if base is not None else 0)
+    before = allocated[base] if base is not None else 0
     weights = allocated[marks.weights] - allocated[marks.buffers]
     sampling = allocated[marks.loaded] - allocated[marks.drafting]
     workspaces = stays - allocated[marks.before]
@@ -355,10 +357,10 @@ def _start(
         weights=weights,
         adapters=allocated[marks.adapted] - allocated[marks.weights],
         draft=allocated[marks.drafting] - allocated[marks.adapted],
-        runner_buffers=allocated[marks.buffers],
+        runner_buffers=allocated[marks.buffers] - before,
         sampling_buffers=sampling,
         workspaces=workspaces,
-        slack=consumed + away - stays,
+        slack=consumed + away - (stays - before),
         consumed=consumed,
         headroom=peak - stays,
         loading=max(allocated[: marks.before]) - away,
@@ -445,7 +447,7 @@ def _basis(question: Question, settings: Settings, shape: Shape, method: str | N
     if shape.backend is not None:
         return "captures"
     recorded = question.device.limits.vllm_attention in _RECORDED_ATTENTION and method in _RECORDED_METHODS
-    if settings.version != versions.NEWEST:
+    if settings.version < versions.NEWEST:
         return "logs"
     more = settings.more
     others = more.offloaded_bytes or more.context_parallel > 1 or more.not_counted
@@ -610,13 +612,13 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
             "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
         )
     sums = collectives.in_words(question.device, settings.tensor_parallel)
-    notes += [sums] if sums is not None and settings.version == versions.NEWEST else []
+    notes += [sums] if sums is not None and settings.version >= versions.NEWEST else []
     if settings.more.host_cache_bytes:
         host = format_bytes(settings.more.host_cache_bytes)
         notes.append(
             f"KV offloading: {host} of pinned memory on the host of all cards together; the cards hold the same"
         )
-    if settings.version != versions.NEWEST:
+    if settings.version < versions.NEWEST:
         notes.append(
             f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
         )

@@ -131,7 +131,7 @@ class GraphProfile:
                     self._dummy(size)
                     before = run.last
                 self._begin_graph()
-                run.free(self._forward(size, self._pool))
+                self.model.send(self._forward(size, self._pool))
                 samples.append((before, run.last))
         end = run.last
         self._end([*kept, *hidden])
@@ -145,8 +145,9 @@ class GraphProfile:
         self._dummy(size)
         result = self._forward(size, 0, layers)
         if keeps and not hidden:
-            hidden.append(self.run.new(result.bytes, "static hidden states", Category.WORKSPACE))
-        self.run.free(result)
+            for _ in range(self.model.hands_on):
+                hidden.append(self.run.new(result.bytes, "static hidden states", Category.WORKSPACE))
+        self.model.send(result)
 
     def _minimal_cache(self, largest: int, block_bytes: int, tables: list[int]) -> list[Tensor]:
         """A KV cache of a block for each sequence, with its tables and the attention's buffers."""
@@ -205,7 +206,7 @@ class GraphProfile:
             with self.run.placed(CAPTURE_STREAM, self._pool):
                 yield
 
-        self.run.free(self.model.compiled(size, self._attend, piece, followed))
+        self.model.send(self.model.compiled(size, self._attend, piece, followed))
         with self.run.placed(0):
             for _ in range(self.layers - followed):
                 self._states += [self.run.new(one, "graph state") for one in _GRAPH_STATE]

@@ -78,6 +78,11 @@ class WeightMethod(ABC):
         """The same for every layer."""
         return self
 
+    def scales_of_rows(self) -> int | None:
+        """Bytes of a row's scale where compiled code writes what a product reads in eight bits at once; None where it
+        does not."""
+        return None
+
     @abstractmethod
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         """Names and bytes of the tensors of a weight, in the order in which they are made. ``outputs`` are the parts

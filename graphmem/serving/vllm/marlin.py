@@ -1,5 +1,5 @@
-"""Marlin's kernels for packed weights: what a product takes beside its output (csrc/quantization/marlin and
-csrc/moe/marlin_moe_wna16 of vllm 0.32.0)."""
+"""Marlin's and Machete's kernels for packed weights: what a product takes beside its output
+(csrc/quantization/{marlin,machete} and csrc/moe/marlin_moe_wna16 of vllm 0.32.0)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from graphmem.serving.vllm.run import Run, Tensor
 _ROWS, _COLUMNS, _BLOCKS = 64, 256, 4
 #: Rows of the smallest tile of experts, which has its sums twice.
 _SMALLEST = 8
+#: Tokens from which Machete's tiles are the large ones (``machete/generate.py``): columns, and tokens by the weight's
+#: shape, of a tile whose sums are in fp32.
+_MACHETE_TOKENS, _MACHETE_COLUMNS, _MACHETE_TILES = 256, 128, (128, 256)
+#: Inputs and columns up to which tiles are the narrower ones.
+_MACHETE_INPUTS, _MACHETE_NARROW = 16384, 4096
 
 
 def marlin_locks(run: Run) -> None:
@@ -33,3 +38,19 @@ def marlin_sums(run: Run, columns: int, tile: int, rows: int) -> None:
     csrc/moe/marlin_moe_wna16/ops.cu)."""
     values = min(columns * rows, run.device.sm_count * _BLOCKS * tile * _COLUMNS)
     run.temporary(4 * values * (2 if tile == _SMALLEST else 1))
+
+
+def machete_product(run: Run, tokens: int, inputs: int, columns: int, size: int) -> Tensor:
+    """``machete_mm``: the output of ``size`` bytes, and the sums of the last wave of tiles and the one before it, which
+    all multiprocessors share out (CUTLASS, ``PersistentTileSchedulerSm90StreamKParams``), with two barriers of 32 bits
+    each. Of few tokens, whose tiles are others, nothing."""
+    result = run.new(size)
+    if tokens <= _MACHETE_TOKENS:
+        return result
+    rows = _MACHETE_TILES[not (inputs <= _MACHETE_INPUTS and columns <= _MACHETE_NARROW)]
+    tiles, processors = -(-columns // _MACHETE_COLUMNS) * -(-tokens // rows), run.device.sm_count
+    waves, last = divmod(tiles, processors)
+    if last:
+        shared = last + processors * min(1, waves)
+        run.temporary(shared * rows * _MACHETE_COLUMNS * 4 + -(-shared * 8 // 128) * 128)
+    return result

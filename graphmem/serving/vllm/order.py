@@ -27,9 +27,10 @@ from graphmem.trace import Category, TraceBuilder
 
 @dataclass(frozen=True)
 class Marks:
-    """Events: the last before the weights, with them, with room for adapters, with a draft model, after loading,
-    before and after the profile run."""
+    """Events: the last before the engine looks first, where it has any, and before the weights; with them, with room
+    for adapters, with a draft model, after loading; before and after the profile run."""
 
+    base: int | None
     buffers: int
     weights: int
     adapted: int
@@ -64,6 +65,8 @@ def start(
     runner.unsorted = versions.SAMPLES_UNSORTED.holds(version) or settings.more.flashinfer_samples
     runner.buffered = versions.SAMPLES_UNSORTED.holds(version) and not settings.more.flashinfer_samples
     runner.pools = settings.more.pools
+    runner.samples_twice = versions.SAMPLES_TWICE.holds(version)
+    base = _warm_cublas(run, shape.itemsize) if versions.CUBLAS_BEFORE.holds(version) else None
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
     buffers = run.last
@@ -92,7 +95,7 @@ def start(
     loaded = run.last
     run.empty_cache()
     before = run.last
-    plain = not compiles or draft is not None
+    plain = not compiles or (draft is not None and draft.method != "ngram")
     forward = model.forward if plain else _compiled(model, run, shape, settings)
     with (
         run.limited_split(versions.SPLIT_WHILE_PROFILING.holds(version)),
@@ -119,7 +122,17 @@ def start(
             lambda: _fill(slots, settings),
         )
         captured = _captured(run, model, settings, shape, layout, kinds)
-    return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
+    return run.builder, Marks(base, buffers, weights, adapted, drafting, loaded, before, after, captured)
+
+
+def _warm_cublas(run: Run, itemsize: int) -> int:
+    """Two products of 16 by 16, one with a bias; the allocator's cache is emptied behind them."""
+    with run.phase("cuBLAS", Category.WORKSPACE):
+        operand = run.new(16 * 16 * itemsize)
+        run.free(run.matmul(operand.bytes))
+        run.free(run.matmul(operand.bytes), operand)
+        run.empty_cache()
+    return run.last
 
 
 def _captured(

@@ -18,7 +18,7 @@ from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import as_object, counted, mapping, matches
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, WeightMethod, cdiv
-from graphmem.serving.vllm.marlin import marlin_product
+from graphmem.serving.vllm.marlin import machete_product, marlin_product
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: What Machete takes: values of a group, and the least parts of a weight (layers/quantization/utils/machete_utils.py).
@@ -96,7 +96,6 @@ class Packed(WeightMethod):
                 product = run.replacing(run.new(values * 4), run.new(values * self.itemsize))
                 scaled = run.new(values * self.itemsize, f"{name}.qzeros")
                 run.named[f"{name}.qzeros"] = run.replacing(product, run.named[f"{name}.qzeros"], scaled)
-            run.free(*[run.named.pop(one) for one in dropped])
             return
         if self.zeros:
             unpacked = run.new(self._groups(inputs) * columns * 4)
@@ -117,7 +116,8 @@ class Packed(WeightMethod):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = outputs * self.itemsize * tokens
         if not self.unpacks:
-            return run.new(size) if self._by_machete(inputs, outputs) else marlin_product(run, tokens, size)
+            machete = self._by_machete(inputs, outputs)
+            return machete_product(run, tokens, inputs, outputs, size) if machete else marlin_product(run, tokens, size)
         if tokens < _LONG_PRODUCT:
             return run.new(size)
         unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
@@ -183,6 +183,12 @@ class Float8(WeightMethod):
         found = {"weight": inputs * columns, "weight_scale": scales * 4}
         return found | {"input_scale": parts * 4} if self.static_inputs else found
 
+    def scales_of_rows(self) -> int | None:
+        """Of scales that are known, or made of one row: the kernel before quantises (``QuantFP8.forward_native``)."""
+        if not self.native or self.online or self.block > 0:
+            return None
+        return 0 if self.static_inputs else 4 if self.block < 0 else None
+
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.online:  # else on the meta device until the layer has been loaded
             super().make(run, inputs, outputs, name)
@@ -194,8 +200,25 @@ class Float8(WeightMethod):
             loaded = run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")
             run.new(4, f"{name}.weight_scale")
             run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
-        if not self.native:
+        if self.native:
+            return
+        if self.block <= 0:
             _replace(run, f"{name}.weight")
+            return
+        self._prepare_blocks(run, name, cdiv(inputs, self.block) * columns * self.itemsize)
+
+    def _prepare_blocks(self, run: Run, name: str, expanded: int) -> None:
+        """``prepare_fp8_layer_for_marlin`` (quantization/utils/marlin_utils_fp8.py): the weight is turned and packed;
+        scales of blocks are written out for every output, put in order, and scaled once more."""
+        before = [run.named[f"{name}.{part}"] for part in ("weight", "weight_scale")]
+        turned = run.new(before[0].bytes)
+        run.named[f"{name}.weight"] = run.new(before[0].bytes, f"{name}.weight")
+        wide, ordered = run.new(expanded), run.new(expanded)
+        biased = run.new(expanded)
+        for _ in range(2):
+            biased = run.replacing(biased, run.new(expanded))
+        run.named[f"{name}.weight_scale"] = run.replacing(biased, run.new(expanded, f"{name}.weight_scale"))
+        run.free(ordered, turned, wide, *before)
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = tokens * outputs * self.itemsize
@@ -383,7 +406,7 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     own = mapping(question.model, "quantization_config")
     asked = question.quantization
     name = (
-        _named(str(own["quant_method"]))
+        _named(str(own["quant_method"]), str(own.get("quant_algo", "")))
         if own.get("quant_method")
         else ("bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None)
     )
@@ -418,7 +441,10 @@ def _cache_scales(name: str, own: Mapping[str, object]) -> CacheScales:
     }.get(name, CacheScales.NONE)  # fmt: skip
 
 
-def _named(text: str) -> str:
+def _named(text: str, algorithm: str = "") -> str:
+    """The method of this name; ModelOpt's by its ``algorithm`` (``override_quantization_method``, modelopt.py)."""
+    if text.lower() == "modelopt" and "FP4" in algorithm.upper():
+        return "modelopt_fp4"
     key = text.lower().replace("_", "-") if "compressed" in text.lower() else text.lower()
     key = _SPELLINGS.get(key, key)
     if key not in _METHODS:
@@ -486,9 +512,15 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         itemsize,
         block=size[0],
         online=not own,
-        native=reaches(device.capability, _NATIVE_FP8),
+        native=_multiplies_fp8(question, size[0]),
         static_inputs=own.get("activation_scheme") == "static",
     )
+
+
+def _multiplies_fp8(question: Question, block: int) -> bool:
+    """True if the card multiplies eight bits, scaled by blocks of that size where it is not 0."""
+    blocks = block > 0 and versions.BLOCKS_BY_MARLIN.holds(versions.checked(question.version))
+    return reaches(question.device.capability, _NATIVE_FP8_BLOCKS if blocks else _NATIVE_FP8)
 
 
 def _unpacks_awq(question: Question) -> bool:
@@ -507,8 +539,8 @@ def _bits(model: ServedModel, value: object) -> int:
     return value
 
 
-#: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_fp4_supported``).
-_NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
+#: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_block_fp8_supported``, ``cutlass_fp4_supported``).
+_NATIVE_FP8, _NATIVE_FP8_BLOCKS, _NATIVE_FP4 = (8, 9), (9, 0), (10, 0)
 #: The cards that Machete is for, and no later ones (``MacheteLinearKernel.can_implement``).
 _MACHETE_CARDS = (9, 0)
 
@@ -527,7 +559,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
         return Float8(
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
-            native=reaches(device.capability, _NATIVE_FP8),
+            native=_multiplies_fp8(question, edge),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
         )
     if kind == "float" and bits == 4:

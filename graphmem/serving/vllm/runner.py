@@ -16,6 +16,7 @@ from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.experts import balance, rearrange
 from graphmem.serving.vllm.models.mamba import state_index
 from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.serving.vllm.sampling import log_probabilities, processed_logits
 from graphmem.serving.vllm.speculation import NGram, Speculator
 from graphmem.trace import Category
 
@@ -41,6 +42,8 @@ class ModelRunner(ABC):
     buffered: bool = True
     #: Whether the model returns states instead of tokens, and nothing is sampled.
     pools: bool = False
+    #: Whether the profile run samples once more with all that sampling may be asked for.
+    samples_twice: bool = False
 
     def __init__(self, run: Run, batch: Batch, shape: Shape, speculator: Speculator | None = None) -> None:
         self.run, self.batch, self.shape, self.speculator = run, batch, shape, speculator
@@ -132,25 +135,31 @@ class V2(ModelRunner):
         rearrange(run, self.shape)
         if not self.pools:
             logits = model.logits(rows)
+            run.enter("sampler")
+            again = self._dummy_batch(rows)
             self._sample(rows)
-            run.free(logits)
+            if self.samples_twice:
+                self._sample(rows, logits)
+            run.free(*again, logits)
         run.free(hidden, sampled)
 
     def _dummy_batch(self, rows: int) -> list[Tensor]:
         """``InputBatch.make_dummy``: requests by row, positions within them, indices of logits, and their sums."""
         return [self.run.new(size) for size in (rows * 8, rows * 4, rows * 4, (rows + 1) * 4)]
 
-    def _sample(self, rows: int) -> None:
-        """``Sampler``, without top-k, top-p and log probabilities: positions and ids of the rows, and the best of every
-        block of columns."""
-        run = self.run
-        run.enter("sampler")
-        batch = self._dummy_batch(rows)
+    def _sample(self, rows: int, logits: Tensor | None = None) -> None:
+        """``Sampler``: positions and ids of the rows, and the best of every block of columns; with ``logits`` as where
+        requests ask for all it has."""
+        run, vocab = self.run, self.shape.vocab
         positions, ids = (run.replacing(run.new(rows * 8), run.new(rows * size)) for size in (8, 4))
-        blocks = rows * cdiv(self.shape.vocab, _GUMBEL_BLOCK)
+        processed, limits = processed_logits(run, rows, vocab) if logits is not None else ([], [])
+        blocks = rows * cdiv(vocab, _GUMBEL_BLOCK)
         best, scores = run.new(blocks * 8), run.new(blocks * 4)
-        run.temporary(rows * 8, rows * 8)
-        run.free(best, scores, positions, ids, *batch)
+        chosen, sampled = run.new(rows * 8), run.new(rows * 8)
+        run.free(chosen, best, scores, *limits)
+        if logits is not None:
+            log_probabilities(run, rows, vocab, logits)
+        run.free(sampled, positions, ids, *processed)
 
 
 class V1(ModelRunner):

@@ -277,7 +277,7 @@ class Scheduler:
     def _cache(self, state: State, tokens: int) -> None:
         blocks = tokens // self._block_size
         if self._caching and blocks > state.cached:
-            if state.shares:
+            if state.shares and state.cached < state.shares[-1][1] // self._block_size:
                 keys = _keys(state.shares, self._block_size)[state.cached : blocks]
                 state.shared += [self._pool.publish(key, holders=1) for key in keys]
             state.cached = blocks

@@ -13,7 +13,9 @@ from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import UsageError
 
+#: The version that is taken where none is said, and the last one that is followed.
 NEWEST: Version = (0, 32)
+LAST: Version = (0, 33)
 OLDEST: Version = (0, 6)
 
 
@@ -60,6 +62,8 @@ TOKENS_OF_REQUESTS = Change((0, 21), "the tokens that are printed are those of t
 SPLIT_WHILE_LOADING = Change((0, 21), "weights are loaded under max_split_size_mb:20")
 #: layers/quantization/awq_marlin.py, ``choose_mp_linear_kernel``: of the wheels 0.18 has it not, and 0.20 has it.
 AWQ_BY_MACHETE = Change((0, 20), "AWQ is multiplied by Machete on Hopper, as GPTQ was before")
+#: kernels/linear/__init__.py, ``_POSSIBLE_FP8_BLOCK_KERNELS``: of the wheels 0.18 has it not, and 0.20 has it.
+BLOCKS_BY_MARLIN = Change((0, 20), "FP8 by blocks is multiplied by Marlin where CUTLASS has no kernels of it")
 #: layers/quantization/auto_awq.py: ``--quantization awq`` was AWQ's own kernels before.
 ONE_AWQ = Change((0, 24), "AWQ is multiplied by Marlin whatever it is called")
 #: utils/mem_utils.py (vllm#49208): free memory before and after instead of weights, peak and growth outside torch.
@@ -76,6 +80,10 @@ SPLIT_WHILE_PROFILING = Change((0, 31), "the profile run is under max_split_size
 MROPE_BY_MODEL = Change((0, 32), "only Qwen2-VL's rotary tables are longer than the model's positions")
 #: config/vllm.py, ``use_v2_model_runner``: for whatever it can do; before, by :func:`has_second_runner`.
 SECOND_RUNNER = Change((0, 32), "the second model runner is the default")
+#: v1/worker/gpu_worker.py, ``init_device``: a product of 16 by 16 before free memory is first looked at.
+CUBLAS_BEFORE = Change((0, 33), "cuBLAS's workspace is there before the engine looks, and not charged")
+#: v1/worker/gpu/model_runner.py, ``_dummy_sampler_run``.
+SAMPLES_TWICE = Change((0, 33), "the profile run samples a second time, with all that sampling may be asked for")
 FIRST_WITH_SECOND_RUNNER: Version = (0, 22)
 #: ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` and the conditions beside it (config/vllm.py).
 _SECOND_RUNNER_FOR = {"qwen3", "llama", "mistral", "deepseek_v2", "deepseek_v3"}
@@ -113,7 +121,8 @@ def has_second_runner(version: Version, kind: str, *, experts: bool, states: boo
 
 #: PyTorch that a version was built with: major and minor (the wheels' requirements).
 _TORCH = (
-    ((0, 32), (2, 13)), ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)), ((0, 6), (2, 5)),
+    ((0, 33), (2, 14)), ((0, 32), (2, 13)),
+    ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)), ((0, 6), (2, 5)),
 )  # fmt: skip
 
 
@@ -127,9 +136,12 @@ _LOOKED_BACK = 5
 
 
 def checked(version: Version | None) -> Version:
-    """The version to follow: the newest for None, and for one that is newer. Raises :class:`UsageError`."""
-    if version is None or version > NEWEST:
-        return NEWEST
+    """The version to follow: :data:`NEWEST` for None, :data:`LAST` for one that is newer.
+
+    Raises :class:`UsageError`.
+    """
+    if version is None or version > LAST:
+        return NEWEST if version is None else LAST
     if version < OLDEST:
         raise UsageError(f"vLLM {_text(version)} is not followed; accepted: {_text(OLDEST)} and later")
     return version
@@ -137,9 +149,9 @@ def checked(version: Version | None) -> Version:
 
 def before_newest() -> tuple[Version, ...]:
     """The versions of the last releases, as far as they differ from one another."""
-    first = (NEWEST[0], NEWEST[1] - _LOOKED_BACK)
-    changes = (SPLIT_WHILE_PROFILING, LARGEST_CARDS, DEVICE_LEVEL, SECOND_RUNNER)
-    return tuple(sorted({first, *(one.since for one in changes if first <= one.since < NEWEST)}))
+    first = (LAST[0], LAST[1] - _LOOKED_BACK)
+    changes = (SPLIT_WHILE_PROFILING, LARGEST_CARDS, DEVICE_LEVEL, SECOND_RUNNER, SAMPLES_TWICE)
+    return tuple(sorted({first, *(one.since for one in changes if first <= one.since < LAST)}))
 
 
 def _text(version: Version) -> str:

@@ -110,8 +110,9 @@ def language_model(question: Question, followed: tuple[str, ...]) -> Question:
         values["tie_word_embeddings"] = _tied(model, family)
     inner = ServedModel(model.name, values, model.checkpoint, model.path, around=model)
     if family is None and not _text_only(question):
+        more = "images" if "vision_config" in model.config or "audio_config" not in model.config else "sound"
         raise UsageError(
-            f"{model.name} takes images, and what its encoder takes in the profile run is not followed "
+            f"{model.name} takes {more}, and what its encoder takes in the profile run is not followed "
             f"(model_type {quoted(kind)}; accepted: {', '.join(_FAMILIES)}); it is as a language model: "
             "--language-model-only"
         )

@@ -37,6 +37,8 @@ class Family(ABC):
     head: Embedding
     #: Whether logits are capped.
     soft_cap: bool = False
+    #: Tensors that a step returns: a stage of a pipeline hands on the residual too.
+    hands_on: int = 1
     #: Layers that are followed for all but the largest size of graphs: the others are as the second, and find its
     #: memory free.
     followed_layers: int = 4

@@ -15,6 +15,7 @@ from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
 from graphmem.serving.vllm.models.mamba import Layer as StateLayer
+from graphmem.serving.vllm.models.pieces import Pieces, plan_of
 from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
@@ -74,6 +75,10 @@ class Captured(Family):
         if not self._tables:
             raise UsageError(f"{shape.kind}: the model has no table of embeddings")
         first = next(iter(self._tables.values())) if shape.tied else None
+        #: What is followed of it in compiled pieces.
+        self.plan = plan_of(self.backend, self._linears, list(self._norms), shape.itemsize)
+        if self.plan is not None:
+            self.followed_layers = Family.followed_layers
         self.head, self.soft_cap = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first), shape.soft_cap
 
     def _make(self, layer: Layer) -> None:
@@ -115,11 +120,20 @@ class Captured(Family):
         self._wide_table = made if shape.rope_bytes > shape.itemsize else None
 
     def finish(self) -> None:
-        layers: list[StateLayer] = [*self._linears.values(), *self._latents.values(), *self._experts.values()]
+        linears = self._linears.values() if self.backend.own_code else self._fused_last()
+        layers: list[StateLayer] = [*linears, *self._latents.values(), *self._experts.values()]
         for layer in (*layers, *self._states.values()):
             layer.finish()
         for scales in self._scales:
             scales.finish()
+
+    def _fused_last(self) -> list[Linear]:
+        """The linear layers as the backend's modules have them: what it fuses comes behind the others of its module
+        (``setattr`` in transformers/fusers/merged_column.py)."""
+        of_module: dict[str, list[Linear]] = {}
+        for name, linear in self._linears.items():
+            of_module.setdefault(name.rpartition(".")[0], []).append(linear)
+        return [one for own in of_module.values() for one in sorted(own, key=lambda each: len(each.outputs) > 1)]
 
     def forward(self, tokens: int) -> Tensor:
         alive: dict[int, Tensor] = {}
@@ -127,8 +141,10 @@ class Captured(Family):
         return self._output(alive)
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """The same in pieces, attention between them; torch.compile's code of one is not followed. Of all layers, by
-        :attr:`followed_layers`."""
+        """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
+        else as without it. Of all layers, by :attr:`followed_layers`."""
+        if self.plan is not None:
+            return Pieces(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]

@@ -27,6 +27,7 @@ from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
 from graphmem.serving.vllm.models.feed_forward import Style as Style
 from graphmem.serving.vllm.models.latent import LatentAttention
+from graphmem.serving.vllm.models.pieces import DenseLayer, NarrowPieces, Plan, Residual
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -240,6 +241,7 @@ class Decoder(Family):
             run.new(size, "model.normalizer", Category.BUFFER)
         if stage.last:
             self.head = self._head()
+        self.hands_on = 1 if stage.last else 2
         self._received: tuple[Tensor, Tensor] | None = None
         #: Embeddings that come from an encoder's buffer.
         self._given: Tensor | None = None
@@ -370,6 +372,10 @@ class Decoder(Family):
             with piece():
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
         self.run.compiled = True
+        if (plan := self._narrow_plan()) is not None:
+            result = NarrowPieces(self.run, plan, tokens).whole(attend, piece, layers)
+            self.run.compiled = False
+            return result
         attended, residual = self._first_piece(tokens, attend, piece)
         chosen = self.layers if layers is None else self.layers[:layers]
         for pair in itertools.pairwise(chosen):
@@ -377,6 +383,24 @@ class Decoder(Family):
         result = self._last_piece(chosen[-1], tokens, attended, residual, piece)
         self.run.compiled = False
         return result
+
+    def _narrow_plan(self) -> Plan | None:
+        """The plan of a dense decoder of one rank whose kernels write what products read in eight bits."""
+        stage, shape, style = self.shape.own, self.shape, self.style
+        alone = stage.first and stage.last and self._given is None and self.run.tp == 1
+        if not alone or style.norm != "rms" or shape.position_rows or shape.rope_short or self.embedding.slots:
+            return None
+        found = []
+        for layer in self.layers:
+            attention, mlp = layer.attention, layer.mlp
+            if not isinstance(attention, Attention) or not isinstance(mlp, FeedForward):
+                return None
+            found.append(DenseLayer(attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj, gated=True))
+        scales = {one.method.scales_of_rows() for each in found for one in (each.into, each.out, each.up, each.down)}
+        size, own = shape.itemsize, self._attention()
+        if len(scales) != 1 or None in scales:
+            return None
+        return Plan(Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales.pop())
 
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
         """Buffers of (attention output, residual) in the first layer."""
@@ -482,12 +506,25 @@ class Decoder(Family):
 
     def _last_piece(self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, piece: Piece) -> Tensor:
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        hands_on = not self.shape.own.last
+        if hands_on and run.tp == 1 and isinstance(layer.mlp, FeedForward):
+            assert isinstance(layer.attention, Attention)
+            with piece():
+                first = layer.attention.o_proj.product(tokens)
+                self._sent = run.new(width, "residual for the next stage")
+                normed = run.new(width, "normed")
+                run.free(first)
+                both = run.replacing(normed, layer.mlp.gate_up_proj(tokens))
+                acted = run.replacing(both, run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated"))
+                output = run.replacing(acted, layer.mlp.down_proj.product(tokens))
+            run.free(attended, residual)
+            return output
         with piece():
             first, output, written = self._fed(layer, tokens)
             run.free(*written)
             if run.tp > 1:
                 output = run.replacing(output, run.new(width, "all-reduced"))
-            if not self.shape.own.last:
+            if hands_on:
                 self._sent = run.new(width, "residual for the next stage")
         run.free(first, attended)
         if residual != self._given:
