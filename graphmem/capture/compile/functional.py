@@ -23,6 +23,9 @@ _LOST = "torch.compile cannot be followed"
 FunctionalTensor: Any = private("torch._subclasses.functional_tensor.FunctionalTensor", _LOST)
 FunctionalTensorMode: Any = private("torch._subclasses.functional_tensor.FunctionalTensorMode", _LOST)
 
+_is_functional: Any = private("torch._is_functional_tensor", _LOST)
+_from_functional: Any = private("torch._from_functional_tensor", _LOST)
+
 
 def patch_functional_tensors(patches: Patches) -> None:
     """Give ``FunctionalTensor`` CUDA's dispatch keys, and to Python the device of the tensor inside."""
@@ -63,8 +66,8 @@ def _name_device(
 
 def _is_inside_on_device(elem: torch.Tensor) -> bool:
     inside: Any = elem
-    while private("torch._is_functional_tensor", _LOST)(inside):
-        inside = private("torch._from_functional_tensor", _LOST)(inside)
+    while _is_functional(inside):
+        inside = _from_functional(inside)
     return isinstance(inside, FakeTensor) and inside.fake_device.type == "cuda"
 
 

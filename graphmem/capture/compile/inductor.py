@@ -269,6 +269,8 @@ def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy if its first element is not aligned. Addresses of storages always are."""
+    if not tensor.storage_offset():
+        return tensor
     alignment = private("torch._inductor.utils.ALIGNMENT", _LOST)
     clone_preserve_strides = private("torch._inductor.utils.clone_preserve_strides", _LOST)
     misaligned = tensor.storage_offset() * tensor.element_size() % alignment

@@ -29,7 +29,7 @@ import torch
 
 from graphmem.capture.device.fake_tensors import device_tensor
 from graphmem.capture.device.pretend_device import cards
-from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode
+from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, has_kernel
 from graphmem.torch_names import private
 
 _META = torch.device("meta")
@@ -42,6 +42,8 @@ _default_device: Any = private("torch._C._get_default_device", _LOST, torch.get_
 _below_modes: Any = private("torch._C._DisableTorchDispatch", _LOST, None)
 _IS_QUICK = None not in (_FAKE, _mode_of, _below_modes)
 _keys_of: Any = private("torch._C._dispatch_keys", _LOST, None)
+_is_trivial: Any = private("torch._library.utils.can_generate_trivial_fake_impl", _LOST, lambda _: False)
+_registered: Any = private("torch._library.simple_registry.singleton", _LOST, None)
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 #: The function itself: ``torch.empty_strided`` is replaced in captures.
 _EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
@@ -106,6 +108,8 @@ class FakeResults:
         exact = not _is_of_lists(func)
         if not (_describe(key, args, mode, exact) and (not kwargs or _describe_named(key, kwargs, mode, exact))):
             return func(*args, **kwargs)
+        if _gives_nothing(func):
+            return None
         described = tuple(key)
         known = self._known.get(described)
         if known is None:
@@ -149,6 +153,16 @@ class FakeResults:
 @cache
 def _is_of_lists(func: Any) -> bool:
     return bool(func._schema.name.startswith("aten::_foreach_"))
+
+
+@cache
+def _gives_nothing(func: Any) -> bool:
+    """Whether PyTorch itself answers with nothing, whatever it is given: an operator of a library that writes into its
+    arguments and has no implementation for shapes (``generate_trivial_fake_impl``, torch/_library/utils.py, 2.13)."""
+    if func._schema.returns or not _is_trivial(func) or _registered is None:
+        return False
+    has_own = _registered.find(func.name()).fake_impl.kernel is not None
+    return not has_own and not any(has_kernel(func._name, key) for key in ("Meta", "CompositeImplicitAutograd"))
 
 
 @cache

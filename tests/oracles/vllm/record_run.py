@@ -25,14 +25,16 @@ if _RANKS > 1:
 
 import torch  # noqa: E402
 import vllm  # noqa: E402
-import vllm.utils.mem_utils as mem_utils  # noqa: E402
 from vllm import LLM  # noqa: E402
-from vllm.config.vllm import VllmConfig  # noqa: E402
 from vllm.v1.executor.abstract import Executor  # noqa: E402
 from vllm.v1.worker import gpu_worker, worker_base  # noqa: E402
 
 if CASE.get("version", vllm.__version__) != vllm.__version__:
     raise SystemExit(f"vLLM {CASE['version']} is asked for, and {vllm.__version__} is installed")
+try:
+    import vllm.utils.mem_utils as mem_utils  # since 0.12
+except ImportError:
+    import vllm.utils as mem_utils
 tokens: list[int] = []
 
 
@@ -49,6 +51,7 @@ class _Sizes(logging.Filter):
 logging.getLogger("vllm.v1.core.kv_cache_utils").addFilter(_Sizes())
 _COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
 stages: dict[str, dict[str, int]] = {}
+results: dict[str, Any] = {}
 profiles: list[Any] = []
 
 
@@ -59,9 +62,9 @@ def _marked(name: str) -> None:
     def marking(self: Any, *arguments: Any, **options: Any) -> Any:
         _quieten()
         _note(f"before {name}")
-        result = method(self, *arguments, **options)
+        results[name] = method(self, *arguments, **options)
         _note(f"after {name}")
-        return result
+        return results[name]
 
     setattr(gpu_worker.Worker, name, marking)
 
@@ -82,7 +85,7 @@ def _note(stage: str) -> None:
 
 for _name in ("load_model", "determine_available_memory"):
     _marked(_name)
-_made = mem_utils.MemoryProfilingResult.__post_init__
+_made = getattr(mem_utils.MemoryProfilingResult, "__post_init__", lambda self: None)  # since 0.14
 mem_utils.MemoryProfilingResult.__post_init__ = lambda self: (_made(self), profiles.append(self))[0]
 
 # Kernels that are warmed up once the cache is cut change none of the figures; the stub cannot compile all of them.
@@ -93,6 +96,8 @@ gpu_worker.Worker.compile_or_warm_up_model = lambda self: 0.0 if _times is None 
 if _RANKS > 1:
     CASE["settings"]["distributed_executor_backend"] = "external_launcher"
     # The second runner lacks nothing here that it has with other launchers: it only cannot answer on all ranks.
+    from vllm.config.vllm import VllmConfig
+
     VllmConfig._get_v2_model_runner_unsupported_features = lambda self: []
 
 # Beside the case, as a folder of another name is another model to the cache of compiled code.
@@ -112,14 +117,15 @@ if "draft_config" in CASE:
     del CASE["settings"]["speculative_config"]["model"]
 core = engine.llm_engine.engine_core.engine_core
 worker = core.model_executor.driver_worker.worker
+profile = profiles[0] if profiles else None
 config, cache = worker.vllm_config, core.scheduler.kv_cache_config
 CASE |= {
     "total_memory": torch.cuda.mem_get_info()[1],
     "stages": stages,
-    "consumed": getattr(profiles[0], "total_consumed", None),  # these two since 0.27
-    "headroom": getattr(profiles[0], "transient_peak_headroom", None),
+    "consumed": getattr(profile, "total_consumed", None),  # these two since 0.27
+    "headroom": getattr(profile, "transient_peak_headroom", None),
     "graphs_estimate": getattr(worker, "cudagraph_memory_estimate", 0),  # since 0.19
-    "available": worker.available_kv_cache_memory_bytes,
+    "available": int(results["determine_available_memory"]),
     "weights": int(worker.model_runner.model_memory_usage),
     "resolved": {
         "max_model_len": config.model_config.max_model_len,
