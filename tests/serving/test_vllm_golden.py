@@ -74,7 +74,7 @@ _OFF = {
 }  # fmt: skip
 
 
-#: Tokens that the engine prints of a pipeline: it counts a block more for each request.
+#: Tokens that the engine prints less of a pipeline; unexplained.
 _TOKENS_OFF = {"mistral-7b-pp2-l4": 1512}
 
 
