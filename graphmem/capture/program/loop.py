@@ -102,6 +102,7 @@ class Loop:
         self._on_host: deque[int] = deque(maxlen=ALIKE_ITERATIONS)  # bytes that the last iterations left there
         self.is_of_parts = self._ends_itself = self.is_at_others = False
         self._goes_to_sizes = False  # of numbers for which the body computes others
+        self._completing = 0  # iterations that completed the micro-batches of a last step
         self._grown = self._rested = 0  # how often it went on as it grows, and the last iterations that kept nothing
         self._waited = 0  # iterations in a row that selected all of as many elements
         self._selected: tuple[int, object] = (0, None)  # how often elements were selected, and which the last time
@@ -232,6 +233,7 @@ class Loop:
             (self._ends_soon, "its steps differ"),
             (self._draws_on, "its steps draw random numbers"),
             (self._reads_on, "its batches are made on the card"),
+            (self._completes_step, "micro-batches of a step had been read"),
         )
         found = next((why for goes_on, why in ways if goes_on()), None)
         if found is not None:
@@ -294,6 +296,14 @@ class Loop:
         goes_on = loop._is_short(MOST_UNREAD)
         self._leaving.leaves_unread |= not goes_on
         return goes_on
+
+    def _completes_step(self) -> bool:
+        """Whether a loader goes on that is read ahead of its batches' use, as accelerate reads it: it would end among
+        the micro-batches of a step, whose gradients stayed."""
+        if self.runs is not None or self._completing >= self._iterations or not self._items % self._iterations:
+            return False
+        self._completing += 1
+        return True
 
     def _is_short(self, most: int) -> bool:
         """Whether the loop has made fewer than ``most`` steps beyond those that are wanted, of few events."""
