@@ -176,7 +176,7 @@ class Course:
                 oldest, at = self._pending.popleft()
                 self._advance(max(at, self._now))
                 self._came_back(oldest, scheduler.update(oldest))
-            else:
+            elif not batch.preempted:  # whoever made room may go on at once
                 self._advance(max(self._now, self._next_event()))
 
     def answer(self) -> LoadAnswer:

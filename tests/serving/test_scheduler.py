@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphmem.serving.base import Request
@@ -146,6 +146,7 @@ class _Stepped(Scheduler):
         return 0
 
 
+@example([(0.0, 60, 150, 0, 0), (0.0, 81, 1, 0, 0)], 20, 1, 16, 1, "decode")  # one that decodes has made room alone
 @given(
     st.lists(
         st.tuples(st.floats(0, 20), st.integers(1, 150), st.integers(1, 150), st.integers(0, 100), st.integers(0, 2)),
