@@ -100,7 +100,7 @@ class Asked:
     prices: str | None = option(
         None, "Machines to rent, a CSV file: gpu,count,price; the cheapest that hold the load.", metavar="FILE"
     )
-    price: float | None = option(None, "Dollars an hour of the cards.")
+    price: float | None = option(None, "Dollars an hour of all cards of one engine (of --tp 4: of four).")
     find: str | None = option(None, "max-model-len, max-num-seqs or tp: the most (fewest) that does.", metavar="WHAT")
     advice: bool = option(True, "Look for options that bring more. Default: yes.")
     arrivals: str | None = option(

@@ -212,6 +212,11 @@ def serve(
             shared_prefix,
         ),
     )  # fmt: skip
+    if asked.over_time is None and wanted != Wanted():
+        raise UsageError(
+            "--max-wait, --max-tpot, --disaggregated, --autoscale, --startup and --kv-links are of a load over time: "
+            "give --arrivals, for example 5/s, or --trace"
+        )
     for name, given in (("lengths", lengths), ("output-lengths", output_lengths)):
         if len(_quantiles(given)) == 1:
             assumptions.append(f"every request is taken for as long as --{name} says: a second quantile spreads them")
@@ -244,6 +249,9 @@ def serve(
         asked.price = price_of(rentals, question.device.name, served.cards)
         if asked.price is None:
             assumptions.append(f"{prices} has no price of {served.cards} x {question.device.name}")
+    longest = int(served.settings["max_model_len"])
+    if any(length > longest for _, length in asked.quantiles):
+        assumptions.append(f"at once, requests of more than {longest:,} tokens, which are refused, count as so long")
     beside = _beside(chosen, question, served) if advice else None
     assumptions = [one for one in assumptions if served.basis != "engine" or not one.startswith(chosen.title)]
     if beside is not None and beside[1] is not served:
@@ -326,10 +334,14 @@ def _wanted(
     startup: float | str, links: str,
 ) -> Wanted:  # fmt: skip
     """Raises :class:`UsageError`."""
-    tpot = None if max_tpot is None else loads.seconds_of(max_tpot, "--max-tpot")
+    tpot = None if max_tpot is None else loads.seconds_of(max_tpot, "--max-tpot", bare=False)
     interval = None if autoscale is None else loads.seconds_of(autoscale, "--autoscale")
     wanted = Wanted(
-        loads.seconds_of(max_wait, "--max-wait"), tpot, apart, interval, loads.seconds_of(startup, "--startup")
+        loads.seconds_of(max_wait, "--max-wait"),
+        tpot,
+        apart,
+        interval,
+        loads.seconds_of(startup, "--startup", bare=False),
     )
     if interval is not None and interval < wanted.startup:
         raise UsageError(
@@ -422,7 +434,9 @@ def _read_lengths(text: str) -> list[tuple[float, int]]:
         try:
             pairs.append((float(name.lower().removeprefix("p")), int(value)))
         except ValueError:
-            raise UsageError(f"--lengths {part.strip()!r} is no quantile; write for example p50=800,p99=6000") from None
+            raise UsageError(
+                f"--lengths {part.strip()!r} is not read; write whole numbers of tokens, for example p50=800,p99=6000"
+            ) from None
     return pairs
 
 

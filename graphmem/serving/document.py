@@ -21,6 +21,7 @@ from graphmem.reports.document import (
 )
 from graphmem.serving.base import BASES
 from graphmem.serving.loads import HOUR
+from graphmem.serving.over_time import MOST_PART
 from graphmem.serving.roofline import FAST, HELD, SLOW
 from graphmem.units import format_bytes
 
@@ -64,7 +65,8 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         yield section("", Text([f"DOES NOT START: {served.refusal}"], "no"))
     else:
         held, words = _holds(report)
-        yield section("", Text([words], "yes" if held else "no"), Facts(tuple(_headline(report))))
+        carried = [] if report.over_time is None else [_carried(report.over_time)]
+        yield section("", Text([*carried, words], "yes" if held else "no"), Facts(tuple(_headline(report))))
     parts = [(part.name, part.bytes, part.note) for part in served.parts]
     parts.append(("KV cache", cache.available_bytes, "what is left of it"))
     yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes), as_bars=True))
@@ -322,20 +324,33 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
         yield "refused", f"{_counted(answer.refused, 'request')} that this engine could never run"
 
 
-def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
-    wanted = f"{_time(load.wanted.max_wait)}"
+def _carried(load: LoadReport) -> str:
+    """How many engines carry the load, and what that costs."""
+    wanted = f"99 % of requests wait at most {_time(load.wanted.max_wait)}"
     if load.wanted.max_tpot is not None:
         wanted += f", and get a token every {_time(load.wanted.max_tpot)}"
+    answer = load.answer
+    if answer.refused > (1 - MOST_PART) * answer.requests:
+        return (
+            f"NO number of engines like this carries the load: {answer.refused:,} of {answer.requests:,} requests are "
+            "longer than max_model_len, or than the cache, and are refused."
+        )
     if load.copies is None:
-        yield "copies", f"no number up to 1,024 lets 99 % of requests wait at most {wanted}"
-    else:
-        engines, cards = _counted(load.copies, "engine"), _counted(load.cards or 0, "card")
-        yield "copies", f"{engines} like this ({cards}): 99 % of requests wait at most {wanted}"
-        if load.slow_copies not in (None, load.copies):
-            yield "", f"({load.slow_copies:,} at the slow end of the interval)"
-    for one in load.tried:
+        return f"The load is too much for 1,024 engines like this: {wanted} was asked for."
+    engines, cards = _counted(load.copies, "engine"), _counted(load.cards or 0, "card")
+    slow = (
+        f" (of {load.slow_copies:,} at the slow end of the speed)"
+        if load.slow_copies not in (None, load.copies)
+        else ""
+    )
+    cost = "" if load.price_of_all is None else f"; ${load.price_of_all:,.2f} an hour"
+    return f"The load takes {engines} like this, {cards}{slow}: {wanted}{cost}."
+
+
+def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
+    for number, one in enumerate(load.tried):
         yield (
-            "",
+            "" if number else "copies",
             f"with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
             + _time(one.wait_p99)
             + ("" if load.wanted.max_tpot is None else f", {_time(one.tpot_p99)} a token")

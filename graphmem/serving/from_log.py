@@ -215,7 +215,9 @@ def _model(path: Path, asked: _Asked, model: str | None, card: Device) -> tuple[
     tried = ((asked.off(one, card, ("weights", _TOKEN)), one) for one in models_like(named, log.architecture, method))
     off, nearest = min(tried, key=lambda one: one[0], default=(math.inf, None))
     if nearest is not None and off <= _SAME_MODEL:
-        return replace(nearest, name=f"{nearest.name}: by its class, weights and bytes of a token"), frozenset()
+        return replace(
+            nearest, name=f"{nearest.name}, or one of its shape: by its class, weights and bytes of a token"
+        ), frozenset()
     if named is None:
         raise UsageError(f"{path.name} {why}")
     return named, frozenset()

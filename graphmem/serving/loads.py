@@ -22,6 +22,8 @@ from graphmem.serving.base import Request
 #: Requests of a load, and bytes of a line of its file.
 _MOST_REQUESTS, _LONGEST_LINE = 1_000_000, 100_000
 _MOST_TOKENS = 1 << 31
+#: The part of prompts that may be shorter than the beginning which all should share.
+_MOST_SHORTER = 0.9
 #: Seconds of the part of a longer load by which cards are chosen.
 HOUR = 3600.0
 #: Seconds that a trace is followed beyond its last request.
@@ -59,7 +61,7 @@ class Load:
     prefix: int = 0
 
     def up_to(self, longest: int) -> tuple[Request, ...]:
-        """The requests; those that are drawn are no longer than so many tokens."""
+        """The requests; answers that are drawn end where a request has so many tokens."""
         return self.requests or drawn(self.rate, self.seconds, self.prompts, self.outputs, longest, self.prefix)
 
 
@@ -90,17 +92,30 @@ def asked(
         raise UsageError(f"arrivals {rate:g} a second; accepted: a number above 0")
     lasting = f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
     described = f"{rate:g} requests a second over {lasting}, drawn at random (seed 0){alike}"
+    if shorter := _shorter(prompts, prefix):
+        if shorter > _MOST_SHORTER:
+            raise UsageError(
+                f"--shared-prefix {prefix} is longer than nearly all prompts; --lengths have it among them"
+            )
+        described += f", or of fewer as {shorter:.0%} of prompts are shorter"
     return Load(seconds, described, (), rate, prompts, outputs, prefix)
 
 
-def seconds_of(given: float | str, option: str) -> float:
-    """``"1h"``, ``"90s"``, ``"25ms"``, ``"5"`` or a number as seconds. Raises :class:`UsageError`."""
+def _shorter(prompts: Quantiles, prefix: int) -> float:
+    """The part of prompts that are shorter than what they should share, in hundredths."""
+    at = length_at(prompts)
+    return sum(at(number / 100) < prefix for number in range(1, 100)) / 100
+
+
+def seconds_of(given: float | str, option: str, bare: bool = True) -> float:
+    """``"1h"``, ``"90s"``, ``"25ms"`` or a number as seconds; a ``bare`` number as text too. Raises
+    :class:`UsageError`."""
     if not isinstance(given, str):
         if not 0 < given < math.inf:
             raise UsageError(f"{option} {given:g}; accepted: a number above 0")
         return float(given)
     match = re.fullmatch(_NUMBER + r"\s*(ms|s|min|m|h|d|)", given.strip().lower())
-    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match and (match[2] or bare) else 0.0
     if not seconds:
         raise UsageError(f"{option} {given!r} is no time; write for example 1h, 90s or 25ms")
     return seconds
@@ -135,9 +150,9 @@ def length_at(quantiles: Quantiles) -> Callable[[float], float]:
 def drawn(
     rate: float, seconds: float, prompts: Quantiles, outputs: Quantiles, longest: int, prefix: int = 0, seed: int = 0
 ) -> tuple[Request, ...]:
-    """Requests of a Poisson process of ``rate`` a second, with lengths of the two distributions, cut to ``longest``
-    tokens together; they begin with the same ``prefix`` tokens, or are all of them. The same for the same seed. Raises
-    :class:`UsageError` for more than a million."""
+    """Requests of a Poisson process of ``rate`` a second, with lengths of the two distributions; an answer ends where
+    both are ``longest`` tokens. They begin with the same ``prefix`` tokens, or are all of them. The same for the same
+    seed. Raises :class:`UsageError` for more than a million."""
     if rate * seconds > _MOST_REQUESTS:
         raise UsageError(
             f"--arrivals over --duration are {rate * seconds:,.0f} requests; at most {_MOST_REQUESTS:,} are followed: "
@@ -148,7 +163,7 @@ def drawn(
     found: list[Request] = []
     at = rng.expovariate(rate)
     while at < seconds and len(found) < _MOST_REQUESTS:
-        prompt = max(1, min(longest - 1, round(prompt_at(_open(rng)))))
+        prompt = max(1, min(_MOST_TOKENS, round(prompt_at(_open(rng)))))
         output = max(1, min(longest - prompt, round(output_at(_open(rng)))))
         found.append(Request(at, prompt, output, _shared(prompt, prefix)))
         at += rng.expovariate(rate)

@@ -701,6 +701,35 @@ def test_what_a_library_does_behind_its_loop_is_done(
     assert ending(estimate)[0] == "shortened"
 
 
+READ_AHEAD = """import torch
+    from torch.utils.data import DataLoader
+    batches, number = iter(DataLoader([torch.zeros(4, 64)] * 6000, batch_size=None)), 1
+    waiting = next(batches)
+    for batch in batches:
+        step(waiting, number % 2 == 0)
+        waiting, number = batch, number + 1
+    step(waiting, number % 2 == 0)"""
+
+
+def test_a_library_that_reads_ahead_is_not_left_among_the_micro_batches_of_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gradients would still be there behind it."""
+    _installed(tmp_path, monkeypatch, READ_AHEAD)
+    step = """
+def step(batch, ends):
+    model(batch.cuda()).sum().backward()
+    if ends:
+        optimizer.step()
+        optimizer.zero_grad()
+import fitting
+fitting.fit(step, seen)
+print(model.weight.grad is None)
+"""
+    estimate = run(tmp_path, step)
+    assert (said(capsys), ending(estimate)[:2]) == ("True", ("shortened", 4))
+
+
 def test_of_two_runs_that_fail_the_one_that_comes_further_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
