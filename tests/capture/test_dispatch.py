@@ -134,6 +134,37 @@ def test_flash_attention_takes_its_schedule_and_what_is_put_together() -> None:
     assert taken == [6144 + 512 + sizes[0][1] + sizes[0][2]]
 
 
+#: vLLM's products with packed weights, but for what no call here gives.
+_PACKED_PRODUCTS = (
+    "marlin_gemm(Tensor a, Tensor? c_or_none, Tensor b_scales, SymInt size_m, SymInt size_n, bool use_fp32_reduce) "
+    "-> Tensor",
+    "machete_mm(Tensor A, Tensor B, ScalarType? out_type) -> Tensor",
+)
+
+
+def test_products_with_packed_weights_take_sums_beside_their_outputs() -> None:
+    """On an H100: its 132 multiprocessors take 64 rows of 256 columns each; of Machete all 128 tiles are one wave, with
+    two barriers a tile."""
+    taken: list[int] = []
+
+    def step() -> None:
+        half = torch.empty(2048, 4096, dtype=torch.half, device="cuda")
+        weight = torch.empty(512, 1024, dtype=torch.int32, device="cuda")
+        for product in (
+            lambda: library.marlin_gemm(half, None, half, 2048, 4096, True),
+            lambda: library.marlin_gemm(half, None, half, 2048, 4096, False),
+            lambda: library.machete_mm(half, weight, None),
+        ):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            shape = product().shape
+            taken.append(torch.cuda.max_memory_allocated() - before - 2048 * shape[1] * 2)
+
+    with _of_library("_C", *_PACKED_PRODUCTS) as library:
+        analyze(step, device="H100")
+    assert taken == [132 * 64 * 256 * 4, 0, 128 * (128 * 128 * 4 + 8)]
+
+
 @pytest.mark.parametrize("key", ["CUDA", "CompositeExplicitAutograd"])
 def test_an_operator_in_python_takes_the_memory_of_its_body(key: str) -> None:
     """As it did on the stub of the driver: every tensor of the body is born and dies there."""

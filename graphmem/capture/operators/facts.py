@@ -23,6 +23,7 @@ from graphmem.capture.operators import (
     flash_attention,
     kernel_decompositions,
     nested,
+    packed_products,
     quanto,
     sparse,
     torchvision,
@@ -234,6 +235,7 @@ def facts_of(func: OpOverload) -> OperatorFacts:
         or collectives.DECOMPOSITIONS.get(func)
         or torchvision.DECOMPOSITIONS.get(name)
         or flash_attention.DECOMPOSITIONS.get(name)
+        or packed_products.DECOMPOSITIONS.get(name)
         or quanto.DECOMPOSITIONS.get(name)
         or bitsandbytes.decomposition_of(func)
     )
