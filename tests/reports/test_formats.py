@@ -276,3 +276,10 @@ def test_a_command_of_another_package_is_found(installed: list[Any]) -> None:
     installed.append(_Entry("mine", "graphmem.commands", "mine:COMMAND", None, lambda: mine))
     assert run("mine").stdout == "done\n"
     assert "Mine." in run("--help").stdout
+
+
+def test_bars_of_what_does_not_fit_end_at_the_edge() -> None:
+    """Parts that sum to more than their room, as weights of a card that is too small, with what is left below zero."""
+    shares = Shares((("weights", 61 << 30, ""), ("left", -(47 << 30), "")), ("card", 14 << 30), as_bars=True)
+    lines = format_named("text").render(Document("x", "x", (section("", shares),), dict), 100).splitlines()
+    assert max(map(len, lines)) <= 100

@@ -190,7 +190,8 @@ def _bars(block: Shares, width: int, count: int, ink: _Ink) -> Iterator[str]:
     begin = 0
     for number, ((_, size), line) in enumerate(zip(parts, lines, strict=False)):
         colour = _BARS[number % len(_BARS)]
-        yield line + _bar(round(begin * inner), round((begin + size) * inner), near, colour, ink)
+        first, last = (min(round(at * inner), width - cells - 2) for at in (begin, begin + size))  # cut off at the edge
+        yield line + _bar(first, last, near, colour, ink)
         begin += size
     yield lines[-1] + _bar(0, round(whole * scale), edge, "", ink)
 
