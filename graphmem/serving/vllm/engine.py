@@ -118,13 +118,8 @@ class VLLM(AskedFirst):
         return replace(found, basis="logs", notes=(_newer_in_words(question.version, found, before), *found.notes))
 
     def loaded_while_profiling(self, question: Question) -> int:
-        """Bytes of what NCCL connects when the profile run first sums over cards, in the groups of
-        :data:`versions.GROUP_OF_EXPERTS`; 0 for one card, and where they come before it."""
-        version, ranks = versions.checked(question.version), question.tensor_parallel_size
-        if ranks < 2 or not versions.GROUPS_BEFORE.holds(version):
-            return 0
-        two = Loads(communicators=(Communicator(ranks), Communicator(ranks)))
-        return sum(figure.bytes for figure in question.device.outside(two) if figure.name == "NCCL's buffers")
+        """See :func:`_connected_bytes`; answers to users name it, those to logs take it away."""
+        return _connected_bytes(question)
 
     def _worst(self, question: Question) -> Served:
         """The answer of the stage of the pipeline that has the fewest blocks."""
@@ -591,6 +586,16 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f}"
 
 
+def _connected_bytes(question: Question) -> int:
+    """Bytes of what NCCL connects when the profile run first sums over cards, in the groups of
+    :data:`versions.GROUP_OF_EXPERTS`; 0 for one card, and where they come before it."""
+    version, ranks = versions.checked(question.version), question.tensor_parallel_size
+    if ranks < 2 or not versions.GROUPS_BEFORE.holds(version):
+        return 0
+    two = Loads(communicators=(Communicator(ranks), Communicator(ranks)))
+    return sum(figure.bytes for figure in question.device.outside(two) if figure.name == "NCCL's buffers")
+
+
 def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
     """The assumptions of an answer that a reader has to know, as sentences."""
     shared = question.device.unified_memory
@@ -623,6 +628,11 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
             f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
         )
     if not question.non_torch_bytes:
+        if connected := _connected_bytes(question):
+            notes.append(
+                f"NCCL connects {question.tensor_parallel_size} cards while the engine profiles, which takes about "
+                f"{format_bytes(connected)} of the KV cache on each: --non-torch {round(connected / MIB)}MiB takes it away"
+            )
         notes.append(
             "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to "
             "400 MiB, which the KV cache has less"
