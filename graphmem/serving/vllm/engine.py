@@ -631,7 +631,8 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         if connected := _connected_bytes(question):
             notes.append(
                 f"NCCL connects {question.tensor_parallel_size} cards while the engine profiles, which takes about "
-                f"{format_bytes(connected)} of the KV cache on each: --non-torch {round(connected / MIB)}MiB takes it away"
+                f"{format_bytes(connected)} of the KV cache on each: --non-torch {round(connected / MIB)}MiB takes it "
+                "away"
             )
         notes.append(
             "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to "
