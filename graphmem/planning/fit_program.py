@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.largest import Bracket, Largest, steps_up_to
 
@@ -56,7 +57,11 @@ class _Search(Bracket):
         less = max((value // self._step for value, one in self._sizes.items() if one.requested < most), default=0)
         while self._low - less > 1:
             count = (less + self._low) // 2
-            estimate = self.analysed(count)
+            try:
+                estimate = self.analysed(count)
+            except GraphmemError:  # a number that the program does not take
+                less = count
+                continue
             if estimate.requested < most:
                 less = count
             else:

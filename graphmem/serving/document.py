@@ -21,7 +21,6 @@ from graphmem.reports.document import (
 )
 from graphmem.serving.base import BASES
 from graphmem.serving.loads import HOUR
-from graphmem.serving.over_time import MOST_PART
 from graphmem.serving.roofline import FAST, HELD, SLOW
 from graphmem.units import format_bytes
 
@@ -65,8 +64,10 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         yield section("", Text([f"DOES NOT START: {served.refusal}"], "no"))
     else:
         held, words = _holds(report)
-        carried = [] if report.over_time is None else [_carried(report.over_time)]
-        yield section("", Text([*carried, words], "yes" if held else "no"), Facts(tuple(_headline(report))))
+        load = report.over_time
+        carried = [] if load is None else [_carried(load)]
+        is_enough = held and (load is None or load.copies is not None)
+        yield section("", Text([*carried, words], "yes" if is_enough else "no"), Facts(tuple(_headline(report))))
     parts = [(part.name, part.bytes, part.note) for part in served.parts]
     parts.append(("KV cache", cache.available_bytes, "what is left of it"))
     yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes), as_bars=True))
@@ -330,7 +331,7 @@ def _carried(load: LoadReport) -> str:
     if load.wanted.max_tpot is not None:
         wanted += f", and get a token every {_time(load.wanted.max_tpot)}"
     answer = load.answer
-    if answer.refused > (1 - MOST_PART) * answer.requests:
+    if answer.refuses_many:
         return (
             f"NO number of engines like this carries the load: {answer.refused:,} of {answer.requests:,} requests are "
             "longer than max_model_len, or than the cache, and are refused."

@@ -47,7 +47,7 @@ class Wanted:
     def is_met(self, answer: LoadAnswer) -> bool:
         """True where so many copies are enough."""
         paced = self.max_tpot is None or answer.tpot_p99 <= self.max_tpot
-        return answer.given_up_at is None and answer.wait_p99 <= self.max_wait and paced
+        return answer.given_up_at is None and answer.wait_p99 <= self.max_wait and paced and not answer.refuses_many
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,11 @@ class LoadAnswer:
     timeline: tuple[Point, ...]
     given_up_at: float | None = None
 
+    @property
+    def refuses_many(self) -> bool:
+        """Whether more requests are refused than may wait too long, which no number of copies mends."""
+        return self.refused > (1 - MOST_PART) * self.requests
+
 
 class Course:
     """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival. ``bears``: it is given

@@ -52,6 +52,17 @@ def test_data_that_end_before_the_card() -> None:
     assert "its data may have no more" in found.stopped_by
 
 
+def test_data_that_end_where_the_program_fails_with_some_numbers() -> None:
+    def picky(samples: int) -> Estimate:
+        if samples == 5:
+            raise SourceError("batches of five are none")
+        return attempt(min(samples, 6))
+
+    found = search(picky)
+    assert (found.value, found.above) == (6, None)
+    assert "its data may have no more" in found.stopped_by
+
+
 def test_a_number_with_which_the_program_fails() -> None:
     def failing(samples: int) -> Estimate:
         if samples > 7:

@@ -486,10 +486,21 @@ def test_copies_that_follow_the_load(tmp_path: Path) -> None:
     assert re.search(rf"1:00 to 1:30 +4\.00 +{found['copies']}\n", _run(*asked)[1])
 
 
+def test_requests_that_the_engine_refuses_are_carried_by_no_number() -> None:
+    asked = (LLAMA, "--gpu", "L40S", "--max-model-len", "1024", "--arrivals", "1/s", "--duration", "2min", *OVER_TIME)
+    load = _json(*asked)["over_time"]
+    assert load["copies"] is None
+    assert load["answer"]["refused"] > load["answer"]["requests"] // 4
+    assert "NO number of engines like this carries the load" in _run(*asked)[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--shared-prefix", "500"], "--shared-prefix belongs to a load over time"),
+        (["--autoscale", "10min"], "are of a load over time"),
+        (["--arrivals", "5/s", *OVER_TIME, "--max-tpot", "50"], "--max-tpot '50' is no time"),
+        (["--arrivals", "5/s", *OVER_TIME, "--shared-prefix", "9000"], "is longer than nearly all prompts"),
         (["--arrivals", "5/s", *OVER_TIME, "--kv-links", "50"], "GB/s of a card to other engines and to its host"),
         (["--arrivals", "5/s", *OVER_TIME, "--autoscale", "1min"], "shorter than --startup 5min"),
         (["--arrivals", "5/s", *OVER_TIME, "--max-tpot", "fast"], "--max-tpot 'fast' is no time"),

@@ -5,8 +5,8 @@ that what follows it (evaluation, generation, saving) still runs:
 
 - a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`), and some more where the last two differ though their
-  batches do not. Of the batches that it has not come to, those that are larger follow
-  (:mod:`graphmem.capture.program.epochs`);
+  batches do not, or where a loader that is read ahead would end among the micro-batches of a step. Of the batches that
+  it has not come to, those that are larger follow (:mod:`graphmem.capture.program.epochs`);
 - a loop over numbers, or that counts them, then goes on at those *others* at which its body tests something else, or
   that a library is told;
 - a loop that is a *list of runs*, as it makes an optimizer or its items decide how it trains, goes on with its items,
