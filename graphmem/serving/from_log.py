@@ -7,13 +7,14 @@ defect of the prediction is found.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 from graphmem.base.documents import shown
+from graphmem.base.options import options_of
 from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.reports import Answer
@@ -35,12 +36,9 @@ _SAME_MODEL = 0.01
 #: Cards that are tried where a log does not name its own, and what is said of the one that is taken.
 _TRIED = 6
 _TAKEN = "is taken, with which the cache comes nearest to what is printed"
-#: How a field of a question is read of a log's text.
-_READ: Mapping[str, type] = {
-    "tensor_parallel_size": int, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int,
-    "gpu_memory_utilization": float, "kv_cache_dtype": str, "quantization": str, "dtype": str, "enforce_eager": bool,
-    "block_size": int, "entry": str, "cold": bool,
-}  # fmt: skip
+#: How a field of a question is read of a log's text, by its type.
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "bool": lambda text: text == "True"}
+_READ = {one.name: _TYPES.get(str(one.type).removesuffix(" | None"), str) for one, _ in options_of(Question)}
 
 
 @dataclass(frozen=True)
@@ -330,7 +328,7 @@ def _asked(log: Log, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[t
             others.append((name, _word(text)))
             continue
         try:
-            found[name] = text == "True" if _READ[name] is bool else _READ[name](text)
+            found[name] = _READ[name](text)
         except ValueError:
             continue
     found |= {name: value for name, value in options.items() if name in known and name != "arguments"}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graphmem.base.documents import shown
+from graphmem.base.options import option_of
+from graphmem.base.options import options_of as fields_of
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question
 
-_NOT_OPTIONS = frozenset(("model", "device", "version", "arguments", "entry", "alloc_conf"))
-#: How the command line spells them, where not as the field.
-_SPELLED = {"tensor_parallel_size": "tp", "non_torch_bytes": "non-torch"}
+#: Fields of a question that every engine is asked, whether they change anything there or not.
+_OF_ALL = frozenset(("entry", "alloc_conf"))
 _WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
@@ -112,7 +113,7 @@ def options_of(
     for field, value in _given(question):
         if field not in known:
             accepted = ", ".join("--" + name.replace("_", "-") for name in options)
-            raise UsageError(f"{title} has no --{_SPELLED.get(field, field.replace('_', '-'))}; accepted: {accepted}")
+            raise UsageError(f"{title} has no {option_of(Question, field).flags[0]}; accepted: {accepted}")
         read = options[known[field]].read
         found.setdefault(known[field], read(field, value) if isinstance(value, str) else value)
     return {key: option.default for key, option in options.items() if option.default is not None} | found
@@ -124,15 +125,12 @@ def nearest(key: str, known: Sequence[str]) -> str:
     return f"nearest: {', '.join('--' + one.replace('_', '-') for one in close)}"
 
 
-def _given(question: Question) -> list[tuple[str, object]]:
+def _given(question: Question) -> Iterator[tuple[str, object]]:
     """Fields that are not as they are by default."""
-    given = []
-    for field in fields(question):
-        default = field.default if field.default is not MISSING else None
+    for field, _ in fields_of(Question):
         value = getattr(question, field.name)
-        if field.name not in _NOT_OPTIONS and value != default:
-            given.append((field.name, value))
-    return given
+        if field.name not in _OF_ALL and value != field.default:
+            yield field.name, value
 
 
 def whole(least: int = 1, most: int = 1 << 31) -> Reader:

@@ -115,7 +115,8 @@ def _gigabytes(name: str, text: str, least: float = 1e-9) -> int:
         value = -1.0
     if not least <= value <= 1 << 20:
         raise UsageError(
-            f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0"
+            f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0, "
+            "without the unit"
         )
     return int(value * GIB)
 
