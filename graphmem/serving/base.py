@@ -145,9 +145,9 @@ class Served:
     weights_bytes: int
     parts: tuple[Part, ...]
     kv_cache: KVCache
-    graphs_bytes: int
-    fragmentation_bytes: int
-    outside: tuple[Figure, ...]
+    graphs_bytes: int = 0
+    fragmentation_bytes: int = 0
+    outside: tuple[Figure, ...] = ()
     request_blocks: Any = field(repr=False, compare=False, default=None)
     scheduler: Callable[..., Scheduler] | None = field(repr=False, compare=False, default=None)
     refusal: str | None = None

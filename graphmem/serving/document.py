@@ -248,7 +248,7 @@ def _apart(load: LoadReport) -> Section:
     columns = {"engines": "", "cards": "count", "first token": "time", "each token": "time", "an hour": "dollars"}
     moved = (
         f"Times are the 99th percentile. A request moves {format_bytes(round(apart.moved_bytes))} on average, at "
-        f"{load.wanted.network / 1e9:g} GB/s a card (--kv-links); blocks are held at both ends meanwhile."
+        f"{load.wanted.kv_links[0] / 1e9:g} GB/s a card (--kv-links); blocks are held at both ends meanwhile."
     )
     return section("Prefill and decode apart", _filled(columns, rows), Text([_fewer_cards(load, apart), moved]))
 
@@ -344,8 +344,8 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
         yield (
             "prefix cache",
             f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
-            + f", {answer.loaded_tokens / asked:.0%} more on the host, at {load.wanted.host / 1e9:g} GB/s a card "
-            "(--kv-links)" * bool(answer.loaded_tokens),
+            + f", {answer.loaded_tokens / asked:.0%} more on the host, at {load.wanted.kv_links[1] / 1e9:g} GB/s a "
+            "card (--kv-links)" * bool(answer.loaded_tokens),
         )
     if answer.left_waiting:
         yield "", f"{_counted(answer.left_waiting, 'request')} had not begun at the end"

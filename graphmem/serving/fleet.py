@@ -236,7 +236,7 @@ class _Fleet:
         course = Course(
             self.served.scheduler(role), requests, self.seconds, self.speed,
             self.wanted.max_wait if gives_up else None,
-            self._token_bytes / (self.wanted.network if role else self.wanted.host), since,
+            self._token_bytes / self.wanted.kv_links[0 if role else 1], since,
         )  # fmt: skip
         course.follow(labelled(self.say, f"the load on {named}"))
         return course

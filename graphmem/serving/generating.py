@@ -251,7 +251,7 @@ class _Asked:
                 tokens=tokens if runs else 0, concurrency=float(batch if runs else 0), longest=length if runs else 0,
                 groups=(("keys and values", count(question.model, "num_hidden_layers", 1)),),
             ),
-            graphs_bytes=0, fragmentation_bytes=estimate.breakdown.get("FRAGMENTATION", 0), outside=(),
+            fragmentation_bytes=estimate.breakdown.get("FRAGMENTATION", 0),
             request_blocks=lambda _: length, notes=self._notes(estimate, batch, length, most), basis="captures",
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from graphmem.base.options import Check, check_values, is_number, option
+from graphmem.base.options import Check, Whole, above_zero, check_values, option
 from graphmem.errors import UsageError
 from graphmem.serving.lengths import Quantiles, quantiles_of
 from graphmem.serving.loads import MOST_TOKENS, Load, drawn, read, shorter
@@ -37,7 +37,7 @@ def seconds_of(name: str, given: object, bare: bool = True) -> float:
     """``"1h"``, ``"90s"``, ``"25ms"`` or a number as seconds; a ``bare`` number as text too. Raises
     :class:`UsageError`."""
     if not isinstance(given, str):
-        return _above_zero(name, given)
+        return float(above_zero(name, given))  # type: ignore[arg-type]
     match = re.fullmatch(rf"{_NUMBER}\s*({_TIMES}|)", given.strip().lower())
     seconds = float(match[1]) * _UNITS[match[2] or "s"] if match and (match[2] or bare) else 0.0
     if not seconds:
@@ -52,24 +52,12 @@ def _with_unit(name: str, given: object) -> float:
 def _rate(name: str, given: object) -> float:
     """``"5/s"``, ``"300/min"``, ``"20000/d"`` or a number as requests a second. Raises :class:`UsageError`."""
     if not isinstance(given, str):
-        return _above_zero(name, given)
+        return float(above_zero(name, given))  # type: ignore[arg-type]
     match = re.fullmatch(rf"{_NUMBER}\s*(?:(?:requests?|req|r)?\s*/\s*({_TIMES})|[rq]ps)", given.strip().lower())
     rate = float(match[1]) / _UNITS[match[2] or "s"] if match else 0.0
     if not rate:
         raise UsageError(f"{_flag(name)} {given!r} is no rate; write for example 5/s, 300/min or 20000/d")
     return rate
-
-
-def _above_zero(name: str, given: object) -> float:
-    if not is_number(given) or not given > 0:  # type: ignore[operator]
-        raise UsageError(f"{_flag(name)} {given}; accepted: a number above 0")
-    return float(given)  # type: ignore[arg-type]
-
-
-def _tokens_from_0(name: str, given: object) -> int:
-    if type(given) is not int or not 0 <= given <= MOST_TOKENS:
-        raise UsageError(f"{_flag(name)} {given!r}; accepted: tokens from 0 to {MOST_TOKENS}")
-    return given
 
 
 def _links(name: str, given: object) -> object:
@@ -98,8 +86,8 @@ def _time(default: Time, help: str, check: Check = seconds_of) -> Time:
 @dataclass(frozen=True)
 class OverTime:
     """A load over time, and what is wanted of the engines that carry it. Times are kept in seconds, ``arrivals`` a
-    second, ``kv_links`` in bytes a second: 50 GB/s are a port of 400 Gbit/s for every card, as of servers of H100s, and
-    32 those of PCIe 4.0 with 16 lanes, one way."""
+    second, ``kv_links`` in bytes a second, to other engines and to the host: 50 GB/s are a port of 400 Gbit/s for every
+    card, as of servers of H100s, and 32 those of PCIe 4.0 with 16 lanes, one way."""
 
     arrivals: float | None = option(
         None, "e.g. 5/s, 20000/d; --lengths are those of prompts then.", _rate, metavar="RATE", read=str
@@ -112,10 +100,10 @@ class OverTime:
         None, "CSV instead: timestamp,prompt,output[,prefix,prefix_tokens], or Mooncake's JSON lines.", metavar="FILE"
     )
     shared_prefix: int = option(
-        0, "Tokens that all prompts begin with, e.g. a system prompt. Default 0.", _tokens_from_0, metavar="N"
+        0, "Tokens that all prompts begin with, e.g. a system prompt. Default 0.", Whole(0, MOST_TOKENS), metavar="N"
     )
     step_time: float | None = _time(None, "Seconds of a step. Default: predicted, else 30ms.")
-    tokens_per_second: float | None = option(None, "Of long prompts. Default: predicted, else 10000.", _above_zero)
+    tokens_per_second: float | None = option(None, "Of long prompts. Default: predicted, else 10000.", above_zero)
     max_wait: float = _time(10.0, "What 99 % of requests may wait. Default 10s.")
     max_tpot: float | None = _time(None, "What 99 % of them may take for a token, e.g. 50ms.", _with_unit)
     disaggregated: bool = option(False, "Also: engines that prefill, and others that decode.")
@@ -135,16 +123,6 @@ class OverTime:
                 f"--autoscale {self.autoscale:g}s is shorter than --startup {self.startup:g}s: a copy would not have "
                 "started by then"
             )
-
-    @property
-    def network(self) -> float:
-        """Bytes a second of a card to other engines."""
-        return self.kv_links[0]
-
-    @property
-    def host(self) -> float:
-        """Bytes a second of a card to its host."""
-        return self.kv_links[1]
 
     @property
     def speed(self) -> Speed | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,31 +98,44 @@ def options_of(
     title = engine.title
     if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
         raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")
-    found: dict[str, Any] = {}
-    for name, text in question.arguments:
-        key = name.replace("-", "_")
-        key = (short or {}).get(key, key)
-        if key in HARMLESS and key not in options:
-            continue
-        if key not in options:
-            raise UsageError(here(name) or f"{title}: --{name} is not followed; {nearest(key, tuple(options))}")
-        if key in found:
-            raise UsageError(f"{title}: --{name} is given twice")
-        found[key] = options[key].read(name, text)
+    spelled = ((name, _key(name, short or {}), text) for name, text in question.arguments)
+    found = values_of(title, spelled, {name: option.read for name, option in options.items()}, HARMLESS)
     known = {option.field: key for key, option in options.items()}
     for field, value in _given(question):
         if field not in known:
-            accepted = ", ".join("--" + name.replace("_", "-") for name in options)
+            accepted = ", ".join(map(_flag, options))
             raise UsageError(f"{title} has no {option_of(Question, field).flags[0]}; accepted: {accepted}")
         read = options[known[field]].read
         found.setdefault(known[field], read(field, value) if isinstance(value, str) else value)
     return {key: option.default for key, option in options.items() if option.default is not None} | found
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
-    """The three options of a name like this one, as a message ends."""
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.0)
-    return f"nearest: {', '.join('--' + one.replace('_', '-') for one in close)}"
+def values_of(
+    title: str, given: Iterable[tuple[str, str, str]], readers: Mapping[str, Reader], harmless: Collection[str]
+) -> dict[str, Any]:
+    """Values by name of the options ``given`` as (as it was written, its name, the text), but for those that are
+    ``harmless``. Raises :class:`UsageError` for others, and for one that is given twice."""
+    found: dict[str, Any] = {}
+    for written, name, text in given:
+        if name in readers:
+            if name in found:
+                raise UsageError(f"{title}: {_flag(written)} is given twice")
+            found[name] = readers[name](written, text)
+        elif name not in harmless:
+            near = difflib.get_close_matches(name, (*readers, *harmless), n=3, cutoff=0.0)
+            raise UsageError(
+                here(written) or f"{title}: {_flag(written)} is not followed; nearest: {', '.join(map(_flag, near))}"
+            )
+    return found
+
+
+def _key(name: str, short: Mapping[str, str]) -> str:
+    key = name.replace("-", "_")
+    return short.get(key, key)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _given(question: Question) -> Iterator[tuple[str, object]]:

@@ -542,7 +542,7 @@ def test_requests_that_the_engine_refuses_are_carried_by_no_number() -> None:
         (["--trace", "nowhere.csv"], "nowhere.csv: No such file"),
         (["--trace", "nowhere.csv", "--arrivals", "1/s"], "comes from one of them"),
         (["--trace", "nowhere.csv", "--duration", "5min"], "comes from one of them"),
-        (["--tokens-per-second", "-1"], "accepted: a number above 0"),
+        (["--tokens-per-second", "-1"], "a number above 0"),
     ],
 )
 def test_a_load_that_is_none_is_one_line(arguments: Sequence[str], message: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.installed import BASES
-from graphmem.serving.options import flag, here, nearest, one_of, whole
+from graphmem.serving.options import flag, one_of, values_of, whole
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
 
@@ -305,36 +305,24 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
 
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:
     """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
-    found: dict[str, Any] = {}
-    noted: list[str] = []
-    for name, text in given:
-        key = name.replace("-", "_")
-        if key[:1] == "O" and key[1:].isdigit():
-            key, text = "O", key[1:]
-        key = _SHORT.get(key, key)
-        if key.startswith("no_") and key[3:] in _READERS:
-            key, text = key[3:], "false"
-        if key == "rope_scaling":  # before 0.12; ``--hf-overrides`` since
-            key, text = "hf_overrides", json.dumps({key: _mapping(key, text)})
-        if key in ("task", "convert") and _pools(key, text):
-            key = "runner"
-        if key in NOT_COUNTED:
-            noted.append(NOT_COUNTED[key])
-            continue
-        if key in WITHOUT_EFFECT and key not in _READERS:
-            continue
-        if key not in _READERS:
-            raise UsageError(here(name) or _unknown(key))
-        if key in found:
-            raise UsageError(f"--{name.replace('_', '-')} is given twice")
-        found[key] = _READERS[key](name, text)
+    spelled = [(name, *_spelled(name.replace("-", "_"), text)) for name, text in given]
+    found = values_of("vLLM", spelled, _READERS, {*NOT_COUNTED, *WITHOUT_EFFECT})
+    noted = (NOT_COUNTED[name] for _, name, _ in spelled if name in NOT_COUNTED)
     return replace(_resolved(found), not_counted=tuple(dict.fromkeys(noted)))
 
 
-def _unknown(key: str) -> str:
-    """The message for an option that is not followed: the three nearest that are."""
-    near = nearest(key, (*_READERS, *NOT_COUNTED, *WITHOUT_EFFECT))
-    return f"vLLM's option --{key.replace('_', '-')} is not followed; {near}"
+def _spelled(name: str, text: str) -> tuple[str, str]:
+    """An option by its full name, with the text that says the same there."""
+    if name[:1] == "O" and name[1:].isdigit():
+        name, text = "O", name[1:]
+    name = _SHORT.get(name, name)
+    if name.startswith("no_") and name[3:] in _READERS:
+        return name[3:], "false"
+    if name == "rope_scaling":  # before 0.12; ``--hf-overrides`` since
+        return "hf_overrides", json.dumps({name: _mapping(name, text)})
+    if name in ("task", "convert") and _pools(name, text):
+        return "runner", text
+    return name, text
 
 
 def _resolved(values: Mapping[str, Any]) -> Arguments:
