@@ -11,45 +11,23 @@ from typing import Any, Protocol
 from graphmem.base.documents import shown
 from graphmem.base.options import option_of
 from graphmem.base.options import options_of as fields_of
+from graphmem.base.tables import read_table
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question
 
 #: Fields of a question that every engine is asked, whether they change anything there or not.
 _OF_ALL = frozenset(("entry", "alloc_conf"))
 _WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+TABLES = read_table("graphmem.serving", "options.toml")
 
 
-#: Options of servers that change no memory: who asks, how it is answered, where weights come from.
-HARMLESS = frozenset((
-    "host", "port", "api_key", "served_model_name", "trust_remote_code", "revision", "log_level", "enable_metrics",
-    "tool_call_parser", "reasoning_parser", "chat_template", "download_dir", "tokenizer", "tokenizer_path",
-    "skip_server_warmup", "random_seed", "seed", "watchdog_timeout", "hostname", "huggingface_hub_cache", "json_output",
-    "max_client_batch_size", "threads", "t", "threads_http", "jinja", "temp", "top_k", "top_p", "min_p", "alias", "a",
-    "metrics", "verbose", "v", "log_disable", "no_webui", "mlock", "no_mmap", "cont_batching", "slots", "timeout",
-    "enable_cache_report", "stream_interval", "dist_init_addr", "nnodes", "node_rank", "backend", "num_gpus",
-    # SGLang's: which kernels run, and in what order, within what is kept free.
-    "attention_backend", "prefill_attention_backend", "decode_attention_backend", "sampling_backend", "grammar_backend",
-    "schedule_policy", "schedule_conservativeness", "disable_overlap_schedule", "disable_radix_cache",
-    "enable_torch_compile", "torch_compile_max_bs", "disable_cuda_graph_padding", "enable_mixed_chunk",
-    "allow_auto_truncate", "load_format", "enable_p2p_check", "disable_custom_all_reduce", "model_loader_extra_config",
-    "decode_log_interval", "log_requests", "show_time_cost", "tokenizer_mode", "skip_tokenizer_init", "nccl_init_addr",
-    "context_file", "json_model_override_args_file", "crash_dump_folder", "collect_tokens_histogram", "device",
-    "moe_runner_backend", "fp8_gemm_backend", "sampling_defaults", "constrained_json_whitespace_pattern", "data_path",
-    # TGI's and llama-server's.
-    "max_input_tokens", "max_input_length", "sharded", "max_waiting_tokens", "waiting_served_ratio", "max_best_of",
-    "max_stop_sequences", "validation_workers", "disable_grammar_support", "otlp_endpoint", "cors_allow_origin",
-    "shard_uds_path", "master_addr", "master_port", "prometheus_port", "usage_stats", "no_mmproj", "threads_batch",
-    "tb", "numa", "prio", "poll", "n_predict", "n", "repeat_penalty", "samplers", "chat_template_file", "props",
-    "reasoning_format", "reasoning_budget", "no_slots", "embeddings_only", "cache_reuse", "no_warmup", "log_file",
-    "prio_batch", "poll_batch", "cpu_mask", "cpu_range", "cpu_strict", "perf", "no_perf", "keep", "mmap", "load_mode",
-    "check_tensors", "repack", "no_repack", "verbosity", "log_verbosity", "log_colors", "log_prefix", "log_timestamps",
-    "cache_ram", "ctx_checkpoints", "swa_checkpoints", "cache_prompt", "no_cache_prompt", "no_cont_batching",
-    "context_shift", "no_context_shift", "warmup", "webui", "ui", "no_ui", "path", "api_prefix", "api_key_file",
-    "chat_template_kwargs", "slot_save_path", "slot_prompt_similarity", "reasoning", "special", "ignore_eos", "offline",
-    "temperature", "presence_penalty", "frequency_penalty", "repeat_last_n", "rope_scaling", "rope_scale",
-    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "defrag_thold", "fit",
-    "fit_target", "fit_ctx", "no_jinja",
-))  # fmt: skip
+def without_effect(whose: str) -> frozenset[str]:
+    """Options of servers that change no memory on the card: of ``vllm``, or of ``others``."""
+    table = TABLES["without_effect"]
+    return frozenset((*table["all"].split(), *table[whose].split()))
+
+
+_HARMLESS = without_effect("others")
 _AT_ONCE = "--load N (requests at once) or --arrivals 5/s, with --lengths p50=800,p99=6000"
 #: Words that people know from elsewhere -> what to write where the engine has no such option.
 _ELSEWHERE = {
@@ -99,7 +77,7 @@ def options_of(
     if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
         raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")
     spelled = ((name, _key(name, short or {}), text) for name, text in question.arguments)
-    found = values_of(title, spelled, {name: option.read for name, option in options.items()}, HARMLESS)
+    found = values_of(title, spelled, {name: option.read for name, option in options.items()}, _HARMLESS)
     known = {option.field: key for key, option in options.items()}
     for field, value in _given(question):
         if field not in known:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.installed import BASES
-from graphmem.serving.options import flag, one_of, values_of, whole
+from graphmem.serving.options import TABLES, flag, one_of, values_of, whole, without_effect
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
 
@@ -36,54 +36,12 @@ GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEW
 _LEVELS, _USUAL_LEVEL = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE"), 2
 #: ``CompilationMode``: all but the last leave the model to Python, or to torch.compile as it comes.
 _COMPILED = 3
-#: Options that change nothing here: who asks, how it is answered, how weights are read.
-WITHOUT_EFFECT = frozenset((
-    "host", "port", "uvicorn_log_level", "api_key", "served_model_name", "chat_template", "tool_call_parser",
-    "enable_auto_tool_choice", "reasoning_parser", "trust_remote_code", "seed", "disable_log_stats",
-    "disable_log_requests", "enable_log_requests", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "revision",
-    "tokenizer_revision", "download_dir", "distributed_executor_backend", "generation_config", "scheduling_policy",
-    "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
-    "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
-    "ssl_certfile", "media_io_kwargs", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb",
-    "mm_hasher_algorithm", "interleave_mm_strings", "allowed_local_media_path", "allowed_media_domains",
-    "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning", "hf_token",
-    "hf_config_path", "config_format", "code_revision", "enable_prompt_tokens_details", "chat_template_kwargs",
-    "default_chat_template_kwargs", "chat_template_content_format", "override_generation_config", "logits_processors",
-    "logprobs_mode", "structured_outputs_config", "reasoning_config", "otlp_traces_endpoint", "collect_detailed_traces",
-    "kv_cache_metrics", "cudagraph_metrics", "enable_mfu_metrics", "enable_force_include_usage",
-    "enable_request_id_headers", "log_config_file", "log_level", "uds", "middleware", "lora_modules", "headless",
-    "nnodes", "node_rank", "master_addr", "master_port", "data_parallel_address", "data_parallel_backend",
-    "data_parallel_rpc_port", "data_parallel_size_local", "safetensors_load_strategy", "model_loader_extra_config",
-    "ignore_patterns", "pt_load_map_location", "use_tqdm_on_load", "prefix_caching_hash_algo", "kv_events_config",
-    "stream_interval", "shutdown_timeout", "enable_log_deltas", "disable_fastapi_docs", "enable_server_load_tracking",
-    "tool_server", "tool_parser_plugin", "exclude_tools_when_tool_choice_none", "long_prefill_token_threshold",
-    "max_parallel_loading_workers", "numa_bind", "disable_cascade_attn", "calculate_kv_scales", "max_log_len",
-    "data_parallel_start_rank", "data_parallel_rank", "data_parallel_hybrid_lb", "data_parallel_external_lb",
-    "return_tokens_as_token_ids", "disable_frontend_multiprocessing", "max_num_partial_prefills",
-    "max_long_partial_prefills", "ray_workers_use_nsight", "scheduler_reserve_full_isl", "enable_ssl_refresh",
-    # Of releases before 0.12, which have them no more.
-    "device", "max_seq_len_to_capture", "num_scheduler_steps", "use_v2_block_manager", "worker_use_ray",
-    "scheduler_delay_factor", "preemption_mode", "num_lookahead_slots", "guided_decoding_disable_fallback",
-    "engine_use_ray", "disable_async_output_proc", "multi_step_stream_outputs",
-))  # fmt: skip
+#: Options that change nothing here.
+_WITHOUT_EFFECT = without_effect("vllm")
 
 
 #: Options that are taken, and whose memory on the card is not followed: what the answer says of each.
-NOT_COUNTED = {
-    "attention_backend": "--attention-backend: attention is that of the card's usual kernels; another one's buffers, "
-    "and what it takes in graphs, are not counted",
-    "kv_transfer_config": "--kv-transfer-config: what the connector keeps on the card is not counted",
-    "moe_backend": "--moe-backend: experts run on Triton's kernels; another one's scratch is not counted",
-    "enable_sleep_mode": "--enable-sleep-mode: memory comes from its own allocator, whose granularity is not counted",
-    "attention_config": "--attention-config: attention is that of the card's usual kernels; another one's buffers are "
-    "not counted",
-    "kernel_config": "--kernel-config: kernels are the usual ones; the scratch of others is not counted",
-    "enable_prompt_embeds": "--enable-prompt-embeds: the buffer of embeddings is not counted",
-    "fully_sharded_loras": "--fully-sharded-loras: adapters are counted as they lie without it",
-    "ec_transfer_config": "--ec-transfer-config: what the connector keeps on the card is not counted",
-    "task": "--task: generation, as it is by default",
-    "convert": "--convert: generation, as it is by default",
-}
+_NOT_COUNTED: dict[str, str] = TABLES["not_counted"]
 #: ``--task``, ``--runner`` and ``--convert`` that generate, and those that return states of the model.
 _GENERATES = ("auto", "generate", "none")
 _POOLS = ("pooling", "embed", "embedding", "classify", "score", "reward")
@@ -306,8 +264,8 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:
     """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
     spelled = [(name, *_spelled(name.replace("-", "_"), text)) for name, text in given]
-    found = values_of("vLLM", spelled, _READERS, {*NOT_COUNTED, *WITHOUT_EFFECT})
-    noted = (NOT_COUNTED[name] for _, name, _ in spelled if name in NOT_COUNTED)
+    found = values_of("vLLM", spelled, _READERS, {*_NOT_COUNTED, *_WITHOUT_EFFECT})
+    noted = (_NOT_COUNTED[name] for _, name, _ in spelled if name in _NOT_COUNTED)
     return replace(_resolved(found), not_counted=tuple(dict.fromkeys(noted)))
 
 
