@@ -46,7 +46,7 @@ def _fields_of(kind: type, heading: str = "") -> Any:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServeOptions:
     """A question about an engine, as :func:`graphmem.serve` names it."""
 
     engine: str = option(
@@ -116,9 +116,9 @@ class ServeCommand(GroupedCommand):
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("model", required=False, shell_complete=models)
-@takes("asked", Asked)
+@takes("options", ServeOptions)
 @form_options
-def serve_command(model: str | None, asked: Asked, form: Format, output: str | None) -> None:
+def serve_command(model: str | None, options: ServeOptions, form: Format, output: str | None) -> None:
     """The memory that an inference engine leaves for the KV cache of MODEL on a card, and the requests that it holds.
 
     MODEL, which comes first, is a config.json, a folder with one, the name of a known model, a GGUF file, or a docker
@@ -141,33 +141,33 @@ def serve_command(model: str | None, asked: Asked, form: Format, output: str | N
     not hold --load on the card that is named.
     """
     check_output(output)
-    if asked.from_log is not None:
-        publish(_of_log(model, asked), form, output)
+    if options.from_log is not None:
+        publish(_of_log(model, options), form, output)
         return
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
     from graphmem.serving.answer import serve
 
     with working() as progress:
-        report = serve(model, **_given(asked), say=progress)
+        report = serve(model, **_given(options), say=progress)
     publish(report, form, output)
-    named = asked.gpu is not None or asked.gpu_memory is not None
+    named = options.gpu is not None or options.gpu_memory is not None
     if not report.starts or (named and not report.holds):
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
-def _given(asked: Asked) -> dict[str, Any]:
+def _given(options: ServeOptions) -> dict[str, Any]:
     """The values that are not as they are by default, as :func:`graphmem.serve` names them."""
-    usual = {one.name: one.default for one in fields(asked)}
-    given = {name: value for name, value in vars(asked).items() if value != usual[name]}
+    usual = {one.name: one.default for one in fields(options)}
+    given = {name: value for name, value in vars(options).items() if value != usual[name]}
     return {**given.pop("question"), **given.pop("over_time"), **given}
 
 
-def _of_log(model: str | None, asked: Asked) -> LogReport:
+def _of_log(model: str | None, options: ServeOptions) -> LogReport:
     """The comparison of a log; options that are given are stronger than what it says."""
     from graphmem.serving.from_log import compared
 
-    given = _given(asked)
+    given = _given(options)
     path = given.pop("from_log")
     if (model or "").lower().endswith(".gguf"):
         given.pop("engine", None)

@@ -170,15 +170,15 @@ def serve(
     wanted, quantiles = OverTime(**of_a_load), quantiles_of("lengths", lengths)
     if price is not None and not 0 < price < math.inf:
         raise UsageError(f"--price {price:g}; accepted: a number above 0")
-    asked = _Asked(
+    query = _Query(
         _engine(engine, say or silent), say or silent, quantiles, load, price, prices,
         () if prices is None else rentals_in(Path(prices)), wanted, wanted.load(quantiles),
     )  # fmt: skip
-    if asked.over_time is not None and getattr(asked.engine, "searches", False):
-        raise UsageError(unscheduled(asked.engine.title))
-    card = asked.card(gpu, device, gpu_memory)
-    version = _version(engine_version) if engine_version else asked.installed_version()
-    return asked.report(_question(model, card, version, options), find, advice)
+    if query.over_time is not None and getattr(query.engine, "searches", False):
+        raise UsageError(unscheduled(query.engine.title))
+    card = query.card(gpu, device, gpu_memory)
+    version = _version(engine_version) if engine_version else query.installed_version()
+    return query.report(_question(model, card, version, options), find, advice)
 
 
 def _engine(name: str, say: Progress) -> Engine:
@@ -206,7 +206,7 @@ def _version(text: str) -> tuple[int, int]:
 
 
 @dataclass
-class _Asked:
+class _Query:
     """What is asked of each answer of the engine besides, and what is assumed on the way to it. ``wanted`` and
     ``over_time`` are the load over time; ``rentals`` the machines of the file ``prices``."""
 

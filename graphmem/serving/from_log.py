@@ -144,7 +144,7 @@ def compared(
     """
     path = Path(path)
     reader, log = _read(path, lines_of(path), engine)
-    asked = _Asked(reader, log, engine_version, options)
+    asked = _Query(reader, log, engine_version, options)
     cards = _cards(path, log, gpu, gpu_memory)
     served_model, open_figures = _model(path, asked, model, cards[0])
     card = cards[0] if len(cards) == 1 else _nearest(asked, served_model, cards)
@@ -158,7 +158,7 @@ def compared(
     return LogReport(str(path), log, served, terms, given, left_out, machine)
 
 
-class _Asked:
+class _Query:
     """What a log and its reader ask of the engine's model, but the model and the card."""
 
     def __init__(self, reader: Reader, log: Log, version: str | None, options: Mapping[str, Any]) -> None:
@@ -191,7 +191,7 @@ class _Asked:
         return max(shares, default=math.inf)
 
 
-def _model(path: Path, asked: _Asked, model: str | None, card: Device) -> tuple[ServedModel, frozenset[str]]:
+def _model(path: Path, asked: _Query, model: str | None, card: Device) -> tuple[ServedModel, frozenset[str]]:
     """The model that is given, named, or printed, or of the table that which has what is printed of it; and the figures
     that this leaves open."""
     log = asked.log
@@ -274,7 +274,7 @@ def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str
     return sized
 
 
-def _nearest(asked: _Asked, model: ServedModel, cards: Sequence[Device]) -> Device:
+def _nearest(asked: _Query, model: ServedModel, cards: Sequence[Device]) -> Device:
     """The card with which the cache comes nearest to what is printed, of those whose memory does."""
     served = next((served for card in cards if (served := asked.serve(model, card)) is not None), None)
     if served is None:
@@ -405,7 +405,7 @@ def _predicted(reader: Reader, served: Served, name: str) -> float | None:
     return known.get(name, parts.get(name))
 
 
-def _given(asked: _Asked, question: Question, served: Served, machine: tuple[str, float] | None) -> Term | None:
+def _given(asked: _Query, question: Question, served: Served, machine: tuple[str, float] | None) -> Term | None:
     """The figure that decides, as predicted with what the log says of the machine."""
     name = next((name for name in _DECIDE if name in asked.log.printed), None)
     if name is None or machine is None:
@@ -419,7 +419,7 @@ def _given(asked: _Asked, question: Question, served: Served, machine: tuple[str
     return None if predicted is None else _term(asked.log.printed[name], predicted)
 
 
-def _machine(asked: _Asked, served: Served) -> tuple[str, float] | None:
+def _machine(asked: _Query, served: Served) -> tuple[str, float] | None:
     """What a log says of the machine, in bytes: what is loaded beside torch, by itself or with the weights and all that
     stays, unless the user says it; or what was available once the weights were there."""
     printed = {name: figure.value for name, figure in asked.log.printed.items()}
@@ -482,7 +482,7 @@ def _verdict(report: LogReport) -> Iterator[str]:
         words = {"available": "were free once the weights were there"}
         said = words.get(report.machine[0], "are outside torch, which belong to the machine")
         yield f"With the {format_bytes(round(report.machine[1]))} that the log says {said}: {_compared(report.given)}."
-    if not log.is_told:
+    if not log.names_options:
         yield "The log has no line of the options that were given: what it does not say is taken by default."
     if differs is None:
         yield "No other figure differs beyond its printed digits."

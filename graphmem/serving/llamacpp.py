@@ -20,7 +20,7 @@ from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
-from graphmem.serving.logs import Reader, said, settings_in, whole_number
+from graphmem.serving.logs import Reader, figure, settings_in, whole_number
 from graphmem.serving.options import Option, flag, one_of, options_of, whole
 from graphmem.units import GIB, MIB
 
@@ -248,10 +248,10 @@ _READER = Reader(
     settings=_logged,
     model_in=_model_in,
     figures=(
-        said("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
-        said("KV buffer", "KV buffer size", _CARDS + " KV buffer size = +# MiB", MIB, sum),
-        said("states", "RS buffer size", _CARDS + " RS buffer size = +# MiB", MIB, sum),
-        said("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
+        figure("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
+        figure("KV buffer", "KV buffer size", _CARDS + " KV buffer size = +# MiB", MIB, sum),
+        figure("states", "RS buffer size", _CARDS + " RS buffer size = +# MiB", MIB, sum),
+        figure("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
     ),
 )
 

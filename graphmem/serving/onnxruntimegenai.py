@@ -13,7 +13,7 @@ from typing import Any
 
 from graphmem.serving.base import Question, Served
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, whole
-from graphmem.serving.shapes import Asked, Formula
+from graphmem.serving.shapes import Formula, Resolved
 from graphmem.units import GIB
 
 OPTIONS = {
@@ -41,10 +41,10 @@ class OnnxRuntimeGenAI(Formula):
         answer = super().serve(question)
         return _asked(answer, int(answer.settings["batch_size"]) * int(answer.settings["max_length"]))
 
-    def token_bytes(self, asked: Asked) -> int:
+    def token_bytes(self, start: Resolved) -> int:
         """Of all beams; past and present are two where they do not share a buffer."""
-        copies = 1 if asked.found["past_present_share_buffer"] else 2
-        return super().token_bytes(asked) * int(asked.found["num_beams"]) * copies
+        copies = 1 if start.found["past_present_share_buffer"] else 2
+        return super().token_bytes(start) * int(start.found["num_beams"]) * copies
 
 
 def _asked(answer: Served, tokens: int) -> Served:

@@ -98,7 +98,7 @@ def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: i
     return stored(model, quantization, width, cards) - stored(without, quantization, width, cards)
 
 
-class Asked:
+class Resolved:
     """A question to an engine that is followed by a formula: ``found``, the values of its options by its own names,
     ``own``, one card's share of the model, ``length``, tokens of the longest request, and what lies on the card before
     a cache is made."""
@@ -150,23 +150,23 @@ class Formula:
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
-        asked = Asked(self, question)
-        parts = (*asked.first, *self.parts(asked))
-        return self.filled(asked, parts, self.token_bytes(asked), asked.of("max_num_seqs"), asked.shown())
+        start = Resolved(self, question)
+        parts = (*start.first, *self.parts(start))
+        return self.filled(start, parts, self.token_bytes(start), start.of("max_num_seqs"), start.shown())
 
-    def parts(self, asked: Asked) -> Iterable[Part]:
+    def parts(self, start: Resolved) -> Iterable[Part]:
         """What is neither outside the engine, nor weights, nor the cache; nothing by default."""
         return ()
 
-    def token_bytes(self, asked: Asked) -> int:
+    def token_bytes(self, start: Resolved) -> int:
         """Bytes of a token in one card's cache."""
-        return asked.own.token_bytes(CACHE_BYTES[asked.of("kv_cache_dtype", "auto")])
+        return start.own.token_bytes(CACHE_BYTES[start.of("kv_cache_dtype", "auto")])
 
     def filled(
-        self, asked: Asked, parts: Sequence[Part], token_bytes: int, requests: int, settings: Mapping[str, Any]
+        self, start: Resolved, parts: Sequence[Part], token_bytes: int, requests: int, settings: Mapping[str, Any]
     ) -> Served:  # fmt: skip
         """The answer where whatever ``parts`` leave of the card is cut into pages."""
-        device, own, page = asked.device, asked.own, asked.of("block_size", 1)
+        device, own, page = start.device, start.own, start.of("block_size", 1)
         available = device.capacity_bytes - sum(part.bytes for part in parts)
         pages = max(0, available // (token_bytes * page))
         tokens = pages * page
@@ -178,16 +178,16 @@ class Formula:
             )
         cache = KVCache(
             available_bytes=available, block_bytes=token_bytes * page, block_size=page, blocks=pages, tokens=tokens,
-            concurrency=tokens / asked.length, longest=min(tokens, own.longest),
+            concurrency=tokens / start.length, longest=min(tokens, own.longest),
             groups=(("full attention", own.layers),),
         )  # fmt: skip
         return Served(
-            engine=self.title, version=self.newest, model=asked.question.model.name, gpu=device.name, cards=asked.cards,
-            settings={**settings, "max_model_len": asked.length, "max_num_seqs": requests},
+            engine=self.title, version=self.newest, model=start.question.model.name, gpu=device.name, cards=start.cards,
+            settings={**settings, "max_model_len": start.length, "max_num_seqs": requests},
             total_bytes=device.capacity_bytes, requested_bytes=device.capacity_bytes, weights_bytes=own.weights_bytes,
             parts=tuple(parts), kv_cache=cache,
             request_blocks=lambda length: max(1, -(-length // page)), refusal=refusal, basis=self.basis,
-            notes=tuple(note.format(**asked.found) for note in self.notes),
+            notes=tuple(note.format(**start.found) for note in self.notes),
         )  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphmem.serving.base import Part, Served
-from graphmem.serving.logs import Reader, last, said, settings_in
+from graphmem.serving.logs import Reader, figure, last, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, Asked, Formula, with_pool
+from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved, with_pool
 from graphmem.units import MIB
 
 #: Defaults as its logs print them where nothing is said; pages were of 64 tokens before.
@@ -72,13 +72,13 @@ _READER = Reader(
     version=re.compile(r"TensorRT-LLM (?:version: |LLM version: )(\d+\.\d+[\w.]*)"),
     settings=_logged,
     total=(re.compile(r"paged kv cache: total: (\d+\.\d+) GiB"),),
-    told=("KvCacheConfig(", "LlmArgs(", "fraction is set", "KV Memory Percentage", "free_gpu_memory_fraction"),
+    options_lines=("KvCacheConfig(", "LlmArgs(", "fraction is set", "KV Memory Percentage", "free_gpu_memory_fraction"),
     figures=(
-        said("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
-        said("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache", worst=last),
-        said("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, last),
-        said("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
-        said("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
+        figure("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
+        figure("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache", worst=last),
+        figure("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, last),
+        figure("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
+        figure("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
     ),
 )
 
@@ -98,12 +98,12 @@ class TensorRTLLM(Formula):
         "workspaces, which decide what is free, are formulas",
     )
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
+    def parts(self, start: Resolved) -> Iterator[Part]:
         """See :class:`graphmem.serving.shapes.Formula`."""
-        tokens, fraction = asked.found["max_num_tokens"], asked.found["free_gpu_memory_fraction"]
-        rows = min(asked.found["max_batch_size"], tokens)
-        peak = asked.own.activations(tokens, rows)
-        free = asked.device.capacity_bytes - asked.context - asked.own.weights_bytes - peak
+        tokens, fraction = start.found["max_num_tokens"], start.found["free_gpu_memory_fraction"]
+        rows = min(start.found["max_batch_size"], tokens)
+        peak = start.own.activations(tokens, rows)
+        free = start.device.capacity_bytes - start.context - start.own.weights_bytes - peak
         yield Part("activations", peak, f"a formula: {tokens} tokens, {rows} rows of logits")
         yield Part("kept free", max(0, free - pool_bytes(free, fraction)), f"free_gpu_memory_fraction {fraction:g}")
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphmem.serving.base import Part
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.logs import Reader, figure, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, Asked, Formula
+from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved
 
 #: Defaults of launcher/src/main.rs; of tokens of a prefill where it does not choose by FLOPs.
 OPTIONS = {
@@ -50,10 +50,10 @@ _READER = Reader(
     version=None,
     settings=_logged,
     model=("model_id",),
-    told=("Args {",),
+    options_lines=("Args {",),
     figures=(
-        said("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),
-        said("tokens", "max batch total tokens", r"Setting max batch total tokens to #", 0, min),
+        figure("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),
+        figure("tokens", "max batch total tokens", r"Setting max batch total tokens to #", 0, min),
     ),
 )
 
@@ -72,11 +72,11 @@ class TGI(Formula):
         "{max_batch_prefill_tokens:,} are taken (--max-batch-prefill-tokens)",
     )
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
+    def parts(self, start: Resolved) -> Iterator[Part]:
         """See :class:`graphmem.serving.shapes.Formula`."""
-        prefill, fraction = asked.found["max_batch_prefill_tokens"], asked.found["cuda_memory_fraction"]
-        yield Part("activations", asked.own.activations(prefill, 1), f"a formula: {prefill} tokens of prefills")
-        kept = round(asked.device.capacity_bytes * (1 - fraction * _WIGGLE))
+        prefill, fraction = start.found["max_batch_prefill_tokens"], start.found["cuda_memory_fraction"]
+        yield Part("activations", start.own.activations(prefill, 1), f"a formula: {prefill} tokens of prefills")
+        kept = round(start.device.capacity_bytes * (1 - fraction * _WIGGLE))
         yield Part("kept free", kept, f"cuda_memory_fraction {fraction:g}, and a tenth of it for graphs")
 
 

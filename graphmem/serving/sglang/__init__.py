@@ -16,10 +16,10 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
 from graphmem.serving.installed import BASES, AskedFirst
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.logs import Reader, figure, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
 from graphmem.serving.sglang import installed
-from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Asked, Formula, with_pool
+from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, Resolved, with_pool
 from graphmem.serving.stored import matrices
 from graphmem.serving.values import count
 from graphmem.units import MIB
@@ -74,15 +74,15 @@ _READER = Reader(
     version=re.compile(r"sglang(?: version|==)[ =:v]*(\d+\.\d+[\w.]*)"),
     settings=_logged,
     model=("model_path",),
-    told=("ServerArgs(",),
+    options_lines=("ServerArgs(",),
     sums={"weights": ("weights", "beside the weights")},
     free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
     figures=(
-        said("weights", "Load weight end", r"mem usage=# GB"),
-        said("available", "Load weight end", r"avail mem=# GB", worst=min),
-        said("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
-        said("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
-        said("tokens", "#tokens:", r"\x23tokens: #", 0, min),
+        figure("weights", "Load weight end", r"mem usage=# GB"),
+        figure("available", "Load weight end", r"avail mem=# GB", worst=min),
+        figure("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
+        figure("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
+        figure("tokens", "#tokens:", r"\x23tokens: #", 0, min),
     ),
 )
 
@@ -113,19 +113,19 @@ class SGLang(AskedFirst, Formula):
 
     def retold(self, question: Question) -> Served:
         """See :class:`graphmem.serving.installed.AskedFirst`."""
-        asked = Asked(self, question)
-        found, own, model = asked.found, asked.own, question.model
-        chunk, graphs = _batches(asked)
+        start = Resolved(self, question)
+        found, own, model = start.found, start.own, question.model
+        chunk, graphs = _batches(start)
         has_graphs = not found.get("disable_cuda_graph")
         prefills = _prefill_graphs_mib(model, chunk) if has_graphs else 0
         fraction = found.get("mem_fraction_static") or default_fraction(
-            asked.device, asked.cards, chunk, graphs, prefills
+            start.device, start.cards, chunk, graphs, prefills
         )
-        free, token = asked.device.capacity_bytes - asked.context, self.token_bytes(asked)
+        free, token = start.device.capacity_bytes - start.context, self.token_bytes(start)
         plain = model.checkpoint is None and not found.get("quantization")
-        beside, kept = beside_weights(model, asked.cards) if plain else 0, round(free * (1 - fraction))
+        beside, kept = beside_weights(model, start.cards) if plain else 0, round(free * (1 - fraction))
         parts = [
-            *asked.first,
+            *start.first,
             Part("beside the weights", beside, "blocks of the allocator, and the rotary table in fp32"),
             Part("kept free", kept, f"mem_fraction_static {fraction:g}: activations, graphs"),
         ]
@@ -134,15 +134,15 @@ class SGLang(AskedFirst, Formula):
         if found.get("max_total_tokens", tokens) < tokens:
             tokens = found["max_total_tokens"]
             parts.append(Part("not asked for", left - tokens * token, "max_total_tokens"))
-        requests = found.get("max_running_requests") or max(min(int(tokens / asked.length * 512), 4096), 2048)
+        requests = found.get("max_running_requests") or max(min(int(tokens / start.length * 512), 4096), 2048)
         requests = max(1, min(requests, tokens // 2))
         settings = {
-            "mem_fraction_static": fraction, "context_length": asked.length, "max_running_requests": requests,
-            "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": asked.cards,
+            "mem_fraction_static": fraction, "context_length": start.length, "max_running_requests": requests,
+            "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": start.cards,
             "page_size": found["page_size"], "kv_cache_dtype": found["kv_cache_dtype"],
         }  # fmt: skip
-        size = 4 * (requests + 1) * (asked.length + 4)
-        served = self.filled(asked, parts, token, requests, settings)
+        size = 4 * (requests + 1) * (start.length + 4)
+        served = self.filled(start, parts, token, requests, settings)
         table = f"of what is kept free the table of requests' tokens takes {size / MIB:,.0f} MiB"
         return replace(served, notes=(*served.notes, table))
 
@@ -152,9 +152,9 @@ class SGLang(AskedFirst, Formula):
         return with_pool(served, free - kept)
 
 
-def _batches(asked: Asked) -> tuple[int, int]:
+def _batches(start: Resolved) -> tuple[int, int]:
     """Tokens of a prefill's chunk, and the largest batch of CUDA graphs: as given, else by the card's memory."""
-    found, size, few = asked.found, _board(asked.device), asked.cards < 4
+    found, size, few = start.found, _board(start.device), start.cards < 4
     usual = next((one[1:] for one in _BY_MEMORY if size < one[0]), _LARGEST)
     chunk = found.get("chunked_prefill_size", usual[0])
     if chunk < 1:  # prompts are not cut
