@@ -492,8 +492,8 @@ def test_copies_that_follow_the_load(tmp_path: Path) -> None:
     assert scaling["fixed_cost"] == pytest.approx(2 * found["copies"] * (10860 / 3600 + 1 / 12))
     text = _run(*asked)[1]
     assert re.search(rf"1:00 to 1:30 +4\.00 +{found['copies']}\n", text)
-    path.write_text("timestamp,prompt,output\n0,50,5\n7150,50,5")
-    assert re.search(r"2:00 to 2:00:10 ", _run(*asked)[1])
+    path.write_text("timestamp,prompt,output\n0,50,5\n7205,50,5")
+    assert re.search(r"2:00 to 2:01:05 ", _run(*asked)[1])
 
 
 def test_a_spreadsheet_of_a_load_has_what_was_tried() -> None:
