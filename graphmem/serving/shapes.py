@@ -16,7 +16,7 @@ from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.options import Option, options_of
-from graphmem.serving.stored import kind_of, stored
+from graphmem.serving.stored import experts_of, kind_of, stored
 from graphmem.serving.values import count
 from graphmem.units import GIB
 
@@ -68,18 +68,12 @@ def decoder(question: Question, cards: int, accepted: frozenset[str] = FOLLOWED)
         values = count(model, "kv_lora_rank") + count(model, "qk_rope_head_dim")
     else:
         values = 2 * max(1, kv_heads // cards) * count(model, "head_dim", max(1, hidden // heads))
+    _, width, chosen = experts_of(model)
     return Decoder(
         layers, values, hidden, count(model, "vocab_size"), count(model, "max_position_embeddings", 2048),
-        _wide(model, kind) // cards, _bytes(question, cards),
+        width * chosen // cards, _bytes(question, cards),
         "the configuration counts them" if model.checkpoint is None else "the checkpoint's headers say",
     )  # fmt: skip
-
-
-def _wide(model: ServedModel, kind: str) -> int:
-    """Values of all feed-forward layers that a token goes through at once."""
-    if kind == "qwen3_moe" or kind in LATENT:
-        return count(model, "moe_intermediate_size") * count(model, "num_experts_per_tok", 8)
-    return count(model, "intermediate_size") * (count(model, "num_experts_per_tok", 2) if kind == "mixtral" else 1)
 
 
 def _bytes(question: Question, cards: int) -> int:
