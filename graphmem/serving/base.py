@@ -48,6 +48,11 @@ class ServedModel:
     around: ServedModel | None = None
 
 
+def spelled(name: str) -> str:
+    """An option's name on a command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 def count_of(text: str) -> int:
     """A whole number, also as vLLM reads one: 8k is 8,000 and 8K 8,192; ``auto`` is -1, the most that fits. Raises
     ``ValueError``."""

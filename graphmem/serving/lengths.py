@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 from graphmem.errors import UsageError
-from graphmem.serving.base import Served
+from graphmem.serving.base import Served, spelled
 
 #: Points of a distribution of lengths: (percent of requests, tokens of the longest of these), rising.
 Quantiles = tuple[tuple[float, int], ...]
@@ -38,8 +38,7 @@ def _quantile(name: str, text: str) -> tuple[float, int]:
         return float(percent.lower().removeprefix("p")), int(length)
     except ValueError:
         raise UsageError(
-            f"--{name.replace('_', '-')} {text!r} is not read; write whole numbers of tokens, for example "
-            "p50=800,p99=6000"
+            f"{spelled(name)} {text!r} is not read; write whole numbers of tokens, for example p50=800,p99=6000"
         ) from None
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from graphmem.base.options import Check, Whole, above_zero, check_values, option
 from graphmem.errors import UsageError
+from graphmem.serving.base import spelled
 from graphmem.serving.lengths import Quantiles, quantiles_of
 from graphmem.serving.loads import MOST_TOKENS, Load, drawn, read, shorter
 from graphmem.serving.over_time import Speed
@@ -41,7 +42,7 @@ def seconds_of(name: str, given: object, bare: bool = True) -> float:
     match = re.fullmatch(rf"{_NUMBER}\s*({_TIMES}|)", given.strip().lower())
     seconds = float(match[1]) * _UNITS[match[2] or "s"] if match and (match[2] or bare) else 0.0
     if not seconds:
-        raise UsageError(f"{_flag(name)} {given!r} is no time; write for example 1h, 90s or 25ms")
+        raise UsageError(f"{spelled(name)} {given!r} is no time; write for example 1h, 90s or 25ms")
     return seconds
 
 
@@ -56,7 +57,7 @@ def _rate(name: str, given: object) -> float:
     match = re.fullmatch(rf"{_NUMBER}\s*(?:(?:requests?|req|r)?\s*/\s*({_TIMES})|[rq]ps)", given.strip().lower())
     rate = float(match[1]) / _UNITS[match[2] or "s"] if match else 0.0
     if not rate:
-        raise UsageError(f"{_flag(name)} {given!r} is no rate; write for example 5/s, 300/min or 20000/d")
+        raise UsageError(f"{spelled(name)} {given!r} is no rate; write for example 5/s, 300/min or 20000/d")
     return rate
 
 
@@ -67,12 +68,8 @@ def _links(name: str, given: object) -> object:
     match = re.fullmatch(rf"{_NUMBER}\s*,\s*{_NUMBER}", given.strip())
     rates = tuple(float(one) * 1e9 for one in match.groups()) if match else ()
     if not rates or not all(rates):
-        raise UsageError(f"{_flag(name)} {given!r}; write GB/s of a card to other engines and to its host: 50,32")
+        raise UsageError(f"{spelled(name)} {given!r}; write GB/s of a card to other engines and to its host: 50,32")
     return rates
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ class OverTime:
         usual = {one.name: one.default for one in fields(self)}
         given = [name for name in names if getattr(self, name) != usual[name]]
         if given:
-            raise UsageError(f"{_flag(given[0])} {why}")
+            raise UsageError(f"{spelled(given[0])} {why}")
 
     def _of_file(self, trace: Path) -> Load:
         requests = read(trace, self.shared_prefix)

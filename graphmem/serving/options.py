@@ -13,7 +13,7 @@ from graphmem.base.options import option_of
 from graphmem.base.options import options_of as fields_of
 from graphmem.base.tables import read_table
 from graphmem.errors import UsageError
-from graphmem.serving.base import Question
+from graphmem.serving.base import Question, spelled
 
 #: Fields of a question that every engine is asked, whether they change anything there or not.
 _OF_ALL = frozenset(("entry", "alloc_conf"))
@@ -76,12 +76,12 @@ def options_of(
     title = engine.title
     if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
         raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")
-    spelled = ((name, _key(name, short or {}), text) for name, text in question.arguments)
-    found = values_of(title, spelled, {name: option.read for name, option in options.items()}, _HARMLESS)
+    given = ((name, _key(name, short or {}), text) for name, text in question.arguments)
+    found = values_of(title, given, {name: option.read for name, option in options.items()}, _HARMLESS)
     known = {option.field: key for key, option in options.items()}
     for field, value in _given(question):
         if field not in known:
-            accepted = ", ".join(map(_flag, options))
+            accepted = ", ".join(map(spelled, options))
             raise UsageError(f"{title} has no {option_of(Question, field).flags[0]}; accepted: {accepted}")
         read = options[known[field]].read
         found.setdefault(known[field], read(field, value) if isinstance(value, str) else value)
@@ -97,12 +97,13 @@ def values_of(
     for written, name, text in given:
         if name in readers:
             if name in found:
-                raise UsageError(f"{title}: {_flag(written)} is given twice")
+                raise UsageError(f"{title}: {spelled(written)} is given twice")
             found[name] = readers[name](written, text)
         elif name not in harmless:
             near = difflib.get_close_matches(name, (*readers, *harmless), n=3, cutoff=0.0)
             raise UsageError(
-                here(written) or f"{title}: {_flag(written)} is not followed; nearest: {', '.join(map(_flag, near))}"
+                here(written)
+                or f"{title}: {spelled(written)} is not followed; nearest: {', '.join(map(spelled, near))}"
             )
     return found
 
@@ -110,10 +111,6 @@ def values_of(
 def _key(name: str, short: Mapping[str, str]) -> str:
     key = name.replace("-", "_")
     return short.get(key, key)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _given(question: Question) -> Iterator[tuple[str, object]]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
+from graphmem.serving.base import spelled
 from graphmem.serving.installed import BASES
 from graphmem.serving.options import TABLES, flag, one_of, values_of, whole, without_effect
 from graphmem.serving.vllm.lora import Adapters
@@ -73,7 +74,7 @@ def _gigabytes(name: str, text: str, least: float = 1e-9) -> int:
         value = -1.0
     if not least <= value <= 1 << 20:
         raise UsageError(
-            f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0, "
+            f"{spelled(name)} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0, "
             "without the unit"
         )
     return int(value * GIB)
@@ -85,7 +86,7 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise UsageError(f"--{name.replace('_', '-')} {shown(text)}; accepted: a JSON object")
+        raise UsageError(f"{spelled(name)} {shown(text)}; accepted: a JSON object")
     return value
 
 
@@ -101,7 +102,7 @@ def _sizes(name: str, text: str) -> list[int]:
 
 def _checked_sizes(name: str, value: Any) -> list[int]:
     if not isinstance(value, list) or not value or not all(type(one) is int and 1 <= one <= 1 << 16 for one in value):
-        raise UsageError(f"--{name.replace('_', '-')} {shown(value)}; accepted: whole numbers from 1 to {1 << 16}")
+        raise UsageError(f"{spelled(name)} {shown(value)}; accepted: whole numbers from 1 to {1 << 16}")
     return value
 
 
@@ -263,13 +264,13 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
 
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:
     """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
-    spelled = [(name, *_spelled(name.replace("-", "_"), text)) for name, text in given]
-    found = values_of("vLLM", spelled, _READERS, {*_NOT_COUNTED, *_WITHOUT_EFFECT})
-    noted = (_NOT_COUNTED[name] for _, name, _ in spelled if name in _NOT_COUNTED)
+    pairs = [(name, *_full(name.replace("-", "_"), text)) for name, text in given]
+    found = values_of("vLLM", pairs, _READERS, {*_NOT_COUNTED, *_WITHOUT_EFFECT})
+    noted = (_NOT_COUNTED[name] for _, name, _ in pairs if name in _NOT_COUNTED)
     return replace(_resolved(found), not_counted=tuple(dict.fromkeys(noted)))
 
 
-def _spelled(name: str, text: str) -> tuple[str, str]:
+def _full(name: str, text: str) -> tuple[str, str]:
     """An option by its full name, with the text that says the same there."""
     if name[:1] == "O" and name[1:].isdigit():
         name, text = "O", name[1:]
@@ -314,7 +315,7 @@ def _adapters(values: Mapping[str, Any]) -> Adapters | None:
     if not values.get("enable_lora"):
         given = sorted({"max_loras", "max_lora_rank"} & set(values))
         if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --enable-lora: give that too")
+            raise UsageError(f"{spelled(given[0])} has no effect without --enable-lora: give that too")
         return None
     rank = values.get("max_lora_rank", 16)
     if rank not in RANKS:
