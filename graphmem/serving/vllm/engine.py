@@ -393,49 +393,35 @@ def _answer(
     parts = _parts(question, settings, shape, start, total - requested)
     available = total - sum(part.bytes for part in parts)
     length = settings.batch.length
-    host_ranks = 1 if shape.latent is not None else settings.cards  # all ranks have the same latent keys
     blocks = settings.more.blocks or layout.blocks(available)
-    concurrency = layout.concurrency(blocks, length)
     cache = KVCache(
-        available_bytes=available,
-        block_bytes=layout.block_bytes,
-        block_size=layout.block_size,
-        blocks=blocks,
-        tokens=_tokens(settings, layout, blocks),
-        concurrency=concurrency,
+        available_bytes=available, block_bytes=layout.block_bytes, block_size=layout.block_size, blocks=blocks,
+        tokens=_tokens(settings, layout, blocks), concurrency=layout.concurrency(blocks, length),
         longest=layout.longest(available, settings.longest),
         groups=tuple((_words(shape, group.spec), group.layers) for group in layout.groups),
-    )
+    )  # fmt: skip
     return Served(
-        engine="vLLM",
-        version=".".join(map(str, settings.version)),
-        model=question.model.name,
-        gpu=question.device.name,
-        cards=settings.cards,
+        engine="vLLM", version=".".join(map(str, settings.version)), model=question.model.name,
+        gpu=question.device.name, cards=settings.cards,
         settings=settings.shown(method) | encoders.shown(shape, settings),
-        total_bytes=total,
-        requested_bytes=requested,
-        weights_bytes=start.weights,
-        parts=parts,
-        kv_cache=cache,
-        graphs_bytes=start.graphs_taken,
-        fragmentation_bytes=start.slack,
-        outside=_outside(question.device, settings, shape),
-        request_blocks=layout.request_blocks,
-        scheduler=lambda role="": Scheduler(
-            layout,
-            blocks,
-            max_num_seqs=settings.batch.requests,
-            max_num_batched_tokens=settings.batch.tokens,
-            max_model_len=length,
-            batches_in_flight=settings.batches_in_flight,
-            prefix_caching=settings.more.prefix_caching,
-            connector=connector_for(role, layout, settings.more.host_cache_bytes, host_ranks),
-        ),
+        total_bytes=total, requested_bytes=requested, weights_bytes=start.weights, parts=parts, kv_cache=cache,
+        graphs_bytes=start.graphs_taken, fragmentation_bytes=start.slack,
+        outside=_outside(question.device, settings, shape), request_blocks=layout.request_blocks,
+        scheduler=lambda role="": _scheduler(settings, shape, layout, blocks, role),
         refusal=_refusal(question, settings, shape, layout, start, cache),
-        notes=tuple(_notes(question, settings, shape)),
-        basis=_basis(question, settings, shape, method),
-    )
+        notes=tuple(_notes(question, settings, shape)), basis=_basis(question, settings, shape, method),
+    )  # fmt: skip
+
+
+def _scheduler(settings: Settings, shape: Shape, layout: Layout, blocks: int, role: str) -> Scheduler:
+    """The engine's scheduler over so many blocks, of an engine that does both or has one role."""
+    ranks = 1 if shape.latent is not None else settings.cards  # all ranks have the same latent keys
+    return Scheduler(
+        layout, blocks, max_num_seqs=settings.batch.requests, max_num_batched_tokens=settings.batch.tokens,
+        max_model_len=settings.batch.length, batches_in_flight=settings.batches_in_flight,
+        prefix_caching=settings.more.prefix_caching,
+        connector=connector_for(role, layout, settings.more.host_cache_bytes, ranks),
+    )  # fmt: skip
 
 
 def _basis(question: Question, settings: Settings, shape: Shape, method: str | None) -> str:
