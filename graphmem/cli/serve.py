@@ -183,21 +183,14 @@ def _others(model: str) -> list[tuple[str, str]]:
     """The words that click does not know: options of the engine with their values, ``true`` where there is none."""
     if model.startswith("-"):
         raise UsageError(f"MODEL comes before options: {model} is none")
-    found: list[tuple[str, str]] = []
-    words = iter(click.get_current_context().args)
-    expected = False
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word.startswith("-") and (not word.lstrip("-").replace(".", "", 1).isdigit()):
-            _not_misspelled(name)
-            found.append((name.lstrip("-"), value if equals else "true"))
-            expected = not equals
-        elif expected:
-            found[-1] = (found[-1][0], word)
-            expected = False
-        else:
-            raise UsageError(f"{word!r} is neither an option nor the value of one")
-    return found
+    from graphmem.serving.commands import pairs_in
+
+    pairs = pairs_in(click.get_current_context().args)
+    for name, text in pairs:
+        if not name:
+            raise UsageError(f"{text!r} is neither an option nor the value of one")
+        _not_misspelled(name)
+    return [(name.lstrip("-"), text) for name, text in pairs]
 
 
 def _not_misspelled(name: str) -> None:

@@ -33,7 +33,8 @@ _TOKEN = "a token"
 _EQUAL = 0.02
 #: Up to this part off are weights and a token's bytes of a model that is known by them, as packing differs.
 _SAME_MODEL = 0.01
-#: Cards that are tried where a log does not name its own, and what is said of the one that is taken.
+#: Cards that are tried where a log does not name its own, nearest in memory first: each takes an answer of the engine,
+#: a second or less; and what is said of the one that is taken.
 _TRIED = 6
 _TAKEN = "is taken, with which the cache comes nearest to what is printed"
 #: How a field of a question is read of a log's text, by its type.

@@ -18,7 +18,7 @@ from graphmem.serving.over_time import Speed
 #: The part of prompts that may be shorter than the beginning which all should share: where nearly all are, the two
 #: options do not speak of the same prompts.
 _MOST_SHORTER = 0.9
-#: Seconds that a trace is followed beyond its last request.
+#: Seconds that a trace is followed beyond its last request, in which most are answered.
 _AFTER_A_TRACE = 60.0
 #: Seconds of a unit of time, by the names that people write.
 _UNITS = {

@@ -19,8 +19,10 @@ from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Request
 from graphmem.serving.lengths import Quantiles, length_at
 
-#: Requests of a load, and bytes of a line of its file.
+#: Requests of a load, which take minutes to follow, and bytes of a line of its file: one of Mooncake's has a hash of
+#: some ten digits for 512 tokens, so that there is room for a prompt of four million.
 _MOST_REQUESTS, _LONGEST_LINE = 1_000_000, 100_000
+#: Tokens of a prompt or an answer: more is a slip, and no model has a context of a thousandth of it.
 MOST_TOKENS = 1 << 31
 #: Seconds of the part of a longer load by which cards are chosen.
 HOUR = 3600.0

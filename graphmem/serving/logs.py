@@ -20,10 +20,11 @@ from graphmem.base.documents import open_file
 from graphmem.devices import device_named
 from graphmem.errors import SourceError, UsageError, reading
 from graphmem.serving.base import ServedModel
-from graphmem.serving.commands import asked_by
+from graphmem.serving.commands import asked_by, pairs_in
 from graphmem.units import GIB
 
-#: Bytes that are read of a file, and of a line; lines of requests are longer, and say nothing of memory.
+#: Bytes that are read of a file, and of a line: all options of a start, some hundred names with their values, are in
+#: one; lines of requests are longer, and say nothing of memory.
 _MOST_BYTES, _LONGEST_LINE = 1 << 28, 1 << 16
 #: Bytes that are looked at to see whether a file is text.
 _LOOKED_AT = 1 << 12
@@ -318,19 +319,10 @@ def _command_of(line: str) -> str | None:
 
 
 def _options_in(words: Sequence[str]) -> dict[str, str]:
-    """``--name value``, ``--name=value`` and ``--name`` as settings."""
-    found: dict[str, str] = {}
-    last = ""
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word.startswith("-"):
-            last = name.lstrip("-").replace("-", "_")
-            last = {"tp": "tensor_parallel_size"}.get(last, last)
-            found[last] = value if equals else "True"
-        elif last:
-            found[last] = word
-            last = ""
-    return found
+    """Options of a command as settings of Python, in which switches are true."""
+    found = {name.lstrip("-").replace("-", "_"): text for name, text in pairs_in(words) if name}
+    settings = {"tensor_parallel_size": found.pop("tp")} if "tp" in found else {}
+    return settings | {name: "True" if text == "true" else text for name, text in found.items()}
 
 
 def card_in(lines: Sequence[str]) -> str | None:
