@@ -191,10 +191,11 @@ def _engine(name: str, say: Progress) -> Engine:
 
 
 def _question(model: str, card: Device, version: tuple[int, int] | None, options: Mapping[str, Any]) -> Question:
-    known = set(Question.__dataclass_fields__) - {"model", "device", "version"}
+    known = {one.name for one in fields(Question)} - {"model", "device", "version"}
     unknown = sorted(set(options) - known)
     if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}; accepted: {', '.join(sorted(known))}")
+        accepted = sorted((*known, *(one.name for one in fields(OverTime))))
+        raise UsageError(f"unknown option {unknown[0]!r}; accepted: {', '.join(accepted)}")
     return Question(model_named(model), card, version=version, **options)
 
 
@@ -238,13 +239,13 @@ class _Query:
 
     def installed_version(self) -> tuple[int, int] | None:
         """The engine's version in this environment, where it is installed and followed; None: the newest."""
-        title, newest = self.engine.title, _version(self.engine.newest)
+        title = self.engine.title
         try:
             found = metadata.version(self.engine.name)
         except metadata.PackageNotFoundError:
             return None
         numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-        if len(numbers) < 2 or numbers > newest:
+        if len(numbers) < 2 or numbers > _version(self.engine.newest):
             self.assumptions.append(f"{title} {found} is installed, and followed as {self.engine.newest}")
             return None
         self.assumptions.append(f"{title} {found} is installed: followed as that")
