@@ -20,7 +20,7 @@ from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
-from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches
+from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches, spelled
 from graphmem.serving.configurations import is_quantised, model_named, model_of_log, models_like
 from graphmem.serving.logs import Log, Printed, Reader, commands_in, lines_of, services_in, whole_number
 from graphmem.units import MIB, format_bytes, parse_bytes
@@ -144,6 +144,8 @@ def compared(
     :class:`graphmem.errors.GraphmemError` for a file that is no engine's log, and for what is missing.
     """
     path = Path(path)
+    if others := sorted(set(options) - {one.name for one in fields(Question)}):
+        raise UsageError(f"{spelled(others[0])} is not asked of a log: leave it out, or --from-log")
     reader, log = _read(path, lines_of(path), engine)
     asked = _Query(reader, log, engine_version, options)
     cards = _cards(path, log, gpu, gpu_memory)
@@ -319,7 +321,6 @@ def _before(card: Device) -> int:
 
 def _asked(log: Log, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """(values of a question's fields, the log's further options)."""
-    known = {one.name for one in fields(Question)}
     found: dict[str, Any] = {}
     others: list[tuple[str, str]] = list(options.get("arguments", ()))
     for name, text in log.settings.items():
@@ -332,8 +333,7 @@ def _asked(log: Log, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[t
             found[name] = _READ[name](text)
         except ValueError:
             continue
-    found |= {name: value for name, value in options.items() if name in known and name != "arguments"}
-    return found, others
+    return found | {name: value for name, value in options.items() if name != "arguments"}, others
 
 
 def _word(text: str) -> str:
