@@ -100,7 +100,9 @@ def values_of(
                 raise UsageError(f"{title}: {spelled(written)} is given twice")
             found[name] = readers[name](written, text)
         elif name not in harmless:
-            near = difflib.get_close_matches(name, (*readers, *harmless), n=3, cutoff=0.0)
+            near = difflib.get_close_matches(name, (*readers, *harmless)) or difflib.get_close_matches(
+                name, readers, cutoff=0.0
+            )
             raise UsageError(
                 here(written)
                 or f"{title}: {spelled(written)} is not followed; nearest: {', '.join(map(spelled, near))}"

@@ -99,6 +99,7 @@ class Resolved:
 
     def __init__(self, engine: Formula, question: Question) -> None:
         self.question, self.device = question, question.device
+        self._options = engine.options
         self._names = {option.field: name for name, option in engine.options.items()}
         self.found = options_of(question, engine, engine.options, engine.short)
         self.cards = self.of("tensor_parallel_size", 1)
@@ -122,8 +123,8 @@ class Resolved:
     def shown(self) -> dict[str, Any]:
         """The options of an answer: all but those of the weights, which ``first`` counts."""
         hidden = (self._names.get("dtype"), self._names.get("quantization"), "basis")
-        length = {self._names["max_model_len"]: self.length}
-        return {name: value for name, value in {**self.found, **length}.items() if name not in hidden}
+        values = {**self.found, self._names["max_model_len"]: self.length}
+        return {name: values[name] for name in self._options if name in values and name not in hidden}
 
 
 class Formula:
