@@ -100,13 +100,10 @@ def values_of(
                 raise UsageError(f"{title}: {spelled(written)} is given twice")
             found[name] = readers[name](written, text)
         elif name not in harmless:
-            near = difflib.get_close_matches(name, (*readers, *harmless)) or difflib.get_close_matches(
-                name, readers, cutoff=0.0
-            )
-            raise UsageError(
-                here(written)
-                or f"{title}: {spelled(written)} is not followed; nearest: {', '.join(map(spelled, near))}"
-            )
+            like = difflib.get_close_matches(name, (*readers, *harmless))
+            like += difflib.get_close_matches(name, readers, cutoff=0.0)
+            nearest = f"nearest: {', '.join(map(spelled, list(dict.fromkeys(like))[:3]))}"
+            raise UsageError(here(written) or f"{title}: {spelled(written)} is not followed; {nearest}")
     return found
 
 
