@@ -379,14 +379,12 @@ def _carried(load: LoadReport) -> str:
 def _copies(load: LoadReport) -> Table:
     """Every number of engines that was tried; of the first of them, the 99th percentiles of times."""
     columns = {"engines": "count", "cards": "count", "cache": "share", "preempted": "count", "wait": "time",
-               "first token": "time", "each token": "time", "found": "share", "an hour": "dollars",
-               "a million tokens": "dollars", "": ""}  # fmt: skip
+               "first token": "time", "each token": "time", "found": "share", "given up": "time", "an hour": "dollars",
+               "1M tokens": "dollars", "": ""}  # fmt: skip
     rows = [
         (
             one.copies, one.cards, one.most_used, one.preemptions, one.wait_p99, one.ttft_p99, one.tpot_p99,
-            one.found or None, *load.costs_of(one.copies),
-            "enough" if one.enough
-            else "too few" + ("" if one.followed is None else f" (after {format_seconds(one.followed)})"),
+            one.found or None, one.followed, *load.costs_of(one.copies), "enough" if one.enough else "too few",
         )
         for one in load.tried
     ]  # fmt: skip
