@@ -327,30 +327,22 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
             f"after {format_seconds(answer.given_up_at)}: more than 1 % of all requests had waited longer than "
             f"{format_seconds(load.wanted.max_wait)}; figures are of that time",
         )
-    yield (
-        "waiting",
-        f"{format_seconds(answer.wait_p50)} (median), {format_seconds(answer.wait_p99)} (99 %) for the first step",
-    )
-    yield (
-        "first token",
-        f"{format_seconds(answer.ttft_p50)} (median), {format_seconds(answer.ttft_p99)} (99 %) after a request arrives",
-    )
-    yield (
-        "each token",
-        f"{format_seconds(answer.tpot_p50)} (median), {format_seconds(answer.tpot_p99)} (99 %) behind the first",
-    )
+    yield "waiting", _times(answer.wait_p50, answer.wait_p99, "for the first step")
+    yield "first token", _times(answer.ttft_p50, answer.ttft_p99, "after a request arrives")
+    yield "each token", _times(answer.tpot_p50, answer.tpot_p99, "behind the first")
     if answer.found_tokens or answer.loaded_tokens:
-        asked = max(1, answer.asked_tokens)
-        yield (
-            "prefix cache",
-            f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
-            + f", {answer.loaded_tokens / asked:.0%} more on the host, at {load.wanted.kv_links[1] / 1e9:g} GB/s a "
-            "card (--kv-links)" * bool(answer.loaded_tokens),
-        )
+        asked, host = max(1, answer.asked_tokens), load.wanted.kv_links[1] / 1e9
+        more = f", {answer.loaded_tokens / asked:.0%} more on the host, at {host:g} GB/s a card (--kv-links)"
+        found = f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
+        yield "prefix cache", found + more * bool(answer.loaded_tokens)
     if answer.left_waiting:
         yield "", f"{_counted(answer.left_waiting, 'request')} had not begun at the end"
     if answer.refused:
         yield "refused", f"{_counted(answer.refused, 'request')} that this engine could never run"
+
+
+def _times(median: float, most: float, what: str) -> str:
+    return f"{format_seconds(median)} (median), {format_seconds(most)} (99 %) {what}"
 
 
 def _carried(load: LoadReport) -> str:
