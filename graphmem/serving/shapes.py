@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphmem.base.figures import Communicator
-from graphmem.devices import Loads
+from graphmem.base.figures import Communicator, Figure
+from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.options import Option, options_of
@@ -92,6 +92,11 @@ def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: i
     return stored(model, quantization, width, cards) - stored(without, quantization, width, cards)
 
 
+def outside(device: Device, cards: int) -> tuple[Figure, ...]:
+    """The memory that a process holds before it loads a model."""
+    return device.outside(Loads(communicators=(Communicator(cards),) if cards > 1 else ()))
+
+
 class Resolved:
     """A question to an engine that is followed by a formula: ``found``, the values of its options by its own names,
     ``own``, one card's share of the model, ``length``, tokens of the longest request, and what lies on the card before
@@ -109,7 +114,7 @@ class Resolved:
         if self.length < 1 or (engine.keeps_to_length and self.length > self.own.longest):
             option = self._names["max_model_len"].replace("_", "-")
             raise UsageError(f"--{option} {self.length}; accepted: 1 to {self.own.longest}, the model's own")
-        before = self.device.outside(Loads(communicators=(Communicator(self.cards),) if self.cards > 1 else ()))
+        before = outside(self.device, self.cards)
         self.context = sum(figure.bytes for figure in before)
         self.first = (
             Part("outside the engine", self.context, "; ".join(figure.name for figure in before)),

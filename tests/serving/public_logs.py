@@ -14,13 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from graphmem.base.figures import Communicator
-from graphmem.devices import Loads, device_named
+from graphmem.devices import device_named
 from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served, ServedModel
 from graphmem.serving.configurations import model_named
 from graphmem.serving.llamacpp import LlamaCpp
-from graphmem.serving.shapes import decoder
+from graphmem.serving.shapes import decoder, outside
 from graphmem.serving.tensorrtllm import pool_bytes
 from graphmem.serving.vllm.engine import VLLM
 from graphmem.sources.hub import known_models
@@ -180,8 +179,7 @@ def sglang(log: Log) -> Served:
     """The prediction of an SGLang log's start, given what was free before loading."""
     cards = log.get("tp", 1)
     card = device_named(log.get("gpu", "H100"))
-    loads = Loads(communicators=(Communicator(cards),) if cards > 1 else ())
-    before = sum(figure.bytes for figure in card.outside(loads))
+    before = sum(figure.bytes for figure in outside(card, cards))
     card = replace(card, capacity_bytes=round(log["free_before_gib"] * GIB) + before)
     given = (("mem-fraction-static", str(log["fraction"])),) if "fraction" in log else ()
     arguments = (*given, ("tp", str(cards)))
