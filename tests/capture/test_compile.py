@@ -491,7 +491,7 @@ def test_functions_of_host_numbers_are_compiled_once() -> None:
 
 
 def test_code_for_sizes_that_are_symbols_has_results_of_every_size() -> None:
-    shapes = []
+    shapes: list[tuple[int, ...]] = []
 
     def step() -> None:
         gate = torch.compile(lambda x: torch.nn.functional.silu(x[..., :8]) * x[..., 8:], dynamic=True)
