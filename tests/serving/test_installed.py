@@ -318,7 +318,7 @@ def test_options_are_spelled_as_the_engine_reads_them(tmp_path: Path) -> None:
 #: recorded import FlashInfer with the first layer that asks for it, which so left its table on the card.
 _REPEATED = {
     "opt-125m-eager": 0, "llama3-8b-eager-srv": 0, "llama3.2-1b-l4-warm": 0, "llama3-8b-tp2-eager": 512,
-    "falcon-h1-1.5b-8l": 0, "qwen3-next-8l": 512, "qwen3-32b-nvfp4-b200": 0,
+    "falcon-h1-1.5b-8l": 0, "qwen3-next-8l": 512, "mixtral-awq-tp2-a100-40": 0, "qwen3-32b-nvfp4-b200": 0,
     "deepseek-v2-lite-eager": 0,
 }  # fmt: skip
 

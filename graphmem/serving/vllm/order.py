@@ -54,6 +54,8 @@ def start(
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
+    if settings.cards > 1:  # NCCL's communicators ask for the engine's own stream (``_init_comm``, pynccl.py)
+        run.leave_default_stream()
     second = settings.more.second_engine and versions.has_second_engine(settings.version, device.capability)
     compiles = second and not settings.eager and settings.more.compiled
     run.native = compiles

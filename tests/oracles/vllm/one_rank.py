@@ -12,6 +12,7 @@ import vllm.distributed.device_communicators.all2all as all2all
 import vllm.distributed.device_communicators.shm_broadcast as shm_broadcast
 import vllm.distributed.parallel_state as parallel_state
 import vllm.platforms as platforms
+import vllm.utils.torch_utils as torch_utils
 import vllm.v1.worker.gpu.dp_utils as dp_utils
 from one_of_ranks import RANKS
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
@@ -19,15 +20,8 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 
 class Silent:
-    """NCCL's collectives, which allocate nothing here.
-
-    On a card ``PyNcclCommunicator._init_comm`` also asks for ``current_stream()`` (pynccl.py, utils/torch_utils.py), so
-    that everything from the first weight on is on a stream of the engine's own; here that comes with Marlin's locks
-    only. Recorded with it, two starts of Qwen3-32B-AWQ on two ranks have 23,068,672 bytes more and 20,971,520 less for
-    the KV cache (the latter beside what its cold start takes), as a prediction that leaves the default stream at the
-    start says to the byte; by the same prediction the third has 20,971,520 less, experts with graphs over replicas
-    2,097,152, and no other recorded start moves.
-    """
+    """NCCL's collectives, which allocate nothing. As ``PyNcclCommunicator._init_comm`` (pynccl.py), it asks for the
+    engine's own stream, on which everything is from then on, and sums one element."""
 
     disabled, nccl_version = False, 22907
 
@@ -35,6 +29,9 @@ class Silent:
         self.world_size = world_size
         for name in ("all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "group_start", "group_end"):
             setattr(self, name, lambda *arguments, **options: None)
+        if world_size > 1:
+            torch_utils.current_stream()
+            torch.empty_like(torch.zeros(1, device="cuda"))
 
 
 class Communicator(CudaCommunicator):
