@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from graphmem.base import versions
 from graphmem.base.files import own_compiler_folder
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.graph_trees import GraphTrees
-from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches, constant
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, TorchDispatchMode, disable_current_modes
@@ -69,7 +69,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagno
         _patch_constants(patches)
         _leave_out_settings(patches, assumed)
         trees.patch(patches)
-        follow_padding(patches, device, recorder, assumed)
+        _assume_padding(patches, assumed)
         yield
 
 
@@ -334,7 +334,6 @@ def _call_on_host(method: Callable[..., object], *args: object, **kwargs: object
 
 #: Settings of Inductor that are left out, and the remark.
 _LEFT_OUT = {
-    "triton.cudagraphs": Code.CUDA_GRAPHS_LEFT_OUT,
     "max_autotune": Code.AUTOTUNING_LEFT_OUT,
 }
 _AUTOTUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -344,13 +343,10 @@ def _without(settings: dict[str, object] | None, assumed: Counter[Diagnostic]) -
     """Inductor's settings without those that only a card can follow."""
     if not settings:
         return settings
-    left_out = dict(_LEFT_OUT)
-    if not torch.is_grad_enabled():  # :mod:`graphmem.capture.compile.graph_trees`
-        del left_out["triton.cudagraphs"]
-    for name, code in left_out.items():
+    for name, code in _LEFT_OUT.items():
         if settings.get(name):
             assumed[code.about()] += 1
-    return {name: value for name, value in settings.items() if name not in (*left_out, *_AUTOTUNING)}
+    return {name: value for name, value in settings.items() if name not in (*_LEFT_OUT, *_AUTOTUNING)}
 
 
 def _leave_out_settings(patches: Patches, assumed: Counter[Diagnostic]) -> None:
@@ -362,3 +358,19 @@ def _leave_out_settings(patches: Patches, assumed: Counter[Diagnostic]) -> None:
         return original(*args, config_patches=_without(config_patches, assumed), **others)
 
     patches.around(private("torch._inductor.compile_fx", _LOST), {"compile_fx": compile_fx})
+
+
+def _assume_padding(patches: Patches, assumed: Counter[Diagnostic]) -> None:
+    """A product whose sides are not a multiple of 16 bytes may be faster with zeros around it. Inductor tries both and
+    keeps on the disk which was the faster (``torch/_inductor/fx_passes/pad_mm.py``): here it finds that none is padded.
+    """
+    pad_mm = private("torch._inductor.fx_passes.pad_mm", _LOST)
+
+    def found(_: str) -> bool:
+        assumed[Code.PADDING_NOT_TIMED.about()] += 1
+        return False
+
+    patches.set(pad_mm, "get_cached_should_pad", found)
+    for name in ("_should_pad", "_should_pad_bench"):  # the second before 2.11
+        if hasattr(pad_mm, name):
+            patches.set(pad_mm, name, inspect.unwrap(getattr(pad_mm, name)))  # the wrapper remembers for good
