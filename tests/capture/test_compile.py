@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import graphmem
 from graphmem.base.versions import COMPILER_FOLLOWED_SINCE
 from graphmem.cli.main import cli
-from graphmem.trace import EventKind, Place
+from graphmem.trace import EventKind
 from graphmem.trace import to_json as trace_to_json
 from graphmem.training.program import Program
 from tests import places
@@ -308,6 +309,31 @@ def test_autotuning_is_left_out_and_said(factories: Path) -> None:
     estimate = graphmem.analyze(f"{factories}:plain", training=graphmem.Training(compile="max-autotune"))
     messages = [diagnostic.message for diagnostic in estimate.diagnostics]
     assert any("max-autotune chooses kernels by timing" in message for message in messages)
+
+
+def test_an_optimizers_step_is_compiled() -> None:
+    """With a learning rate that moves; in one graph, as its tables are what they are in any run."""
+
+    def step() -> None:
+        linear = torch.nn.Linear(64, 64, device="cuda")
+        optimizer = torch.optim.AdamW(linear.parameters(), lr=torch.tensor(1e-3))
+        update = torch.compile(optimizer.step)
+        for _ in range(3):
+            linear(torch.ones(8, 64, device="cuda")).sum().backward()
+            update()
+            optimizer.zero_grad()
+
+    trace = record(step)
+    names = {operator.name for operator in trace.operators}
+    assert not any(name.startswith("aten._foreach") for name in names)
+
+
+def test_templates_need_no_triton() -> None:
+    def step() -> None:
+        query = torch.ones(1, 2, 128, 64, device="cuda")
+        torch.compile(flex_attention)(query, query, query)
+
+    assert 2 * 128 * 64 * 4 in [born.bytes for born in births(record(step))][1:]
 
 
 def test_a_step_in_cuda_graphs_is_warmed_up_captured_and_replayed() -> None:

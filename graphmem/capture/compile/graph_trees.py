@@ -34,13 +34,11 @@ _Place = tuple[int, int]
 
 @dataclass(eq=False)
 class _Function:
-    """A compiled function of inputs of one size. ``pending``: whether a backward pass is expected after it; None where
-    it is of no training step."""
+    """A compiled function of inputs of one size."""
 
     model: Callable[[list[Any]], Any]
     static: frozenset[int]
     mutated: tuple[int, ...]
-    pending: bool | None
     is_warm: bool = False
 
 
@@ -118,7 +116,6 @@ class GraphTrees:
         for graph in self._graphs:
             graph._has_graph = False
         self._graphs.clear()
-        self._found_again.clear()
 
     # --- what Inductor calls ------------------------------------------------------------------------------------------
 
@@ -139,8 +136,6 @@ class GraphTrees:
     ) -> Callable[[list[Any]], Any]:
         """``cudagraphify_impl``: a function for every combination of the inputs that are numbers."""
         functions: dict[tuple[int, ...], tuple[_Function, list[int]]] = {}
-        pending = None if is_inference else not is_backward
-        self._hold_pool()
 
         def run(inputs: list[object]) -> object:
             get_input_idxs_to_check = private("torch._inductor.compile_fx.get_input_idxs_to_check", _LOST)
@@ -151,12 +146,13 @@ class GraphTrees:
             if key not in functions:
                 checked = list(get_input_idxs_to_check(inputs, static))
                 stays = frozenset(remove_unaligned_input_idxs(inputs, static))
-                functions[key] = _Function(model, stays, tuple(mutated_input_idxs), pending), checked
+                functions[key] = _Function(model, stays, tuple(mutated_input_idxs)), checked
             function, checked = functions[key]
             copy_misaligned_inputs(inputs, checked)
+            self._hold_pool()
             outputs = self._run(function, inputs)
-            if pending is not None:
-                self._is_pending = pending
+            if not is_inference:
+                self._is_pending = not is_backward
             return outputs
 
         return run

@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -224,6 +225,9 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     # whether several are quicker as one (``combo_kernels``), as all are that take less than 0.3 ms.
     codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
     patches.where_found([codegen], {"generate_and_run_autotune_block": constant(None)})
+    # Templates (flex attention) are modules, which import Triton, so that they can be timed.
+    unloaded = SimpleNamespace(load=constant(SimpleNamespace(__file__="", key="")))
+    patches.where_found([private("torch._inductor.select_algorithm", _LOST)], {"PyCodeCache": unloaded})
     scheduler = private("torch._inductor.scheduler.Scheduler", _LOST)
     patches.where_found([scheduler], {"speedup_by_combo_kernel": constant(True)})
 
