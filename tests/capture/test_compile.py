@@ -328,6 +328,17 @@ def test_an_optimizers_step_is_compiled() -> None:
     assert not any(name.startswith("aten._foreach") for name in names)
 
 
+def test_kernels_of_the_host_need_no_compiler(tmp_path: Path) -> None:
+    """Whole programs start no process; a count that lies on the host is computed by a kernel there."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "scale = torch.compile(lambda x, count: (x * 2, (count + 1).sqrt()))\n"
+        "scale(torch.ones(256, device='cuda'), torch.ones(()))\n"
+    )
+    assert graphmem.analyze(Program(str(path))).details["program"]["how"] == "itself"
+
+
 def test_templates_need_no_triton() -> None:
     def step() -> None:
         query = torch.ones(1, 2, 128, 64, device="cuda")

@@ -221,6 +221,9 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     # The last of them since 2.11.
     patches.where_found([async_compile], dict.fromkeys(("triton", "multi_kernel", "size_hint_multi_kernel"), named))
     patches.where_found([async_compile], dict.fromkeys(("cpp", "cpp_pybinding"), unnamed))
+    # No compiler is asked which vectors the host has.
+    vectors = private("torch._inductor.cpu_vec_isa", _LOST)
+    patches.where_found([vectors], {"pick_vec_isa": constant(vectors.invalid_vec_isa)})
     # Not timed are the kernels of code that is to be kept, as it is written (``triton.autotune_at_compile_time``), and
     # whether several are quicker as one (``combo_kernels``), as all are that take less than 0.3 ms.
     codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
