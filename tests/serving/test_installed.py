@@ -115,10 +115,11 @@ class LLMEngine:
         tempfile.mkstemp()  # as libraries of the engine do, and leave it there
         worker = Worker(args)
         worker.load_model()
-        worker.determine_available_memory()
+        is_encoder = args.max_model_len == "2"
+        available = 0 if is_encoder else worker.determine_available_memory()
         Executor().compile_or_warm_up_model()
-        groups = [] if args.max_model_len == "2" else [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
-        cache = Some(num_blocks=worker.available_kv_cache_memory_bytes // MIB, kv_cache_groups=groups)
+        groups = [] if is_encoder else [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
+        cache = Some(num_blocks=available // MIB, kv_cache_groups=groups)
         core = Some(scheduler=Some(kv_cache_config=cache), vllm_config=worker.vllm_config)
         return Some(engine_core=Some(engine_core=core))
 """,
@@ -210,7 +211,7 @@ def test_of_several_processes_the_first_is_followed() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-def test_an_encoder_has_no_cache() -> None:
+def test_an_encoder_has_no_cache_and_is_profiled_all_the_same() -> None:
     served = installed.serve(_question(max_model_len=2))
     assert (served.kv_cache.blocks, served.kv_cache.available_bytes >> 20, served.refusal) == (
         0,

@@ -27,6 +27,8 @@ def start(asked: Asked, watched: Watched) -> dict[str, Any]:
         watched.engine = engine_class.from_engine_args(
             args, usage_context=context.OPENAI_API_SERVER if asked.is_server else context.LLM_CLASS
         )
+        if STAGES[-1] not in watched.results:  # a model without a cache is not profiled when it starts
+            watched.owner.determine_available_memory()
     return _of_engine(watched.engine.engine_core.engine_core)
 
 
