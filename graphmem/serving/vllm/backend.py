@@ -23,14 +23,14 @@ from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.models.captured import Table, windows
 from graphmem.serving.vllm.models.states import state_of
-from graphmem.serving.vllm.settings import Settings
+from graphmem.serving.vllm.settings import ENCODERS, Settings
 from graphmem.sources.vllm_backend import followed, values_of_class
 from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
 
 #: ``model_type`` of captured decoders that vllm 0.32.0 has code of its own for (``_TEXT_GENERATION_MODELS``,
 #: model_executor/models/registry.py); all others that transformers knows it runs by transformers' code.
 OWN_CODE = frozenset((
-    "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "ernie4_5_moe",
+    *ENCODERS, "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "ernie4_5_moe",
     "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite",
     "gpt2", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
     "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "laguna", "lfm2",
@@ -104,7 +104,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         intermediate=_widest(values.get("intermediate_size") or 4 * hidden), layers=layers,
         heads=backend.heads * tp, kv_heads=backend.kv_heads * tp, head_dim=backend.head_dim,
         vocab=int(values["vocab_size"]), positions=positions,
-        itemsize=settings.itemsize, linear=method, tied=bool(values.get("tie_word_embeddings")),
+        itemsize=settings.itemsize, linear=method, tied=backend.encodes or bool(values.get("tie_word_embeddings")),
         windows=(None,) * layers if states else windows(values, layers), states=len(states),
         latent=families.latent_of(model) if _has_latent(values) else None,
         state=state_of(states[0], conv, more.scan_state_bytes or wide) if states else None,
@@ -132,13 +132,14 @@ def _followed(text: str, name: str, dtype: str, tp: int, own_code: bool, latent:
 def _handed_on(backend: Backend, scales: bool) -> Backend:
     """The same as the engine's own code does it: transformers' model is not made first; cosines and sines are of a
     table that is made with the layers; what enters the first layer is let go when the second one begins, which
-    transformers' code holds to the end, unless residuals are summed into it. ``scales``: so are embeddings
+    transformers' code holds to the end, unless residuals are summed into it, or layers run again; encoders' hold it too. ``scales``: so are embeddings
     that were scaled or normed before the first layer."""
     turning = {one.storage for one in backend.forward if _turns(one)}
     happenings = [one for one in backend.forward if one.storage not in turning]
     happenings = _scaled(happenings, backend) if scales else happenings
     first, second = (_begins(happenings, backend, layer) for layer in (0, 1))
-    if second is not None and not backend.sums_in_place:
+    holds = backend.encodes or len(set(backend.attention)) < len(backend.attention)
+    if second is not None and not holds and not backend.sums_in_place:
         entered = {one.storage for one in happenings[:first] if one.kind != "free"}
         gone = [one for one in happenings[second:] if one.kind == "free" and one.storage in entered]
         happenings = [*happenings[:second], *gone, *(one for one in happenings[second:] if one not in gone)]

@@ -359,7 +359,7 @@ def _start(
         consumed=consumed,
         headroom=peak - stays,
         loading=max(allocated[: marks.before]) - away,
-        graphs_estimate=graphs.estimate(captured, reserved) if captured else 0,
+        graphs_estimate=graphs.estimate(captured, reserved) if captured and layout.groups else 0,
         graphs_taken=reserved[captured.end] - reserved[captured.start] if captured else 0,
     )
 
@@ -381,7 +381,7 @@ def _tokens(settings: Settings, layout: Layout, blocks: int) -> int:
     """The tokens in so many blocks, as the version prints them."""
     if versions.TOKENS_OF_REQUESTS.holds(settings.version):
         return int(layout.concurrency(blocks, settings.batch.length) * settings.batch.length)
-    return blocks // len(layout.groups) * layout.block_size
+    return blocks // len(layout.groups) * layout.block_size if layout.groups else 0
 
 
 def _answer(
@@ -394,7 +394,7 @@ def _answer(
     length = settings.batch.length
     host_ranks = 1 if shape.latent is not None else settings.cards  # all ranks have the same latent keys
     blocks = settings.more.blocks or layout.blocks(available)
-    concurrency = layout.concurrency(blocks, length)
+    concurrency = layout.concurrency(blocks, length) or settings.batch.tokens / length
     cache = KVCache(
         available_bytes=available,
         block_bytes=layout.block_bytes,
@@ -420,8 +420,10 @@ def _answer(
         graphs_bytes=start.graphs_taken,
         fragmentation_bytes=start.slack,
         outside=_outside(question.device, settings, shape),
-        request_blocks=layout.request_blocks,
-        scheduler=lambda role="": Scheduler(
+        request_blocks=layout.request_blocks if layout.groups else lambda _: 1,
+        scheduler=None
+        if not layout.groups
+        else lambda role="": Scheduler(
             layout,
             blocks,
             max_num_seqs=settings.batch.requests,
@@ -564,6 +566,8 @@ def _refusal(
             f"Free memory on device ({_gib(free)}/{_gib(device.capacity_bytes)} GiB) on startup is less than desired "
             f"GPU memory utilization ({settings.utilization:g}, {_gib(requested)} GiB)"
         )
+    if not layout.groups:
+        return None
     if cache.available_bytes <= 0:
         return "No available memory for the cache blocks. Try increasing gpu_memory_utilization"
     needed = layout.needed(settings.batch.length)

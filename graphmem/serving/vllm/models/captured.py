@@ -79,7 +79,11 @@ class Captured(Family):
         self.plan = plan_of(self.backend, self._linears, list(self._norms), shape.itemsize)
         if self.plan is not None:
             self.followed_layers = Family.followed_layers
-        self.head, self.soft_cap = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first), shape.soft_cap
+        if self.backend.encodes:
+            self.head = next(iter(self._tables.values()))
+        else:
+            self.head = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first)
+        self.soft_cap = shape.soft_cap
 
     def _make(self, layer: Layer) -> None:
         run, shape = self.run, self.shape
