@@ -422,9 +422,7 @@ class Making:
         weight = getattr(norm, "weight", None)
         if weight is not None:
             self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
-        elif (
-            self.own_code and path in self._weightless
-        ):  # a tensor of ones, which is no parameter (layers/layernorm.py)
+        elif self.own_code and path in self._weightless:  # of ones, which are no parameter (layers/layernorm.py)
             self.layers.append(Layer("norm", path, self._weightless[path]))
         named = path if weight is not None else ""
         wide = self.own_code and type(norm).__name__ in _IN_FP32

@@ -68,8 +68,9 @@ class Inline:
 class Fusable:
     """The modules that can be fused, by the names of the modules around it. ``weightless``: norms without a weight, and
     the width of what they norm; ``packed``: the projection that a gate and what it multiplies share, and the one that
-    reads their product; ``several``: how many things a module returns that returns some; ``wide``: shapes of weights in fp32 that inputs are multiplied with; ``sums_in_place``: residuals are
-    summed by the kernel of the norm behind them."""
+    reads their product; ``several``: how many things a module returns that returns some; ``wide``: shapes of weights in
+    fp32 that inputs are multiplied with; ``sums_in_place``: residuals are summed by the kernel of the norm behind them.
+    """
 
     gates: dict[str, Gate] = field(default_factory=dict)
     together: dict[str, Together] = field(default_factory=dict)

@@ -33,6 +33,8 @@ _SCALE_ROWS = 256
 _LONG_PRODUCT = 256
 #: What a method takes where nobody says: bits, values of a group.
 _USUAL = (4, 128)
+#: What CUTLASS's kernels of eight bits want rows and columns to be multiples of.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class Float8(WeightMethod):
     online: bool = False
     native: bool = True
     static_inputs: bool = False
+    #: Whether experts may be multiplied by CUTLASS (``allow_vllm_cutlass``).
+    grouped: bool = False
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         columns, parts = sum(outputs), len(outputs)
@@ -182,6 +186,16 @@ class Float8(WeightMethod):
         scales = blocks or (columns if self.block < 0 else parts)
         found = {"weight": inputs * columns, "weight_scale": scales * 4}
         return found | {"input_scale": parts * 4} if self.static_inputs else found
+
+    def by_cutlass(self, capability: tuple[int, int]) -> bool:
+        return self.grouped and self.native and self.block <= 0 and (9, 0) <= capability < (11, 0)
+
+    def narrowed(self, rows: int, width: int) -> list[int]:
+        return [rows * width, self._scales(rows, width)] if self.native else []
+
+    def _scales(self, rows: int, width: int) -> int:
+        """Bytes of the scales of so many rows."""
+        return rows * 4 if self.block < 0 else rows * cdiv(width, self.block) * 4 if self.block else 4
 
     def scales_of_rows(self) -> int | None:
         """Of scales that are known, or made of one row: the kernel before quantises (``QuantFP8.forward_native``)."""
@@ -201,6 +215,9 @@ class Float8(WeightMethod):
             run.new(4, f"{name}.weight_scale")
             run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
         if self.native:
+            if not self.block and _aligned(inputs) * _aligned(columns) != inputs * columns:
+                padded = run.new(_aligned(inputs) * _aligned(columns), f"{name}.weight")
+                run.named[f"{name}.weight"] = run.replacing(run.named[f"{name}.weight"], padded)
             return
         if self.block <= 0:
             _replace(run, f"{name}.weight")
@@ -224,8 +241,19 @@ class Float8(WeightMethod):
         size = tokens * outputs * self.itemsize
         if not self.native:
             return marlin_product(run, tokens, size)
-        scales = tokens * 4 if self.block < 0 else tokens * cdiv(inputs, self.block) * 4 if self.block else 4
-        return run.replacing(run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales"), run.new(size))
+        held = [run.new(tokens * inputs, "quantised input"), run.new(self._scales(tokens, inputs), "its scales")]
+        if self.block:
+            return run.replacing(*held, run.new(size))
+        if _aligned(inputs) != inputs:
+            held.append(run.new(tokens * _aligned(inputs), "padded input"))
+        if _aligned(outputs) != outputs:
+            held.append(run.new(tokens * _aligned(outputs) * self.itemsize, "padded output"))
+        return run.replacing(*held, run.new(size))
+
+
+def _aligned(width: int) -> int:
+    """Rows and columns as CUTLASS multiplies them (``_pad_to_alignment``, kernels/linear/scaled_mm/cutlass.py)."""
+    return cdiv(width, _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -561,6 +589,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
             native=_multiplies_fp8(question, edge),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
+            grouped=True,
         )
     if kind == "float" and bits == 4:
         return Float4(itemsize, group if group > 0 else 32, 1, native=reaches(device.capability, _NATIVE_FP4))
