@@ -104,6 +104,39 @@ def test_an_answer_says_whose_code_was_captured() -> None:
     assert granite.kv_cache.available_bytes != own.kv_cache.available_bytes
 
 
+BERT: dict[str, Any] = {
+    "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 64, "vocab_size": 512,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
+    "torch_dtype": "float16",
+}  # fmt: skip
+
+
+def test_encoders_of_text_keep_nothing() -> None:
+    """There is no cache, nothing is estimated of graphs, and a batch is what bounds requests."""
+    answer = asked(BERT)
+    assert answer.kv_cache.keeps_nothing
+    assert (answer.kv_cache.blocks, answer.scheduler, answer.refusal) == (0, None, None)
+    assert answer.concurrency_at([100, 300]) == answer.settings["max_num_batched_tokens"] / 200
+    assert "CUDA graphs, estimated" not in {part.name for part in answer.parts}
+    # The pooler's product and the classifier's two rows, in fp32, of blocks of 512 bytes.
+    more = answer.weights_bytes - asked(BERT | {"architectures": ["BertModel"]}).weights_bytes
+    assert more == 64 * 64 * 4 + 512 + 512 + 512
+
+
+def test_what_transformers_alone_has_of_encoders_is_refused() -> None:
+    with pytest.raises(UsageError, match="reads in both directions"):
+        asked(BERT | {"model_type": "electra", "architectures": ["ElectraModel"]})
+
+
+def test_adapters_of_a_capture_have_room() -> None:
+    """Beside every product, and the embeddings of transformers' code; models of the engine that take none refuse."""
+    more = ("enable_lora", "true"), ("max_lora_rank", "8")
+    parts = {part.name: part.bytes for part in asked(SMALL, *more).parts}
+    assert parts["adapters"] > 0
+    with pytest.raises(UsageError, match="--enable-lora is not followed"):
+        asked(SMALL | {"model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}, *more)
+
+
 def test_layers_of_a_window_have_one() -> None:
     types = ["sliding_attention", "full_attention"]
     config = SMALL | {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]}
