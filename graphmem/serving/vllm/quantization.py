@@ -7,6 +7,7 @@ Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compres
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,15 @@ _NF4_BLOCK = 64
 #: Scales that it quantises together (``quantize_4bit`` with ``compress_statistics``).
 _NF4_NESTED = 256
 #: Rows that scales of experts are filled up to multiples of on Hopper, for eight warps (``HopperMXScaleLayout``).
-_SCALE_ROWS = 256
+_SCALE_ROWS, _SCALE_COLUMNS = 256, 4
+#: The tensors that ``swizzle_data`` (tensor_details/layout_details/hopper_value.py) makes of values and, by a minus,
+#: lets go, each as large as these, capitals a quarter; the last stays. Those of scales (hopper_scale.py): of their
+#: padded columns, capitals of rows too.
+_VALUES_ON_HOPPER = (
+    "ab-aacd-cce-cc-d-e-aAd-Aae-aaf-aa-e-f-dd-aa-c-dcde-ddf-dd-e-f-cCe-Ccf-ccg-cc-f-g-ee-cc-d-edef-eeg-ee-f-g-dDf-Dd"
+    "g-ddh-dd-g-h-ff-dd-e-fefg-ffh-ff-g-hgh-gg-f-h-eEf-Eeh-eei-ee-h-ihi-hh-e-i-fe-hf-g-eeg-ee-ggh-gg-e-he-g-a-c-d-f-b"
+)
+_SCALES_ON_HOPPER = "bc-bD-cE-D"
 #: Rows from which AWQ's own kernels unpack the weight (``FP16_MATMUL_HEURISTIC_CONDITION``, awq.py of 0.22).
 _LONG_PRODUCT = 256
 #: What a method takes where nobody says: bits, values of a group.
@@ -251,6 +260,18 @@ class Float8(WeightMethod):
         return run.replacing(*held, run.new(size))
 
 
+def _through(run: Run, steps: str, size: int, other: int) -> Tensor:
+    """What is left of tensors of one size and, in capitals, of the other, that are made and let go in these steps."""
+    alive: dict[str, Tensor] = {}
+    for step in re.findall("-?.", steps):
+        if step[0] == "-":
+            run.free(alive.pop(step[1]))
+        else:
+            alive[step] = run.new(other if step.isupper() else size)
+    (left,) = alive.values()
+    return left
+
+
 def _aligned(width: int) -> int:
     """Rows and columns as CUTLASS multiplies them (``_pad_to_alignment``, kernels/linear/scaled_mm/cutlass.py)."""
     return cdiv(width, _ALIGNMENT) * _ALIGNMENT
@@ -341,15 +362,20 @@ class Float4(WeightMethod):
 
     def _swizzle(self, run: Run, name: str, count: int) -> None:
         """Biases in fp32; values in the kernels' order; scales too, whose rows are filled up (``_swizzle_mxfp4``,
-        quantization/utils/mxfp4_utils.py). What is made on the way is gone
-        before the next."""
+        quantization/utils/mxfp4_utils.py)."""
         labels = [f"{name}.{part}_" for part in ("w13", "w2")]
         rows = [run.named[f"{label}bias"].bytes // (count * self.itemsize) for label in labels]
-        sizes = {f"{label}bias": count * own * 4 for label, own in zip(labels, rows, strict=True)}
+        made = {}
         for label, own in zip(labels, rows, strict=True):
-            sizes[f"{label}weight"] = run.named[f"{label}weight"].bytes
-            sizes[f"{label}scale"] = run.named[f"{label}scale"].bytes // own * (cdiv(own, _SCALE_ROWS) * _SCALE_ROWS)
-        made = {label: run.new(size, label) for label, size in sizes.items()}
+            made[f"{label}bias"] = run.new(count * own * 4, f"{label}bias")
+        for label, own in zip(labels, rows, strict=True):
+            values = run.named[f"{label}weight"].bytes
+            columns = cdiv(run.named[f"{label}scale"].bytes // (count * own), _SCALE_COLUMNS) * _SCALE_COLUMNS
+            padded = run.new(count * columns * own)
+            made[f"{label}weight"] = _through(run, _VALUES_ON_HOPPER, values, values // 4)
+            whole = count * columns * cdiv(own, _SCALE_ROWS) * _SCALE_ROWS
+            made[f"{label}scale"] = _through(run, _SCALES_ON_HOPPER, padded.bytes, whole)
+            run.free(padded)
         for label, new in made.items():
             run.free(run.named[label])
             run.named[label] = new
