@@ -186,6 +186,8 @@ class Float8(WeightMethod):
     online: bool = False
     native: bool = True
     static_inputs: bool = False
+    #: Whether the card multiplies eight bits of experts, whatever it does with layers.
+    narrows: bool = True
     #: Whether experts may be multiplied by CUTLASS (``allow_vllm_cutlass``).
     grouped: bool = False
 
@@ -200,7 +202,7 @@ class Float8(WeightMethod):
         return self.grouped and self.native and self.block <= 0 and (9, 0) <= capability < (11, 0)
 
     def narrowed(self, rows: int, width: int) -> list[int]:
-        return [rows * width, self._scales(rows, width)] if self.native else []
+        return [rows * width, self._scales(rows, width)] if self.narrows else []
 
     def _scales(self, rows: int, width: int) -> int:
         """Bytes of the scales of so many rows."""
@@ -567,6 +569,7 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         block=size[0],
         online=not own,
         native=_multiplies_fp8(question, size[0]),
+        narrows=reaches(question.device.capability, _NATIVE_FP8),
         static_inputs=own.get("activation_scheme") == "static",
     )
 
@@ -614,6 +617,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
             native=_multiplies_fp8(question, edge),
+            narrows=reaches(device.capability, _NATIVE_FP8),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
             grouped=True,
         )
