@@ -488,3 +488,14 @@ def test_functions_of_host_numbers_are_compiled_once() -> None:
 
     record(step)
     assert len(set(counts)) == 1
+
+
+def test_code_for_sizes_that_are_symbols_has_results_of_every_size() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def step() -> None:
+        gate = torch.compile(lambda x: torch.nn.functional.silu(x[..., :8]) * x[..., 8:], dynamic=True)
+        shapes.extend(tuple(gate(torch.ones(rows, 16, device="cuda")).shape) for rows in (32, 4))
+
+    record(step)
+    assert shapes == [(32, 8), (4, 8)]

@@ -324,6 +324,13 @@ def test_predicted_plans_are_off_as_networks_were() -> None:
     assert least < estimate.reserved < most
 
 
+def test_what_changed_a_reserved_peak_changes_it_by_whole_segments() -> None:
+    for size in (1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1):
+        assert causes._in_segments(size) == -causes._in_segments(-size) >= size
+        assert causes._in_segments(size) - size < 2 * MIB
+    assert causes._in_segments(0.0) == 0
+
+
 def test_a_predicted_plan_may_need_no_workspace() -> None:
     """Which is less than networks ever changed by where the workspace is half of the peak."""
     builder = TraceBuilder("a run", predicted_plans=1)

@@ -218,7 +218,8 @@ def _started(python: str, stub: str, run: Run, program: Path) -> Run | None:
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         # Triton asks for the folder of the driver's library, which lies beside the stub.
         library = {"LD_PRELOAD": stub, "TRITON_LIBCUDA_PATH": str(Path(stub).parent / "cudalib")}
-        environment = os.environ | run["environment"] | library | {"PYTHONPATH": str(program.parent)}
+        environment = os.environ | run["environment"] | library
+        environment["PYTHONPATH"] = os.pathsep.join((str(program.parent), str(program.parents[1])))
         if "warm" in run:
             caches = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
             environment |= dict.fromkeys(caches, str(Path(folder, "caches")))

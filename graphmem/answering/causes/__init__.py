@@ -193,7 +193,7 @@ def _as_on_real_cards(allocated_bytes: int, reserved_bytes: int) -> Cause:
     rows = _measured_on_cards()
     source = f"{sum(map(len, rows.values()))} peaks of language models, measured by others on NVIDIA cards, were off so"
     allocated = seen(int(allocated_bytes * change) for change in rows["allocated"])
-    reserved = seen(int(reserved_bytes * change) for change in rows["reserved"])
+    reserved = seen(_in_segments(reserved_bytes * change) for change in rows["reserved"])
     spreads = {"requested": allocated, "allocated": allocated, "reserved": reserved, "device": reserved}
     count = min(map(len, rows.values()))
     remedy = "graphmem verify measures it on a card"
@@ -350,10 +350,15 @@ def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[flo
     """A cause that changed the allocated and the reserved peaks of runs by these parts of them; ``runs``: of how many
     the rows are quantiles."""
     allocated = seen(int(peak.allocated_bytes * row[0]) for row in rows)
-    reserved = seen(int(peak.reserved_bytes * row[1]) for row in rows)
+    reserved = seen(_in_segments(peak.reserved_bytes * row[1]) for row in rows)
     spreads = {"requested": allocated, "allocated": allocated, "reserved": reserved, "device": reserved}
     count = len(rows)
     return Cause(name, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=runs or count)
+
+
+def _in_segments(change: float) -> int:
+    """A change of reserved bytes, which come and go in whole segments: away from zero to the next of them."""
+    return int(math.copysign(round_up(math.ceil(abs(change)), _SEGMENT), change))
 
 
 @cache

@@ -193,13 +193,21 @@ def _follow_segments(patches: Patches, graphs: ModuleType) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------------
 
+#: Of groups of processes, which SGLang has from vLLM.
+_GROUPS = {
+    "device_communicators.pynccl_wrapper": _follow_nccl,
+    "device_communicators.shm_broadcast": _follow_queues,
+    "parallel_state": _follow_groups,
+}
 _FOLLOWED = {
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph": _follow_segments,
+    **{
+        f"{package}.{module}": follow
+        for package in ("vllm.distributed", "sglang.srt.distributed")
+        for module, follow in _GROUPS.items()
+    },
     "vllm.device_allocator.cumem": _follow_sleep,
     "vllm.compilation.backends": _follow_compiler,
-    "vllm.distributed.device_communicators.pynccl_wrapper": _follow_nccl,
-    "vllm.distributed.device_communicators.shm_broadcast": _follow_queues,
-    "vllm.distributed.parallel_state": _follow_groups,
     "vllm.model_executor.models.registry": _follow_registry,
     "vllm.model_executor.warmup.kernel_warmup": _follow_warmup,
 }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from graphmem.devices import Device
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.installed import Program, checked, folder_of, handed_on, options_of, started
 from graphmem.serving.installed import why_not as why_none
+from graphmem.serving.options import whole
+from graphmem.serving.shapes import outside
 from graphmem.serving.starting import Asked
 from graphmem.units import format_bytes
 
@@ -20,8 +24,11 @@ _FIELDS = {
     "max_model_len": "context_length", "max_num_seqs": "max_running_requests", "kv_cache_dtype": "kv_cache_dtype",
     "block_size": "page_size", "quantization": "quantization", "dtype": "dtype",
 }  # fmt: skip
-#: Options in ``arguments`` that are not handed on: ours, and those that a start sets itself.
-_NOT_HANDED_ON = frozenset(("basis", "load_format", "skip_tokenizer_init", "tp", "tp_size", "tensor_parallel_size"))
+#: The names of one option, and those in ``arguments`` that are not handed on: ours, and those that a start sets itself.
+_TENSOR_PARALLEL = ("tp", "tp_size", "tensor_parallel_size")
+_NOT_HANDED_ON = frozenset((
+    "basis", "load_format", "skip_tokenizer_init", "disable_custom_all_reduce", *_TENSOR_PARALLEL
+))  # fmt: skip
 #: What the engine says where memory alone keeps it from starting.
 _FOR_MEMORY = ("OutOfMemoryError", "out of memory", "Not enough memory")
 
@@ -29,9 +36,8 @@ _FOR_MEMORY = ("OutOfMemoryError", "out of memory", "Not enough memory")
 def why_not(question: Question) -> str | None:
     """Why the installed engine is not asked; None where it can be."""
     options = dict(question.arguments)
-    ranks = (options.get(name, "1") for name in ("tp", "tp_size", "tensor_parallel_size", "pp_size", "dp_size"))
-    if question.tensor_parallel_size > 1 or any(size != "1" for size in ranks):
-        return "the installed SGLang is followed on one card"
+    if any(options.get(name, "1") != "1" for name in ("pp_size", "dp_size")):
+        return "the installed SGLang is followed neither in a pipeline nor in replicas"
     return why_none(question, PROGRAM.title, PROGRAM.version())
 
 
@@ -41,9 +47,32 @@ def serve(question: Question) -> Served:
     reason = why_not(question)
     if reason is not None:
         raise UsageError(f"--basis engine: {reason}")
-    asked = Asked(tuple(_options(question, folder_of(question.model))), True, question.device, question.alloc_conf)
+    cards = _cards(question)
+    asked = Asked(
+        options=tuple(_options(question, folder_of(question.model))),
+        is_server=True,
+        device=_among(question.device, cards),
+        alloc_conf=question.alloc_conf,
+        processes=cards,
+    )
     configuration = json.dumps(dict(question.model.config), default=str)
-    return _answer(question, started(PROGRAM, str(PROGRAM.version()), asked, (), configuration))
+    return _answer(question, cards, started(PROGRAM, str(PROGRAM.version()), asked, (), configuration))
+
+
+def _cards(question: Question) -> int:
+    """The processes that share every layer, one card each, by whichever of its names they are given."""
+    given = dict(question.arguments)
+    found = next((given[name] for name in _TENSOR_PARALLEL if name in given), question.tensor_parallel_size)
+    return int(whole(1)(_TENSOR_PARALLEL[0], str(found)))
+
+
+def _among(device: Device, cards: int) -> Device:
+    """The card as one of several, on which NCCL connects them before the engine looks at what is free
+    (``measure_pre_model_load_memory``, srt/distributed/bootstrap.py)."""
+    if cards == 1:
+        return device
+    held = sum(figure.bytes for figure in outside(device, cards))
+    return replace(device, context_bytes=held, context_measured=True)
 
 
 def _options(question: Question, folder: Path | None) -> Iterator[str]:
@@ -51,13 +80,15 @@ def _options(question: Question, folder: Path | None) -> Iterator[str]:
     yield from options_of(PROGRAM, question, folder, _FIELDS)
     if question.enforce_eager:
         yield "--disable-cuda-graph"
+    if (cards := _cards(question)) > 1:
+        yield from ("--tp-size", str(cards), "--disable-custom-all-reduce")
     yield from handed_on(question, _NOT_HANDED_ON, off="")
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer(question: Question, found: Mapping[str, Any]) -> Served:
+def _answer(question: Question, cards: int, found: Mapping[str, Any]) -> Served:
     version = PROGRAM.version()
     refusal = checked(found, f"SGLang {version}", _FOR_MEMORY)
     stages, device = found["stages"], question.device
@@ -71,7 +102,7 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
         version=str(version),
         model=question.model.name,
         gpu=device.name,
-        cards=1,
+        cards=cards,
         settings=settings,
         total_bytes=device.capacity_bytes,
         requested_bytes=device.capacity_bytes,

@@ -3,7 +3,8 @@ driver, and write down what it and PyTorch's allocator say of memory.
 
 The environment is sglang 0.5.23 with torch 2.14.1 for CUDA 13. Kernels that FlashInfer compiles need a toolkit whose
 libraries link: ``LIBRARY_PATH`` names a folder with ``libcudart.so`` and ``libcuda.so``, ``CPATH`` one with headers.
-What is not real: the CUDA context, memory of modules, the driver's part of CUDA graphs.
+What is not real: the CUDA context, memory of modules, the driver's part of CUDA graphs; of several ranks the others,
+NCCL's memory, and the engine's own sums (``--disable-custom-all-reduce``).
 """
 
 from __future__ import annotations
@@ -15,14 +16,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import sglang
-import torch
-from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.model_executor.model_runner import ModelRunner
-from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
-from sglang.srt.server_args import PortArgs, ServerArgs
-
 CASE: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+if "--tp-size" in CASE["options"]:
+    os.environ["RANKS"] = CASE["options"][CASE["options"].index("--tp-size") + 1]
+    import one_of_ranks  # noqa: F401  before the engine
+
+import sglang  # noqa: E402
+import torch  # noqa: E402
+from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
+from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank  # noqa: E402
+from sglang.srt.server_args import PortArgs, ServerArgs  # noqa: E402
+
+if "RANKS" in os.environ:
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.distributed.device_communicators import pynccl_wrapper, shm_broadcast
+
+    class Silent(pynccl_wrapper.NCCLLibrary):
+        """NCCL's calls, which move nothing and allocate nothing here."""
+
+        def __init__(self, so_file: str | None = None) -> None:
+            self._funcs = {one.name: lambda *arguments: 0 for one in self.exported_functions}
+
+    pynccl_wrapper.NCCLLibrary = Silent
+    sys.modules["sglang.srt.distributed.device_communicators.pynccl"].NCCLLibrary = Silent
+    parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * int(os.environ["RANKS"])
+    shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *arguments, **options: None)
+
 _COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
 if CASE.get("version", sglang.__version__) != sglang.__version__:
     raise SystemExit(f"SGLang {CASE['version']} is asked for, and {sglang.__version__} is installed")

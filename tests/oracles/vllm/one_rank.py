@@ -4,47 +4,18 @@ have batches like this rank's, as they have while the engine profiles."""
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
-RANKS, OWN = int(os.environ["RANKS"]), int(os.environ.get("OWN_RANK", "0"))
-os.environ |= {
-    "RANK": str(OWN), "LOCAL_RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555",
-}  # fmt: skip
-_init, _new_group = dist.init_process_group, dist.new_group
-
-
-def _init_process_group(backend=None, *arguments, **options):
-    return _init(backend="fake", rank=OWN, world_size=RANKS, store=FakeStore())
-
-
-def _fake_group(ranks=None, *arguments, **options):
-    kept = {name: options[name] for name in ("timeout", "use_local_synchronization", "group_desc") if name in options}
-    return _new_group(ranks, backend="fake", **kept)
-
-
-def _own_object(out, value, *arguments, **options):
-    out[:] = [value] * len(out)
-
-
-dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _init_process_group
-dist.new_group = torch.distributed.distributed_c10d.new_group = _fake_group
-dist.broadcast_object_list = lambda values, *arguments, **options: None
-dist.all_gather_object = _own_object
-
-import vllm.distributed.device_communicators.all2all as all2all  # noqa: E402
-import vllm.distributed.device_communicators.shm_broadcast as shm_broadcast  # noqa: E402
-import vllm.distributed.parallel_state as parallel_state  # noqa: E402
-import vllm.platforms as platforms  # noqa: E402
-import vllm.v1.worker.gpu.dp_utils as dp_utils  # noqa: E402
-from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase  # noqa: E402
-from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator  # noqa: E402
+import vllm.distributed.device_communicators.all2all as all2all
+import vllm.distributed.device_communicators.shm_broadcast as shm_broadcast
+import vllm.distributed.parallel_state as parallel_state
+import vllm.platforms as platforms
+import vllm.v1.worker.gpu.dp_utils as dp_utils
+from one_of_ranks import RANKS
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
+from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
 
 class Silent:

@@ -22,6 +22,7 @@ CASE: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
 _RANKS = math.prod(CASE["settings"].get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
 if _RANKS > 1:
     os.environ |= {"RANKS": str(_RANKS), "OWN_RANK": str(CASE.get("rank", 0))}
+    import one_of_ranks  # noqa: F401  before the engine
     import one_rank  # noqa: F401
 
 import torch  # noqa: E402
