@@ -69,8 +69,9 @@ class WeightMethod(ABC):
         """Bytes of what so many rows are quantised to before experts multiply them, with their scales."""
         return []
 
-    def by_cutlass(self, capability: tuple[int, int]) -> bool:
-        """True if CUTLASS's do on such a card (fused_moe/experts/cutlass_moe.py)."""
+    @property
+    def by_cutlass(self) -> bool:
+        """True if CUTLASS's do (fused_moe/experts/cutlass_moe.py)."""
         return False
 
     @property

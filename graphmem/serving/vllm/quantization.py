@@ -198,8 +198,9 @@ class Float8(WeightMethod):
         found = {"weight": inputs * columns, "weight_scale": scales * 4}
         return found | {"input_scale": parts * 4} if self.static_inputs else found
 
-    def by_cutlass(self, capability: tuple[int, int]) -> bool:
-        return self.grouped and self.native and self.block <= 0 and (9, 0) <= capability < (11, 0)
+    @property
+    def by_cutlass(self) -> bool:
+        return self.grouped and self.native and self.block <= 0
 
     def narrowed(self, rows: int, width: int) -> list[int]:
         return [rows * width, self._scales(rows, width)] if self.narrows else []
@@ -598,6 +599,8 @@ def _bits(model: ServedModel, value: object) -> int:
 
 #: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_block_fp8_supported``, ``cutlass_fp4_supported``).
 _NATIVE_FP8, _NATIVE_FP8_BLOCKS, _NATIVE_FP4 = (8, 9), (9, 0), (10, 0)
+#: Those from which and up to which CUTLASS multiplies experts (``cutlass_group_gemm_supported``).
+_GROUPED = (9, 0), (11, 0)
 #: The cards that Machete is for, and no later ones (``MacheteLinearKernel.can_implement``).
 _MACHETE_CARDS = (9, 0)
 
@@ -619,7 +622,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             native=_multiplies_fp8(question, edge),
             narrows=reaches(device.capability, _NATIVE_FP8),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
-            grouped=True,
+            grouped=reaches(device.capability, _GROUPED[0]) and not reaches(device.capability, _GROUPED[1]),
         )
     if kind == "float" and bits == 4:
         return Float4(itemsize, group if group > 0 else 32, 1, native=reaches(device.capability, _NATIVE_FP4))

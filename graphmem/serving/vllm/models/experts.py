@@ -36,7 +36,6 @@ class Experts:
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
         self.method = shape.linear.of(f"{name}.experts")
         self.hidden, self.width = self.method.padded(shape.hidden, experts.width // run.experts.slices)
-        self.by_cutlass = self.method.by_cutlass(run.device.capability)
         self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
         if experts.routed:
             routed = experts.router_bytes or size
@@ -68,7 +67,7 @@ class Experts:
         if self.shared is not None:
             self.shared.finish()
         self.method.finish_experts(self.run, f"{self.name}.experts", self.local)
-        if self.by_cutlass:
+        if self.method.by_cutlass:
             for part in ("inputs and outputs", "products", "gate and up"):
                 self.run.new(self.local * 8, f"{self.name}.experts.strides of {part}", Category.BUFFER)
 
@@ -151,7 +150,7 @@ class Experts:
             run.scratch(row * (max(self.width, self.hidden) + wide))
         else:  # ``fused_experts`` (fused_moe/fused_moe.py)
             gathered += [run.new(row * values, "experts' products") for values in (wide, self.width)]
-        if self.by_cutlass:
+        if self.method.by_cutlass:
             self._permute(total * chosen)
             run.free(*reversed(gathered))
             return
