@@ -50,6 +50,15 @@ def format_enough(count: int) -> str:
     return f"{count} B"
 
 
+def format_seconds(seconds: float) -> str:
+    """A time in the unit that suits it: ``35 ms``, ``2.1 s``, ``5 min``, ``3.5 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def parse_bytes(text: str) -> int:
     """Read ``"80GiB"``, ``"24G"`` or ``"1073741824"`` as bytes. ``K M G T`` are binary; ``KB MB GB TB`` decimal."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)

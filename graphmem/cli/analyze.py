@@ -57,7 +57,7 @@ def analyze_command(model: str, more: tuple[str, ...], request: Analysis, output
       sft.yaml               a file of LLaMA-Factory, axolotl, TRL, torchtune,
                              torchtitan (TOML) or NeMo AutoModel
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 does not fit (with --fail-on-oom).
+    Exit codes: 0 done, 1 error or a wrong value, 2 options that cannot be read, 3 does not fit (with --fail-on-oom).
     """
     check_output(output.output, output.html)
     with working() as progress:

@@ -72,7 +72,7 @@ def check_command(names: tuple[str, ...], checked: Checked, form: Format, output
       budget = "20GiB"
 
     A watch fails where it does not fit its card, exceeds its budget, has grown, or its step fails. --update writes the
-    lock file. Exit codes: 0 all pass, 1 error, 2 wrong options, 3 where one fails.
+    lock file. Exit codes: 0 all pass, 1 error or a wrong value, 2 options that cannot be read, 3 where one fails.
     """
     check_output(output)
     project = read_project(Path(checked.config), names)

@@ -40,7 +40,7 @@ class Growth:
 def compare_command(before: str, after: str, max_growth: int | float | None, form: Format, output: str | None) -> None:
     """Compare two reports, BEFORE and AFTER, written by 'graphmem analyze --format json'.
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 grown by more than --max-growth.
+    Exit codes: 0 done, 1 error or a wrong value, 2 options that cannot be read, 3 grown by more than --max-growth.
     """
     check_output(output)
     compared = compare(before, after)

@@ -230,7 +230,10 @@ def _value(field: Field[object], option: Option, given: Given) -> object:
     if option.read is None:
         return value
     if not option.repeated:
-        return option.read(str(value))
+        try:
+            return option.read(str(value))
+        except ValueError as error:  # a word where a number stands
+            raise click.BadParameter(str(error)) from None
     found = tuple(map(option.read, texts))
     return dict(cast("Iterable[tuple[str, object]]", found)) if str(field.type).startswith("Mapping") else found
 

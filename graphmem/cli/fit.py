@@ -48,8 +48,8 @@ def fit_command(model: str, request: Request, search: Search, limits: Limits, fo
 
     Of a whole program: graphmem run --largest --gpu RTX-4090 train.py --batch-size {}
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 not even the smallest size fits; with --margin, 3 where no size is
-    safe at that margin.
+    Exit codes: 0 done, 1 error or a wrong value, 2 options that cannot be read, 3 not even the smallest size fits; with
+    --margin, 3 where no size is safe at that margin.
     """
     check_output(output)
     if request.device is None:

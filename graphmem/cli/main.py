@@ -1,7 +1,7 @@
 """The group of commands, and the one place where errors become a line on stderr and an exit code.
 
-Exit codes: 0 done, 1 an error of ours or of the input, 2 wrong usage of options, 3 does not fit (with
-``--fail-on-oom``), 130 and 143 for Ctrl-C and ``SIGTERM``.
+Exit codes: 0 done, 1 an error of ours or of the input, a wrong value among them, 2 options that cannot be read, 3 does
+not fit (with ``--fail-on-oom``), 130 and 143 for Ctrl-C and ``SIGTERM``.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def pack_command(jobs: Path, cards: Cards, form: Format, output: str | None) -> 
       name = "other people's"
       memory = "9GiB"
 
-    Every process has a context of its own on its card. Exit codes: 0 done, 1 error, 2 wrong options, 3 where processes
-    find no room.
+    Every process has a context of its own on its card. Exit codes: 0 done, 1 error or a wrong value, 2 options that
+    cannot be read, 3 where processes find no room.
     """
     check_output(output)
     read = read_jobs(jobs)

@@ -119,7 +119,7 @@ def plan_command(
       graphmem plan train.py:build --gpus 2xRTX-4090 --global-batch 32 \\
         --write configuration
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 nothing fits of what was captured.
+    Exit codes: 0 done, 1 error or a wrong value, 2 options that cannot be read, 3 nothing fits of what was captured.
     """
     check_output(output)
     with working() as progress:

@@ -222,8 +222,8 @@ def run_command(
       graphmem run --gpu L4 train.ipynb
       graphmem run --gpu L4 --largest train.py --batch-size {}
 
-    Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom; with
-    --largest, not even the smallest number).
+    Exit codes: 0 done, 1 error, a wrong value, or the program failed, 2 options that cannot be read, 3 does not fit
+    (with --fail-on-oom; with --largest, not even the smallest number).
     """
     is_followed = children.is_followed()
     given_to = os.environ.get(_GIVEN_TO)

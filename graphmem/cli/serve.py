@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from graphmem.base.options import Given, option
+from graphmem.base.options import Given, described, option
 from graphmem.cli.completion import models
-from graphmem.cli.fields import GroupedCommand, takes
+from graphmem.cli.fields import GroupedCommand, takes, values_of
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.reports import Format
-from graphmem.units import parse_bytes
+from graphmem.serving.base import Question
+from graphmem.serving.load_options import OverTime
 
 if TYPE_CHECKING:
     from graphmem.serving.from_log import LogReport
@@ -28,18 +29,6 @@ _ENGINE, _CARD, _LOAD, _OVER_TIME, _LOG = (
 )  # fmt: skip
 #: In a context's ``meta``: options are an engine's command line, whose names are not held against ours.
 _AS_IT_STANDS = "graphmem.cli.serve.as_it_stands"
-#: Factors of a number's last letter, as vLLM has them: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
-_TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
-
-
-def _count(text: str) -> int:
-    """A whole number, also as vLLM reads one: 8k is 8,000 and 8K 8,192; ``auto`` is -1, the most that fits."""
-    if text.strip() in ("auto", "-1"):
-        return -1
-    found = re.fullmatch(r"([0-9]{1,15})([kmKM]?)", text.strip())
-    if found is None:
-        raise click.BadParameter(f"{text!r} is no whole number; write for example 8192, 8k (8,000) or 8K (8,192)")
-    return int(found[1]) * _TIMES.get(found[2], 1)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -51,8 +40,13 @@ def _engine(given: Given) -> object:
     return given["engine"] or ("llamacpp" if str(given["model"]).lower().endswith(".gguf") else "vllm")
 
 
+def _fields_of(kind: type, heading: str = "") -> Any:
+    """The options that are fields of another class: those that are given, by name."""
+    return option(None, described("", parts=(kind,), make=partial(values_of, kind), heading=heading))
+
+
 @dataclass(frozen=True)
-class Asked:
+class ServeOptions:
     """A question about an engine, as :func:`graphmem.serve` names it."""
 
     engine: str = option(
@@ -66,32 +60,13 @@ class Asked:
     engine_version: str | None = option(
         None, "Its version: vLLM's from 0.6 on. Default: the newest followed.", metavar="X.Y"
     )
-    entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
-    tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
-    max_model_len: int | None = option(
-        None, "Longest request; auto: the longest that fits. Default: the model's.", metavar="N", read=_count
-    )
-    max_num_seqs: int | None = option(None, "Requests of a batch. Default: by card.", metavar="N", read=_count)
-    max_num_batched_tokens: int | None = option(None, "Tokens of a batch. Default: by card.", metavar="N", read=_count)
-    gpu_memory_utilization: float | None = option(
-        None, "Share of the card. Default 0.92 (0.9 before 0.20).", metavar="X"
-    )
-    kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE")
-    quantization: str | None = option(None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME")
-    dtype: str = option("auto", "auto, half, bfloat16, float.", metavar="TYPE")
-    enforce_eager: bool = option(False, "No torch.compile and no CUDA graphs.")
-    cold: bool = option(False, "The first start on a machine, which compiles. Default: a later one.")
-    block_size: int | None = option(None, "Tokens of a block. Default 16.")
-    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the engine.", metavar="CONF")
+    question: Mapping[str, object] = _fields_of(Question)
     arguments: tuple[tuple[str, str], ...] = option(
         (),
         "Another option, e.g. model_runner=v1.",
         flags="--engine-arg",
         repeated=True,
         make=lambda given: _arguments(given),
-    )
-    non_torch_bytes: int = option(
-        0, "What CUDA loads while it profiles. Default 0.", flags="--non-torch", metavar="SIZE", read=parse_bytes
     )
     gpu: str | None = option(None, "The card; see 'graphmem gpus'.", metavar="NAME", heading=_CARD)
     gpu_memory: str | None = option(None, "Memory of the card instead of its own, e.g. 24GiB.", metavar="SIZE")
@@ -103,23 +78,7 @@ class Asked:
     price: float | None = option(None, "Dollars an hour of all cards of one engine (of --tp 4: of four).")
     find: str | None = option(None, "max-model-len, max-num-seqs or tp: the most (fewest) that does.", metavar="WHAT")
     advice: bool = option(True, "Look for options that bring more. Default: yes.")
-    arrivals: str | None = option(
-        None, "e.g. 5/s, 20000/d; --lengths are those of prompts then.", metavar="RATE", heading=_OVER_TIME
-    )
-    output_lengths: str | None = option(None, "Lengths of answers, e.g. p50=200,p99=1000.", metavar="LIST")
-    duration: str = option("1h", "How long requests arrive.", metavar="TIME")
-    trace: str | None = option(
-        None, "CSV instead: timestamp,prompt,output[,prefix,prefix_tokens], or Mooncake's JSON lines.", metavar="FILE"
-    )
-    shared_prefix: int = option(0, "Tokens that all prompts begin with, e.g. a system prompt. Default 0.", metavar="N")
-    step_time: str | None = option(None, "Seconds of a step. Default: predicted, else 30ms.", metavar="TIME")
-    tokens_per_second: float | None = option(None, "Of long prompts. Default: predicted, else 10000.")
-    max_wait: str = option("10s", "What 99 % of requests may wait.", metavar="TIME")
-    max_tpot: str | None = option(None, "What 99 % of them may take for a token, e.g. 50ms.", metavar="TIME")
-    disaggregated: bool = option(False, "Also: engines that prefill, and others that decode.")
-    autoscale: str | None = option(None, "Also: copies that follow the load, e.g. every 1h.", metavar="TIME")
-    startup: str = option("5min", "How long a copy takes to start. Default 5min, assumed.", metavar="TIME")
-    kv_links: str = option("50,32", "GB/s of a card to other engines, to its host; assumed.", metavar="A,B")
+    over_time: Mapping[str, object] = _fields_of(OverTime, _OVER_TIME)
     from_log: str | None = option(
         None, "An engine's log: what it printed beside the prediction.", metavar="FILE", heading=_LOG
     )
@@ -157,9 +116,9 @@ class ServeCommand(GroupedCommand):
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("model", required=False, shell_complete=models)
-@takes("asked", Asked)
+@takes("options", ServeOptions)
 @form_options
-def serve_command(model: str | None, asked: Asked, form: Format, output: str | None) -> None:
+def serve_command(model: str | None, options: ServeOptions, form: Format, output: str | None) -> None:
     """The memory that an inference engine leaves for the KV cache of MODEL on a card, and the requests that it holds.
 
     MODEL, which comes first, is a config.json, a folder with one, the name of a known model, a GGUF file, or a docker
@@ -178,32 +137,37 @@ def serve_command(model: str | None, asked: Asked, form: Format, output: str | N
       graphmem serve --gpu H100 -- vllm serve Qwen/Qwen3-32B -tp 2
       graphmem serve --from-log engine.log
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start, or does not hold --load on the card that
-    is named.
+    Exit codes: 0 done, 1 error or a wrong value, 2 options that cannot be read, 3 the engine does not start, or does
+    not hold --load on the card that is named.
     """
     check_output(output)
-    if asked.from_log is not None:
-        publish(_of_log(model, asked), form, output)
+    if options.from_log is not None:
+        publish(_of_log(model, options), form, output)
         return
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
     from graphmem.serving.answer import serve
 
-    options = {name: value for name, value in vars(asked).items() if name != "from_log"}
     with working() as progress:
-        report = serve(model, **options, say=progress)
+        report = serve(model, **_given(options), say=progress)
     publish(report, form, output)
-    named = asked.gpu is not None or asked.gpu_memory is not None
+    named = options.gpu is not None or options.gpu_memory is not None
     if not report.starts or (named and not report.holds):
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
-def _of_log(model: str | None, asked: Asked) -> LogReport:
+def _given(options: ServeOptions) -> dict[str, Any]:
+    """The values that are not as they are by default, as :func:`graphmem.serve` names them."""
+    usual = {one.name: one.default for one in fields(options)}
+    given = {name: value for name, value in vars(options).items() if value != usual[name]}
+    return {**given.pop("question"), **given.pop("over_time"), **given}
+
+
+def _of_log(model: str | None, options: ServeOptions) -> LogReport:
     """The comparison of a log; options that are given are stronger than what it says."""
     from graphmem.serving.from_log import compared
 
-    usual = {one.name: one.default for one in fields(Asked)}
-    given = {name: value for name, value in vars(asked).items() if value != usual[name]}
+    given = _given(options)
     path = given.pop("from_log")
     if (model or "").lower().endswith(".gguf"):
         given.pop("engine", None)
@@ -219,21 +183,14 @@ def _others(model: str) -> list[tuple[str, str]]:
     """The words that click does not know: options of the engine with their values, ``true`` where there is none."""
     if model.startswith("-"):
         raise UsageError(f"MODEL comes before options: {model} is none")
-    found: list[tuple[str, str]] = []
-    words = iter(click.get_current_context().args)
-    expected = False
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word.startswith("-") and (not word.lstrip("-").replace(".", "", 1).isdigit()):
-            _not_misspelled(name)
-            found.append((name.lstrip("-"), value if equals else "true"))
-            expected = not equals
-        elif expected:
-            found[-1] = (found[-1][0], word)
-            expected = False
-        else:
-            raise UsageError(f"{word!r} is neither an option nor the value of one")
-    return found
+    from graphmem.serving.commands import pairs_in
+
+    pairs = pairs_in(click.get_current_context().args)
+    for name, text in pairs:
+        if not name:
+            raise UsageError(f"{text!r} is neither an option nor the value of one")
+        _not_misspelled(name)
+    return [(name.lstrip("-"), text) for name, text in pairs]
 
 
 def _not_misspelled(name: str) -> None:

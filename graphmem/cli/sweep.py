@@ -168,8 +168,8 @@ def sweep_command(
       graphmem sweep hf:gpt2 --vary batch=1,2,4 --vary amp=off,bf16 \\
         --vary gpu=T4,A10G --seq-len 512 --format csv -o sweep.csv
 
-    Memory in JSON and CSV is in bytes. Exit codes: 0 done, 1 error or a combination that cannot be analysed,
-    2 wrong options.
+    Memory in JSON and CSV is in bytes. Exit codes: 0 done, 1 error, a wrong value, or a combination that cannot be
+    analysed, 2 options that cannot be read.
     """
     check_output(output)
     names, vary = _vary(settings.vary)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphmem.base.records import dataclass
-from graphmem.units import format_bytes
+from graphmem.units import format_bytes, format_seconds
 
 #: Columns of a text where nobody says how many.
 WIDTH = 80
@@ -25,6 +25,8 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
     "count": lambda number: f"{number:,}",
     "share": lambda part: f"{100 * part:.1f} %",
     "seconds": lambda time: f"{time:.2f}",
+    "time": format_seconds,
+    "dollars": lambda price: f"${price:,.2f}",
     "figure": str,
 }
 
@@ -55,9 +57,9 @@ class Column:
     @property
     def key(self) -> str:
         """The title as programs read it, with the unit: ``device_bytes``."""
-        unit = {"exact": "bytes", "change": "bytes", "decimal": "bytes"}.get(self.unit, self.unit)
+        unit = {"exact": "bytes", "change": "bytes", "decimal": "bytes", "time": "seconds"}.get(self.unit, self.unit)
         name = (self.title or self.name).replace(" ", "_")
-        return "_".join(filter(None, (name, unit if unit in ("bytes", "seconds") else "")))
+        return "_".join(filter(None, (name, unit if unit in ("bytes", "seconds", "dollars") else "")))
 
     def words(self, value: Value) -> str:
         """A value of the column for people; None is nothing, and a text is itself."""

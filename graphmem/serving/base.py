@@ -7,18 +7,22 @@ package names under the entry-point group ``graphmem.serving``; nothing outside 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from graphmem.base.figures import Figure
+from graphmem.base.options import option
 from graphmem.devices import Device
 from graphmem.sources.checkpoints import Checkpoint
+from graphmem.units import parse_bytes
 
 #: Where the engine runs: as a server, or inside a program (``LLM(...)``); defaults differ.
 ENTRIES = ("server", "llm")
-
+#: Factors of a number's last letter, as vLLM has them: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
+_TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 #: What an answer stands on: the engine was run and its figures are held by tests; figures of public logs are; its
 #: code, or its models', is run on fake tensors; or it is a formula from the engine's source that nothing holds.
@@ -44,32 +48,55 @@ class ServedModel:
     around: ServedModel | None = None
 
 
+def spelled(name: str) -> str:
+    """An option's name on a command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def count_of(text: str) -> int:
+    """A whole number, also as vLLM reads one: 8k is 8,000 and 8K 8,192; ``auto`` is -1, the most that fits. Raises
+    ``ValueError``."""
+    if text.strip() in ("auto", "-1"):
+        return -1
+    found = re.fullmatch(r"([0-9]{1,15})([kmKM]?)", text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no whole number; write for example 8192, 8k (8,000) or 8K (8,192)")
+    return int(found[1]) * _TIMES.get(found[2], 1)
+
+
+def _count(help: str) -> int | None:
+    """A field that is a number of something, which the engine chooses where none is given."""
+    return option(None, help, metavar="N", read=count_of)
+
+
 @dataclass(frozen=True)
 class Question:
     """The question to an engine. Fields are named as the engine's options; None stands for the engine's default.
 
-    ``cold``: the engine has never compiled this model on this machine. ``version`` is (major, minor) of the engine,
-    ``alloc_conf`` the text of ``PYTORCH_CUDA_ALLOC_CONF``, ``arguments`` are further options of the engine by its own
-    names, ``non_torch_bytes`` the memory that CUDA takes while the engine profiles.
+    ``version`` is (major, minor) of the engine, ``arguments`` are further options of the engine by its own names.
     """
 
     model: ServedModel
     device: Device
     version: tuple[int, int] | None = None
-    entry: str = "server"
-    tensor_parallel_size: int = 1
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float | None = None
-    kv_cache_dtype: str = "auto"
-    quantization: str | None = None
-    dtype: str = "auto"
-    enforce_eager: bool = False
-    cold: bool = False
-    block_size: int | None = None
-    alloc_conf: str = ""
-    non_torch_bytes: int = 0
+    entry: str = option("server", "server, or llm: a program's LLM(...).", metavar="KIND")
+    tensor_parallel_size: int = option(1, "Cards.", flags="--tp --tensor-parallel-size")
+    max_model_len: int | None = _count("Longest request; auto: the longest that fits. Default: the model's.")
+    max_num_seqs: int | None = _count("Requests of a batch. Default: by card.")
+    max_num_batched_tokens: int | None = _count("Tokens of a batch. Default: by card.")
+    gpu_memory_utilization: float | None = option(
+        None, "Share of the card. Default 0.92 (0.9 before 0.20).", metavar="X"
+    )
+    kv_cache_dtype: str = option("auto", "auto, fp8, ...", metavar="TYPE")
+    quantization: str | None = option(None, "awq, gptq, fp8, ... Default: the configuration's own.", metavar="NAME")
+    dtype: str = option("auto", "auto, half, bfloat16, float.", metavar="TYPE")
+    enforce_eager: bool = option(False, "No torch.compile and no CUDA graphs.")
+    cold: bool = option(False, "The first start on a machine, which compiles. Default: a later one.")
+    block_size: int | None = option(None, "Tokens of a block. Default 16.")
+    alloc_conf: str = option("", "PYTORCH_CUDA_ALLOC_CONF of the engine.", metavar="CONF")
+    non_torch_bytes: int = option(
+        0, "What CUDA loads while it profiles. Default 0.", flags="--non-torch", metavar="SIZE", read=parse_bytes
+    )
     arguments: tuple[tuple[str, str], ...] = ()
 
     def with_(self, **changes: Any) -> Question:
@@ -123,9 +150,9 @@ class Served:
     weights_bytes: int
     parts: tuple[Part, ...]
     kv_cache: KVCache
-    graphs_bytes: int
-    fragmentation_bytes: int
-    outside: tuple[Figure, ...]
+    graphs_bytes: int = 0
+    fragmentation_bytes: int = 0
+    outside: tuple[Figure, ...] = ()
     request_blocks: Any = field(repr=False, compare=False, default=None)
     scheduler: Callable[..., Scheduler] | None = field(repr=False, compare=False, default=None)
     refusal: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -184,6 +184,24 @@ def _model_of(server: _Server, words: Sequence[str]) -> tuple[str | None, list[s
             taken = not is_option or bool(equals)
             rest.append(word)
     return model, rest
+
+
+def pairs_in(words: Iterable[str]) -> list[tuple[str, str]]:
+    """``--name value``, ``--name=value`` and ``--name``, which is a switch, as pairs of text; a word that is neither an
+    option nor the value of one has no name. Numbers below 0 are values."""
+    pairs: list[tuple[str, str]] = []
+    is_expected = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit():
+            pairs.append((name, value if equals else "true"))
+            is_expected = not equals
+        elif is_expected:
+            pairs[-1] = (pairs[-1][0], word)
+            is_expected = False
+        else:
+            pairs.append(("", word))
+    return pairs
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -15,19 +15,20 @@ from graphmem.reports.document import (
     Items,
     Section,
     Shares,
+    Table,
     Text,
+    Value,
     section,
     table,
 )
 from graphmem.serving.base import BASES
 from graphmem.serving.loads import HOUR
 from graphmem.serving.roofline import FAST, HELD, SLOW
-from graphmem.units import format_bytes
+from graphmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from graphmem.serving.answer import ServingReport
-    from graphmem.serving.choosing import CardChoice
-    from graphmem.serving.fleet import Apart, Copies, LoadReport, Scaling
+    from graphmem.serving.fleet import Apart, LoadReport, Scaling
     from graphmem.serving.over_time import LoadAnswer
     from graphmem.serving.throughput import Interval, Throughput
 
@@ -77,7 +78,7 @@ def _sections(report: ServingReport) -> Iterator[Section]:
     if report.throughput is not None:
         yield section("Speed", Facts(tuple(_speed(report.throughput, served.settings.get("enforce_eager") is True))))
     if report.over_time is not None:
-        yield from _over_time(report.over_time)
+        yield from _overformat_seconds(report.over_time)
     if report.changes:
         rows = [(change.option, change.tokens, f"{change.gained_tokens:+,}") for change in report.changes]
         yield section(
@@ -162,13 +163,18 @@ def _loads(report: ServingReport) -> Iterator[Section]:
         what += " in its busiest hour"
     if report.choices:
         priced = report.choices[0].price is not None
-        paced = any(choice.speed is not None for choice in report.choices)
-        columns = {"cards": "", "requests": "figure", **({"tokens/s each": "figure"} if paced else {})}
-        columns |= {"an hour": "figure", "a million tokens of answers": "figure", "": ""} if priced else {}
-        rows = [tuple(_row(choice, priced, paced)) for choice in report.choices]
+        columns = {"cards": "", "requests": "figure", "tokens/s each": "count", "an hour": "dollars"}
+        columns |= {"a million tokens of answers": "dollars", "": ""}
+        rows = [
+            (
+                f"{one.cards} x {one.gpu}" + (f", {one.engines} engines" if one.engines > 1 else ""),
+                f"{one.concurrency:.1f}", None if one.speed is None else round(one.speed),
+                one.price, one.cost, one.name,
+            )
+            for one in report.choices
+        ]  # fmt: skip
         yield section(
-            f"{'Cheapest cards' if priced else 'Cards with the least memory'} that {what}",
-            table(columns, rows, titled=True),
+            f"{'Cheapest cards' if priced else 'Cards with the least memory'} that {what}", _filled(columns, rows)
         )
     elif report.load is not None:
         yield section(
@@ -176,15 +182,11 @@ def _loads(report: ServingReport) -> Iterator[Section]:
         )
 
 
-def _row(choice: CardChoice, priced: bool, paced: bool) -> Iterator[str]:
-    yield f"{choice.cards} x {choice.gpu}" + (f", {choice.engines} engines" if choice.engines > 1 else "")
-    yield f"{choice.concurrency:.1f}"
-    if paced:
-        yield "" if choice.speed is None else f"{choice.speed:,.0f}"
-    if priced:
-        yield f"${choice.price:,.2f}"
-        yield "" if choice.cost is None else f"${choice.cost:,.2f}"
-        yield choice.name
+def _filled(columns: dict[str, str], rows: Sequence[Sequence[Value]]) -> Table:
+    """The table without columns that are empty."""
+    kept = [index for index in range(len(columns)) if any(row[index] not in (None, "") for row in rows)]
+    names = list(columns.items())
+    return table(dict(names[index] for index in kept), [[row[index] for index in kept] for row in rows], titled=True)
 
 
 def _speed(busy: Throughput, eager: bool) -> Iterator[tuple[str, str]]:
@@ -211,7 +213,7 @@ def _between(interval: Interval, digits: int = 0) -> str:
 # --- over time --------------------------------------------------------------------------------------------------------
 
 
-def _over_time(load: LoadReport) -> Iterator[Section]:
+def _overformat_seconds(load: LoadReport) -> Iterator[Section]:
     answer, speed = load.answer, load.speed
     given = "by default" if speed.assumed else "as given"
     assumed = (
@@ -220,10 +222,11 @@ def _over_time(load: LoadReport) -> Iterator[Section]:
     )
     if speed.roofline is not None:
         assumed = f"speed by a roofline, not measured; {_INTERVAL}: all times follow from this"
-    facts = (*_course(answer, load), *_copies(load), ("assumed", assumed), ("assumed", load.rules))
+    facts = (*_course(answer, load), *_cost(load), ("assumed", assumed), ("assumed", load.rules))
     blocks: tuple[Block, ...] = (_curves(answer), Facts(facts))
     yield section(f"Over time: {load.described}", *blocks)
-    if load.wanted.apart:
+    yield section("Engines that the load is dealt out to", _copies(load))
+    if load.wanted.disaggregated:
         yield _apart(load)
     if load.scaling is not None:
         yield _scaling(load, load.scaling)
@@ -234,19 +237,33 @@ def _apart(load: LoadReport) -> Section:
     apart = load.apart
     if apart is None:
         return section("Prefill and decode apart", Text(["No number of engines up to 1,024 of each kind is enough."]))
-    rows = [_way(f"{apart.prefill:,} prefill, {apart.decode:,} decode", apart, apart.price_of_all)]
-    rows += [_way(f"{one.copies:,} do both", one, load.price_of_all) for one in load.tried if one.copies == load.copies]
-    columns = {"engines": "", "cards": "count", "first token": "figure", "each token": "figure", "an hour": "figure"}
+    both = [one for one in load.tried if one.copies == load.copies]
+    rows: list[Sequence[Value]] = [
+        (words, one.cards, one.ttft_p99, one.tpot_p99, price)
+        for words, one, price in (
+            (f"{apart.prefill:,} prefill, {apart.decode:,} decode", apart, apart.price_of_all),
+            *((f"{one.copies:,} do both", one, load.price_of_all) for one in both),
+        )
+    ]
+    columns = {"engines": "", "cards": "count", "first token": "time", "each token": "time", "an hour": "dollars"}
     moved = (
         f"Times are the 99th percentile. A request moves {format_bytes(round(apart.moved_bytes))} on average, at "
-        f"{load.wanted.network / 1e9:g} GB/s a card (--kv-links); blocks are held at both ends meanwhile."
+        f"{load.wanted.kv_links[0] / 1e9:g} GB/s a card (--kv-links); blocks are held at both ends meanwhile."
     )
-    return section("Prefill and decode apart", table(columns, rows, titled=True), Text([moved]))
+    return section("Prefill and decode apart", _filled(columns, rows), Text([_fewer_cards(load, apart), moved]))
 
 
-def _way(engines: str, one: Apart | Copies, price: float | None) -> tuple[str, int, str, str, str]:
-    hourly = "" if price is None else f"${price:,.2f}"
-    return engines, one.cards, _time(one.ttft_p99), _time(one.tpot_p99), hourly
+def _fewer_cards(load: LoadReport, apart: Apart) -> str:
+    """Which of the two layouts takes fewer cards, in a sentence."""
+    limit = load.wanted.max_tpot
+    bound = "no limit to the time of a token" if limit is None else f"a token every {format_seconds(limit)}"
+    other = f" With another --max-tpot {'it' if load.cards else 'that'} may be the other way round."
+    if load.cards is None:
+        return f"With {bound} engines that do both are never enough, and apart they are.{other}"
+    if apart.cards == load.cards:
+        return f"With {bound} both ways take {_counted(apart.cards, 'card')}.{other}"
+    fewer, way = abs(apart.cards - load.cards), "apart" if apart.cards < load.cards else "together"
+    return f"With {bound} prefill and decode {way} take {_counted(fewer, 'card')} fewer.{other}"
 
 
 def _scaling(load: LoadReport, scaling: Scaling) -> Section:
@@ -265,16 +282,18 @@ def _scaling(load: LoadReport, scaling: Scaling) -> Section:
         f"time"
         + (f", {saved / scaling.fixed_hours:.0%} less" if saved > 0 else ": nothing is saved")
         + ("" if scaling.cost is None else f": ${scaling.cost:,.2f} instead of ${scaling.fixed_cost:,.2f}")
-        + f". Each copy is started {_time(scaling.startup)} before it is needed (--startup), by one who knows the load."
+        + f". Each copy is started {format_seconds(scaling.startup)} before it is needed (--startup), by one who knows "
+        "the load."
     ]
     if len(groups) > _MOST_ROWS:
         words.append(f"{len(groups) - _MOST_ROWS:,} more changes are in the JSON.")
     columns = {"time": "", "requests a second": "figure", "copies": "figure"}
-    return section(f"Copies every {_time(scaling.interval)}", table(columns, rows, titled=True), Text(words))
+    return section(f"Copies every {format_seconds(scaling.interval)}", table(columns, rows, titled=True), Text(words))
 
 
 def _clock(seconds: float) -> str:
-    return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02}"
+    minutes, left = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}" + (f":{left:02}" if left else "")
 
 
 def _curves(answer: LoadAnswer) -> Curves:
@@ -287,7 +306,7 @@ def _curves(answer: LoadAnswer) -> Curves:
         Curve(f"waiting requests, of {most:,}", [point.waiting / most for point in followed]),
     )
     marks = [index for index, point in enumerate(followed) if point.preemptions]
-    return Curves(curves, "0", _time(end), "share", marks=marks, marked="somebody is preempted", brief=True)
+    return Curves(curves, "0", format_seconds(end), "share", marks=marks, marked="somebody is preempted", brief=True)
 
 
 def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
@@ -299,37 +318,38 @@ def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
         yield (
             "preempted",
             f"{answer.preemptions:,} times, {answer.preempted_requests:,} of {answer.requests:,} requests, first after "
-            f"{_time(answer.first_preemption)}; {answer.tokens_computed_again:,} of {answer.tokens_computed:,} tokens "
-            "computed again",
+            f"{format_seconds(answer.first_preemption)}; {answer.tokens_computed_again:,} of "
+            f"{answer.tokens_computed:,} tokens computed again",
         )
     if answer.given_up_at is not None:
         yield (
             "given up",
-            f"after {_time(answer.given_up_at)}: more than 1 % of all requests had waited longer than "
-            f"{_time(load.wanted.max_wait)}; figures are of that time",
+            f"after {format_seconds(answer.given_up_at)}: more than 1 % of all requests had waited longer than "
+            f"{format_seconds(load.wanted.max_wait)}; figures are of that time",
         )
-    yield "waiting", f"{_time(answer.wait_p50)} (median), {_time(answer.wait_p99)} (99 %) for the first step"
-    yield "first token", f"{_time(answer.ttft_p50)} (median), {_time(answer.ttft_p99)} (99 %) after a request arrives"
-    yield "each token", f"{_time(answer.tpot_p50)} (median), {_time(answer.tpot_p99)} (99 %) behind the first"
+    yield "waiting", _times(answer.wait_p50, answer.wait_p99, "for the first step")
+    yield "first token", _times(answer.ttft_p50, answer.ttft_p99, "after a request arrives")
+    yield "each token", _times(answer.tpot_p50, answer.tpot_p99, "behind the first")
     if answer.found_tokens or answer.loaded_tokens:
-        asked = max(1, answer.asked_tokens)
-        yield (
-            "prefix cache",
-            f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
-            + f", {answer.loaded_tokens / asked:.0%} more on the host, at {load.wanted.host / 1e9:g} GB/s a card "
-            "(--kv-links)" * bool(answer.loaded_tokens),
-        )
+        asked, host = max(1, answer.asked_tokens), load.wanted.kv_links[1] / 1e9
+        more = f", {answer.loaded_tokens / asked:.0%} more on the host, at {host:g} GB/s a card (--kv-links)"
+        found = f"{answer.found_tokens / asked:.0%} of {asked:,} tokens found on the card"
+        yield "prefix cache", found + more * bool(answer.loaded_tokens)
     if answer.left_waiting:
         yield "", f"{_counted(answer.left_waiting, 'request')} had not begun at the end"
     if answer.refused:
         yield "refused", f"{_counted(answer.refused, 'request')} that this engine could never run"
 
 
+def _times(median: float, most: float, what: str) -> str:
+    return f"{format_seconds(median)} (median), {format_seconds(most)} (99 %) {what}"
+
+
 def _carried(load: LoadReport) -> str:
     """How many engines carry the load, and what that costs."""
-    wanted = f"99 % of requests wait at most {_time(load.wanted.max_wait)}"
+    wanted = f"99 % of requests wait at most {format_seconds(load.wanted.max_wait)}"
     if load.wanted.max_tpot is not None:
-        wanted += f", and get a token every {_time(load.wanted.max_tpot)}"
+        wanted += f", and get a token every {format_seconds(load.wanted.max_tpot)}"
     answer = load.answer
     if answer.refuses_many:
         return (
@@ -348,16 +368,22 @@ def _carried(load: LoadReport) -> str:
     return f"The load takes {engines} like this, {cards}{slow}: {wanted}{cost}."
 
 
-def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
-    for number, one in enumerate(load.tried):
-        yield (
-            "" if number else "copies",
-            f"with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
-            + _time(one.wait_p99)
-            + ("" if load.wanted.max_tpot is None else f", {_time(one.tpot_p99)} a token")
-            + (f", {one.found:.0%} of tokens found" if one.found else "")
-            + ("" if one.followed is None else f" in the first {_time(one.followed)}"),
+def _copies(load: LoadReport) -> Table:
+    """Every number of engines that was tried; of the first of them, the 99th percentiles of times."""
+    columns = {"engines": "count", "cards": "count", "cache": "share", "preempted": "count", "wait": "time",
+               "first token": "time", "each token": "time", "found": "share", "given up": "time", "an hour": "dollars",
+               "1M tokens": "dollars", "": ""}  # fmt: skip
+    rows = [
+        (
+            one.copies, one.cards, one.most_used, one.preemptions, one.wait_p99, one.ttft_p99, one.tpot_p99,
+            one.found or None, one.followed, *load.costs_of(one.copies), "enough" if one.enough else "too few",
         )
+        for one in load.tried
+    ]  # fmt: skip
+    return _filled(columns, rows)
+
+
+def _cost(load: LoadReport) -> Iterator[tuple[str, str]]:
     if load.price_of_all is not None:
         cost = f"${load.price_of_all:,.2f} an hour for all, ${load.answers_cost:,.2f} a million tokens of answers"
         yield "cost", f"{cost}: this load's, with its prompts and the time that they are idle"
@@ -365,11 +391,3 @@ def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -2,7 +2,7 @@
 others that only decode.
 
 Requests are dealt out in turn, and the first copy stands for all. Enough are they where 99 % of its requests wait no
-longer, and their tokens come no slower, than is borne (:class:`Wanted`).
+longer, and their tokens come no slower, than is wanted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from graphmem.answering.runs import Progress, labelled, silent
 from graphmem.base.searching import largest
 from graphmem.errors import UsageError
 from graphmem.serving.base import Request, Served
+from graphmem.serving.load_options import OverTime
+from graphmem.serving.loads import HOUR
 from graphmem.serving.over_time import Course, LoadAnswer, Speed
 from graphmem.serving.roofline import SLOW
 
@@ -24,60 +25,44 @@ from graphmem.serving.roofline import SLOW
 _MOST_ANSWERED, _MOST_COPIES = 300_000_000, 1 << 10
 #: Seconds of a load that one copy follows to its end, whatever comes of it; of a longer one, and on more copies, no
 #: more than shows that too many wait too long.
-_WHOLE = 3600.0
-#: Seconds before an interval whose requests are followed with it.
+_WHOLE = HOUR
+#: Seconds before an interval whose requests are followed with it, for an engine that is not empty when it begins: about
+#: the time of one long request, which has a thousand tokens to answer at 50 ms each.
 _BEFORE = 60.0
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is wanted of the engines: the 99th percentile of requests waits at most ``max_wait`` seconds, and gets a
-    token every ``max_tpot``; whether they prefill and decode ``apart``; ``interval`` seconds after which their number
-    may change, where one takes ``startup`` to start. ``network`` and ``host``: bytes a second of a card to other
-    engines and to its host."""
+class Layout:
+    """Engines that carry a load: their cards, and the 99th percentiles of seconds to a request's first token and of
+    each one behind it."""
 
-    max_wait: float = 10.0
-    max_tpot: float | None = None
-    apart: bool = False
-    interval: float | None = None
-    startup: float = 300.0
-    network: float = 50e9
-    host: float = 32e9
-
-    def is_met(self, answer: LoadAnswer) -> bool:
-        """True where so many copies are enough."""
-        paced = self.max_tpot is None or answer.tpot_p99 <= self.max_tpot
-        return answer.given_up_at is None and answer.wait_p99 <= self.max_wait and paced and not answer.refuses_many
+    cards: int
+    ttft_p99: float
+    tpot_p99: float
 
 
 @dataclass(frozen=True)
-class Copies:
+class Copies(Layout):
     """The same load dealt out in turn to so many copies: the requests of the first of them, until the end or for
-    ``followed`` seconds, after which it could not be enough any more. Times as in :class:`LoadAnswer`; ``found``: the
+    ``followed`` seconds, after which it could not be enough any more. Figures as in :class:`LoadAnswer`; ``found``: the
     part of the tokens that was in the prefix cache, or on the host."""
 
     copies: int
-    cards: int
     most_used: float
     preemptions: int
     wait_p99: float
-    ttft_p99: float
-    tpot_p99: float
     found: float
     enough: bool
     followed: float | None = None
 
 
 @dataclass(frozen=True)
-class Apart:
+class Apart(Layout):
     """The fewest engines that only ``prefill``, and those that only ``decode`` for them. A request's keys and values
     are ``moved_bytes`` on average, of all its cards together. Times are of requests from their arrival at the first."""
 
     prefill: int
     decode: int
-    cards: int
-    ttft_p99: float
-    tpot_p99: float
     moved_bytes: float
     price_of_all: float | None = None
 
@@ -116,7 +101,7 @@ class LoadReport:
     rules: str
     speed: Speed
     answer: LoadAnswer
-    wanted: Wanted
+    wanted: OverTime
     copies: int | None
     cards: int | None
     tried: tuple[Copies, ...]
@@ -126,16 +111,23 @@ class LoadReport:
     apart: Apart | None = None
     scaling: Scaling | None = None
 
+    def costs_of(self, copies: int | None) -> tuple[float | None, float | None]:
+        """Dollars of so many copies an hour, and of a million tokens of answers, their prompts and idle cards included;
+        None without a price."""
+        if self.price is None or copies is None:
+            return None, None
+        price = self.price * copies
+        return price, price * self.answer.seconds / HOUR / max(1, self.answered) * 1e6
+
     @property
     def price_of_all(self) -> float | None:
-        """Dollars an hour of all copies."""
-        return None if self.price is None or self.copies is None else self.price * self.copies
+        """Dollars an hour of the copies that are enough."""
+        return self.costs_of(self.copies)[0]
 
     @property
     def answers_cost(self) -> float | None:
-        """Dollars of a million tokens of answers, their prompts and idle cards included."""
-        price = self.price_of_all
-        return None if price is None else price * self.answer.seconds / 3600 / max(1, self.answered) * 1e6
+        """Dollars of a million tokens of their answers."""
+        return self.costs_of(self.copies)[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -151,7 +143,7 @@ def unscheduled(engine: str) -> str:
 
 
 def loaded(
-    served: Served, requests: Sequence[Request], seconds: float, speed: Speed, wanted: Wanted, described: str,
+    served: Served, requests: Sequence[Request], seconds: float, speed: Speed, wanted: OverTime, described: str,
     say: Progress = silent, price: float | None = None,
 ) -> LoadReport:  # fmt: skip
     """The load on an engine that starts. Raises :class:`UsageError` for an engine whose scheduler is not followed."""
@@ -159,39 +151,28 @@ def loaded(
         raise UsageError(unscheduled(served.engine))
     if served.refusal is not None:
         raise UsageError(f"the engine does not start, so nothing arrives: {served.refusal}")
-    if wanted.apart:
-        served.scheduler("prefill")  # which is refused for some models
+    # An engine of one role leaves out what one of both does not; some models are refused it.
+    rules = served.scheduler("prefill" if wanted.disaggregated else "").rules
     answered = sum(request.output for request in requests)
     if answered > _MOST_ANSWERED:
         raise UsageError(
             f"the load's answers have {answered:,} tokens; at most {_MOST_ANSWERED:,} are followed: give a shorter "
             "--duration or --trace"
         )
-    fleet = _Fleet(served, seconds, speed, wanted, say)
+    fleet = _Fleet(served, requests, seconds, speed, wanted, say)
     answers: dict[int, LoadAnswer] = {}
 
     def enough(copies: int) -> bool:
-        whole = copies == 1 and seconds <= _WHOLE
-        answers[copies] = fleet.answer(requests[::copies], f"{copies:,} like this", gives_up=not whole)
-        return wanted.is_met(answers[copies])
+        answers[copies] = fleet.answer(copies, gives_up=copies > 1 or seconds > _WHOLE)
+        return fleet.is_met(answers[copies])
 
     fewest = _fewest(enough)
-    slow_copies = None
-    if fewest is not None and speed.roofline is not None:
-        slow = replace(fleet, speed=replace(speed, part=SLOW))
-        slow_copies = _fewest(partial(slow.are_enough, requests), fewest)
-    tried = tuple(
-        Copies(
-            number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, one.ttft_p99, one.tpot_p99,
-            (one.found_tokens + one.loaded_tokens) / max(1, one.asked_tokens), wanted.is_met(one), one.given_up_at,
-        )
-        for number, one in sorted(answers.items())
-    )  # fmt: skip
     return LoadReport(
-        described, served.scheduler().rules, speed, answers[1], wanted, fewest,
-        None if fewest is None else fewest * served.cards, tried, slow_copies, answered, price,
-        fleet.apart(requests, price) if wanted.apart else None,
-        None if wanted.interval is None or fewest is None else fleet.scaled(requests, fewest, price),
+        described, rules, speed, answers[1], wanted, fewest, None if fewest is None else fewest * served.cards,
+        tuple(fleet.copies(number, one) for number, one in sorted(answers.items())),
+        None if fewest is None else fleet.slow_copies(fewest), answered, price,
+        fleet.apart(price) if wanted.disaggregated else None,
+        None if wanted.autoscale is None or fewest is None else fleet.scaled(wanted.autoscale, fewest, price),
     )  # fmt: skip
 
 
@@ -206,95 +187,120 @@ class _Fleet:
     """Copies of an engine under a load."""
 
     served: Served
+    requests: Sequence[Request]
     seconds: float
     speed: Speed
-    wanted: Wanted
+    wanted: OverTime
     say: Progress
+
+    def is_met(self, answer: LoadAnswer) -> bool:
+        """True where 99 % of requests wait as short, and get their tokens as fast, as is wanted."""
+        wanted = self.wanted
+        paced = wanted.max_tpot is None or answer.tpot_p99 <= wanted.max_tpot
+        return answer.given_up_at is None and answer.wait_p99 <= wanted.max_wait and paced and not answer.refuses_many
+
+    def answer(self, copies: int, gives_up: bool = True) -> LoadAnswer:
+        """The load on the first of so many copies, followed."""
+        return self._course(self.requests[::copies], f"{copies:,} like this", gives_up).answer()
+
+    def are_enough(self, copies: int) -> bool:
+        """True where so many copies bear the load."""
+        return self.is_met(self.answer(copies))
+
+    def copies(self, number: int, answer: LoadAnswer) -> Copies:
+        """So many copies, by the answer of the first."""
+        return Copies(
+            number * self.served.cards, answer.ttft_p99, answer.tpot_p99, number, answer.most_used, answer.preemptions,
+            answer.wait_p99, (answer.found_tokens + answer.loaded_tokens) / max(1, answer.asked_tokens),
+            self.is_met(answer), answer.given_up_at,
+        )  # fmt: skip
+
+    def slow_copies(self, fewest: int) -> int | None:
+        """The fewest copies at the slow end of a predicted speed; None of one that is not, and where 1,024 are not
+        enough."""
+        if self.speed.roofline is None:
+            return None
+        return _fewest(replace(self, speed=replace(self.speed, part=SLOW)).are_enough, fewest)
 
     @property
     def _token_bytes(self) -> float:
         """Of a token's keys and values on one card."""
         return self.served.kv_cache.block_bytes / self.served.kv_cache.block_size
 
-    def course(
+    def _course(
         self, requests: Sequence[Request], named: str, gives_up: bool = True, role: str = "",
         since: Sequence[float] = (),
     ) -> Course:  # fmt: skip
-        """The load on the first of so many copies, followed."""
+        """These requests on one engine, followed."""
         assert self.served.scheduler is not None
         course = Course(
             self.served.scheduler(role), requests, self.seconds, self.speed,
             self.wanted.max_wait if gives_up else None,
-            self._token_bytes / (self.wanted.network if role else self.wanted.host), since,
+            self._token_bytes / self.wanted.kv_links[0 if role else 1], since,
         )  # fmt: skip
         course.follow(labelled(self.say, f"the load on {named}"))
         return course
 
-    def answer(self, requests: Sequence[Request], named: str, gives_up: bool = True) -> LoadAnswer:
-        """The same, in figures."""
-        return self.course(requests, named, gives_up).answer()
+    # --- prefill and decode apart -------------------------------------------------------------------------------------
 
-    def are_enough(self, requests: Sequence[Request], copies: int) -> bool:
-        """True where so many copies bear the load."""
-        return self.wanted.is_met(self.answer(requests[::copies], f"{copies:,}"))
-
-    def apart(self, requests: Sequence[Request], price: float | None) -> Apart | None:
+    def apart(self, price: float | None) -> Apart | None:
         """The fewest engines of each kind; None where 1,024 of one are not enough."""
-        prompts = [replace(request, output=1) for request in requests]
-        reading = replace(self, wanted=replace(self.wanted, max_tpot=None))
-
-        def enough(copies: int) -> bool:
-            course = reading.course(prompts[::copies], f"{copies:,} that prefill", role="prefill")
-            return reading.wanted.is_met(course.answer())
-
-        prefill = _fewest(enough)
+        reading = replace(
+            self, requests=[replace(one, output=1) for one in self.requests],
+            wanted=replace(self.wanted, max_tpot=None),
+        )  # fmt: skip
+        prefill = _fewest(lambda copies: reading.is_met(reading._prefilled(copies).answer()))
         if prefill is None:
             return None
         read: list[tuple[float, int]] = []
         for copy in range(prefill):
-            course = reading.course(prompts[copy::prefill], f"{prefill:,} that prefill", gives_up=False, role="prefill")
+            course = reading._prefilled(prefill, copy, gives_up=False)
             read += ((at, copy + number * prefill) for number, at in course.first_token.items())
         read.sort()
-        decoding = [replace(requests[number], arrival=at) for at, number in read]
-        asked = [requests[number].arrival for _, number in read]
+        decoding = [replace(self.requests[number], arrival=at) for at, number in read]
+        asked = [self.requests[number].arrival for _, number in read]
 
-        def answer(copies: int) -> LoadAnswer:
+        def decoded(copies: int) -> LoadAnswer:
             named = f"{copies:,} that decode"
-            return self.course(decoding[::copies], named, role="decode", since=asked[::copies]).answer()
+            return self._course(decoding[::copies], named, role="decode", since=asked[::copies]).answer()
 
-        decode = _fewest(lambda copies: self.wanted.is_met(answer(copies)))
+        decode = _fewest(lambda copies: self.is_met(decoded(copies)))
         if decode is None:
             return None
-        last = answer(decode)
-        engines = prefill + decode
+        last, engines = decoded(decode), prefill + decode
         moved = last.loaded_tokens / max(1, last.requests) * self._token_bytes * self.served.cards
         return Apart(
-            prefill, decode, engines * self.served.cards, last.ttft_p99, last.tpot_p99, moved,
+            engines * self.served.cards, last.ttft_p99, last.tpot_p99, prefill, decode, moved,
             None if price is None else engines * price,
         )  # fmt: skip
 
-    def scaled(self, requests: Sequence[Request], fixed: int, price: float | None) -> Scaling:
-        """Copies that follow the load."""
-        interval, startup = self.wanted.interval or self.seconds, self.wanted.startup
-        intervals = tuple(self._intervals(requests, interval))
-        hours, before = 0.0, 0
+    def _prefilled(self, copies: int, copy: int = 0, gives_up: bool = True) -> Course:
+        """The prompts on one of so many engines that prefill."""
+        return self._course(self.requests[copy::copies], f"{copies:,} that prefill", gives_up, role="prefill")
+
+    # --- copies that follow the load ----------------------------------------------------------------------------------
+
+    def scaled(self, interval: float, fixed: int, price: float | None) -> Scaling:
+        """Copies that change every ``interval`` seconds."""
+        startup = self.wanted.startup
+        intervals = tuple(self._intervals(interval))
+        seconds, before = 0.0, 0
         for one in intervals:
             copies = fixed if one.copies is None else one.copies
-            length = min(interval, self.seconds - one.seconds)
-            hours += (copies * length + max(0, copies - before) * startup) / 3600
+            seconds += copies * min(interval, self.seconds - one.seconds) + max(0, copies - before) * startup
             before = copies
-        whole = (fixed * self.seconds + fixed * startup) / 3600
+        hours, whole = seconds / HOUR, fixed * (self.seconds + startup) / HOUR
         costs = (None, None) if price is None else (hours * price, whole * price)
         return Scaling(interval, startup, intervals, hours, fixed, whole, *costs)
 
-    def _intervals(self, requests: Sequence[Request], interval: float) -> Iterator[Interval]:
-        arrivals = [request.arrival for request in requests]
+    def _intervals(self, interval: float) -> Iterator[Interval]:
+        arrivals = [request.arrival for request in self.requests]
         start = 0.0
         while start < self.seconds:
             until = min(start + interval, self.seconds)
             lead = min(start, _BEFORE)
             first, begun, last = (bisect_left(arrivals, at) for at in (start - lead, start, until))
-            part = [replace(one, arrival=one.arrival - start + lead) for one in requests[first:last]]
-            fleet = replace(self, seconds=lead + until - start)
-            yield Interval(start, last - begun, _fewest(partial(fleet.are_enough, part)) if part else 0)
+            part = [replace(one, arrival=one.arrival - start + lead) for one in self.requests[first:last]]
+            fleet = replace(self, requests=part, seconds=lead + until - start)
+            yield Interval(start, last - begun, _fewest(fleet.are_enough) if part else 0)
             start = until

@@ -7,19 +7,20 @@ defect of the prediction is found.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 from graphmem.base.documents import shown
+from graphmem.base.options import options_of
 from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
-from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches
+from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches, spelled
 from graphmem.serving.configurations import is_quantised, model_named, model_of_log, models_like
 from graphmem.serving.logs import Log, Printed, Reader, commands_in, lines_of, services_in, whole_number
 from graphmem.units import MIB, format_bytes, parse_bytes
@@ -32,15 +33,13 @@ _TOKEN = "a token"
 _EQUAL = 0.02
 #: Up to this part off are weights and a token's bytes of a model that is known by them, as packing differs.
 _SAME_MODEL = 0.01
-#: Cards that are tried where a log does not name its own, and what is said of the one that is taken.
+#: Cards that are tried where a log does not name its own, nearest in memory first: each takes an answer of the engine,
+#: a second or less; and what is said of the one that is taken.
 _TRIED = 6
 _TAKEN = "is taken, with which the cache comes nearest to what is printed"
-#: How a field of a question is read of a log's text.
-_READ: Mapping[str, type] = {
-    "tensor_parallel_size": int, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int,
-    "gpu_memory_utilization": float, "kv_cache_dtype": str, "quantization": str, "dtype": str, "enforce_eager": bool,
-    "block_size": int, "entry": str, "cold": bool,
-}  # fmt: skip
+#: How a field of a question is read of a log's text, by its type.
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "bool": lambda text: text == "True"}
+_READ = {one.name: _TYPES.get(str(one.type).removesuffix(" | None"), str) for one, _ in options_of(Question)}
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,10 @@ def compared(
     :class:`graphmem.errors.GraphmemError` for a file that is no engine's log, and for what is missing.
     """
     path = Path(path)
+    if others := sorted(set(options) - {one.name for one in fields(Question)}):
+        raise UsageError(f"{spelled(others[0])} is not asked of a log: leave it out, or --from-log")
     reader, log = _read(path, lines_of(path), engine)
-    asked = _Asked(reader, log, engine_version, options)
+    asked = _Query(reader, log, engine_version, options)
     cards = _cards(path, log, gpu, gpu_memory)
     served_model, open_figures = _model(path, asked, model, cards[0])
     card = cards[0] if len(cards) == 1 else _nearest(asked, served_model, cards)
@@ -160,7 +161,7 @@ def compared(
     return LogReport(str(path), log, served, terms, given, left_out, machine)
 
 
-class _Asked:
+class _Query:
     """What a log and its reader ask of the engine's model, but the model and the card."""
 
     def __init__(self, reader: Reader, log: Log, version: str | None, options: Mapping[str, Any]) -> None:
@@ -193,7 +194,7 @@ class _Asked:
         return max(shares, default=math.inf)
 
 
-def _model(path: Path, asked: _Asked, model: str | None, card: Device) -> tuple[ServedModel, frozenset[str]]:
+def _model(path: Path, asked: _Query, model: str | None, card: Device) -> tuple[ServedModel, frozenset[str]]:
     """The model that is given, named, or printed, or of the table that which has what is printed of it; and the figures
     that this leaves open."""
     log = asked.log
@@ -276,7 +277,7 @@ def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str
     return sized
 
 
-def _nearest(asked: _Asked, model: ServedModel, cards: Sequence[Device]) -> Device:
+def _nearest(asked: _Query, model: ServedModel, cards: Sequence[Device]) -> Device:
     """The card with which the cache comes nearest to what is printed, of those whose memory does."""
     served = next((served for card in cards if (served := asked.serve(model, card)) is not None), None)
     if served is None:
@@ -320,7 +321,6 @@ def _before(card: Device) -> int:
 
 def _asked(log: Log, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """(values of a question's fields, the log's further options)."""
-    known = {one.name for one in fields(Question)}
     found: dict[str, Any] = {}
     others: list[tuple[str, str]] = list(options.get("arguments", ()))
     for name, text in log.settings.items():
@@ -330,11 +330,10 @@ def _asked(log: Log, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[t
             others.append((name, _word(text)))
             continue
         try:
-            found[name] = text == "True" if _READ[name] is bool else _READ[name](text)
+            found[name] = _READ[name](text)
         except ValueError:
             continue
-    found |= {name: value for name, value in options.items() if name in known and name != "arguments"}
-    return found, others
+    return found | {name: value for name, value in options.items() if name != "arguments"}, others
 
 
 def _word(text: str) -> str:
@@ -407,7 +406,7 @@ def _predicted(reader: Reader, served: Served, name: str) -> float | None:
     return known.get(name, parts.get(name))
 
 
-def _given(asked: _Asked, question: Question, served: Served, machine: tuple[str, float] | None) -> Term | None:
+def _given(asked: _Query, question: Question, served: Served, machine: tuple[str, float] | None) -> Term | None:
     """The figure that decides, as predicted with what the log says of the machine."""
     name = next((name for name in _DECIDE if name in asked.log.printed), None)
     if name is None or machine is None:
@@ -421,7 +420,7 @@ def _given(asked: _Asked, question: Question, served: Served, machine: tuple[str
     return None if predicted is None else _term(asked.log.printed[name], predicted)
 
 
-def _machine(asked: _Asked, served: Served) -> tuple[str, float] | None:
+def _machine(asked: _Query, served: Served) -> tuple[str, float] | None:
     """What a log says of the machine, in bytes: what is loaded beside torch, by itself or with the weights and all that
     stays, unless the user says it; or what was available once the weights were there."""
     printed = {name: figure.value for name, figure in asked.log.printed.items()}
@@ -484,7 +483,7 @@ def _verdict(report: LogReport) -> Iterator[str]:
         words = {"available": "were free once the weights were there"}
         said = words.get(report.machine[0], "are outside torch, which belong to the machine")
         yield f"With the {format_bytes(round(report.machine[1]))} that the log says {said}: {_compared(report.given)}."
-    if not log.is_told:
+    if not log.names_options:
         yield "The log has no line of the options that were given: what it does not say is taken by default."
     if differs is None:
         yield "No other figure differs beyond its printed digits."

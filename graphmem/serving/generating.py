@@ -123,7 +123,7 @@ class Transformers:
         """See :class:`graphmem.serving.base.Engine`."""
         without_encoder(question.model)
         found = options_of(question, self, OPTIONS)
-        return _Asked(self, question, found, _run(question, found)).answer()
+        return _Search(self, question, found, _run(question, found)).answer()
 
     def analysed(self, run: _Run, batch: int, length: int) -> _Analysis:
         """The analysis of so many texts of ``length`` tokens, prompt and answer together."""
@@ -146,7 +146,7 @@ class Transformers:
         return self._known[key]
 
 
-class _Asked:
+class _Search:
     """One question: the sizes that are looked for, and the answer."""
 
     def __init__(self, engine: Transformers, question: Question, found: dict[str, Any], run: _Run) -> None:
@@ -251,7 +251,7 @@ class _Asked:
                 tokens=tokens if runs else 0, concurrency=float(batch if runs else 0), longest=length if runs else 0,
                 groups=(("keys and values", count(question.model, "num_hidden_layers", 1)),),
             ),
-            graphs_bytes=0, fragmentation_bytes=estimate.breakdown.get("FRAGMENTATION", 0), outside=(),
+            fragmentation_bytes=estimate.breakdown.get("FRAGMENTATION", 0),
             request_blocks=lambda _: length, notes=self._notes(estimate, batch, length, most), basis="captures",
         )  # fmt: skip
 

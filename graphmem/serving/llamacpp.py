@@ -20,7 +20,7 @@ from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
-from graphmem.serving.logs import Reader, said, settings_in, whole_number
+from graphmem.serving.logs import Reader, figure, settings_in, whole_number
 from graphmem.serving.options import Option, flag, one_of, options_of, whole
 from graphmem.units import GIB, MIB
 
@@ -248,10 +248,10 @@ _READER = Reader(
     settings=_logged,
     model_in=_model_in,
     figures=(
-        said("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
-        said("KV buffer", "KV buffer size", _CARDS + " KV buffer size = +# MiB", MIB, sum),
-        said("states", "RS buffer size", _CARDS + " RS buffer size = +# MiB", MIB, sum),
-        said("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
+        figure("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
+        figure("KV buffer", "KV buffer size", _CARDS + " KV buffer size = +# MiB", MIB, sum),
+        figure("states", "RS buffer size", _CARDS + " RS buffer size = +# MiB", MIB, sum),
+        figure("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
     ),
 )
 
@@ -303,24 +303,16 @@ def _sizes(served: ServedModel, file: GGUF) -> _Model:
     inner = value("ssm.inner_size", 0)
     convolved = (max(1, value("ssm.conv_kernel", 1)) - 1) * (inner + 2 * value("ssm.group_count", 0) * of_group)
     return _Model(
-        architecture=architecture,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        wide=(key, wide),
+        architecture=architecture, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, wide=(key, wide),
         narrow=(value("attention.key_length_swa", key), value("attention.value_length_swa", wide)),
         interval=max(1, value("full_attention_interval", 4 if architecture in _STATES else 1)),
-        caching=layers - min(layers, value("attention.shared_kv_layers", 0)),
-        state=4 * (convolved + of_group * inner),
+        caching=layers - min(layers, value("attention.shared_kv_layers", 0)), state=4 * (convolved + of_group * inner),
         feed_forward=value("expert_feed_forward_length", 0) or value("feed_forward_length", 0),
-        experts_used=value("expert_used_count", 0),
-        vocabulary=embedding.shape[1],
+        experts_used=value("expert_used_count", 0), vocabulary=embedding.shape[1],
         trained=max(1, value("context_length", 4096, most=1 << 30)),
         window=value("attention.sliding_window", 4096 if architecture == "gemma2" else 0, most=1 << 30),
-        latent=latent,
-        fused=any(tensor.name == "blk.0.attn_qkv.weight" for tensor in file.layout),
-    )
+        latent=latent, fused=any(tensor.name == "blk.0.attn_qkv.weight" for tensor in file.layout),
+    )  # fmt: skip
 
 
 def _layers(name: str, text: str) -> int:
@@ -485,43 +477,28 @@ def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) 
     compute = compute_bytes(model, settings)
     cache, states = kv_bytes(model, settings), state_bytes(model, settings)
     outside = device.outside(Loads())
-    context = sum(figure.bytes for figure in outside)
+    made = f"a formula: {settings.ubatch_size} tokens, {settings.n_outputs_max} rows of logits"
     parts = (
-        Part("CUDA context", context, "; ".join(figure.name for figure in outside)),
+        Part("CUDA context", sum(one.bytes for one in outside), "; ".join(one.name for one in outside)),
         Part("weights", weights, f"{settings.n_gpu_layers} of {model.layers + 1} layers"),
-        Part(
-            "compute buffer",
-            compute,
-            f"a formula: {settings.ubatch_size} tokens, {settings.n_outputs_max} rows of logits",
-        ),
+        Part("compute buffer", compute, made),
         *([Part("states", states, f"of {settings.parallel} sequences, in fp32")] if states else []),
     )
     available = device.capacity_bytes - sum(part.bytes for part in parts)
     blocks = settings.ctx_size // _CELLS
     longest = _longest(model, settings, available)
     return Served(
-        engine=LlamaCpp.title,
-        version=LlamaCpp.newest,
-        model=question.model.name,
-        gpu=device.name,
-        cards=1,
-        settings=settings.shown(model),
-        total_bytes=device.capacity_bytes,
-        requested_bytes=device.capacity_bytes,
-        weights_bytes=weights,
-        parts=parts,
+        engine=LlamaCpp.title, version=LlamaCpp.newest, model=question.model.name, gpu=device.name, cards=1,
+        settings=settings.shown(model), total_bytes=device.capacity_bytes, requested_bytes=device.capacity_bytes,
+        weights_bytes=weights, parts=parts,
         kv_cache=KVCache(
             available_bytes=available, block_bytes=cache // blocks, block_size=_CELLS, blocks=blocks,
             tokens=settings.ctx_size, concurrency=settings.ctx_size / settings.each, longest=longest,
             groups=_groups(model),
         ),
-        graphs_bytes=0,
-        fragmentation_bytes=0,
-        outside=(),
         request_blocks=lambda length: max(1, -(-length // _CELLS)) if settings.kv_unified else settings.each // _CELLS,
         refusal=_refusal(question, file, model, settings, available, cache, longest),
-        notes=_notes(model, settings, cache),
-        basis="logs",
+        notes=_notes(model, settings, cache), basis="logs",
     )  # fmt: skip
 
 

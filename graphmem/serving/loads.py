@@ -13,23 +13,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from statistics import NormalDist
 
 from graphmem.base.documents import read_lines, shown
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Request
+from graphmem.serving.lengths import Quantiles, length_at
 
-#: Requests of a load, and bytes of a line of its file.
+#: Requests of a load, which take minutes to follow, and bytes of a line of its file: one of Mooncake's has a hash of
+#: some ten digits for 512 tokens, so that there is room for a prompt of four million.
 _MOST_REQUESTS, _LONGEST_LINE = 1_000_000, 100_000
+#: Tokens of a prompt or an answer: more is a slip, and no model has a context of a thousandth of it.
 _MOST_TOKENS = 1 << 31
-#: The part of prompts that may be shorter than the beginning which all should share.
-_MOST_SHORTER = 0.9
 #: Seconds of the part of a longer load by which cards are chosen.
 HOUR = 3600.0
-#: Seconds that a trace is followed beyond its last request.
-_AFTER_A_TRACE = 60.0
-_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
 #: Names of columns: ours, and those of the traces that Microsoft publishes (Azure/AzurePublicDataset, LLM inference).
 _COLUMNS = {
     "timestamp": ("timestamp", "time", "arrival"),
@@ -42,109 +38,24 @@ _OPTIONAL = frozenset(("prefix", "prefix_tokens"))
 #: Fields of the traces that Moonshot AI publishes (kvcache-ai/Mooncake, FAST25-release), and tokens of one hash there.
 _LENGTHS, _HASHED = ("input_length", "output_length"), 512
 
-Quantiles = Sequence[tuple[float, int]]
 #: See :class:`graphmem.serving.base.Request`.
 Shared = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Load:
-    """A load that is asked for: from a file, or by a rate (requests a second) and lengths; ``prefix``: tokens that all
-    prompts begin with."""
+    """A load over so many seconds. ``requests`` makes its requests, of which those that are drawn have at most so many
+    tokens."""
 
     seconds: float
     described: str
-    requests: tuple[Request, ...] = ()
-    rate: float = 0.0
-    prompts: Quantiles = ()
-    outputs: Quantiles = ()
-    prefix: int = 0
-
-    def up_to(self, longest: int) -> tuple[Request, ...]:
-        """The requests; answers that are drawn end where a request has so many tokens."""
-        return self.requests or drawn(self.rate, self.seconds, self.prompts, self.outputs, longest, self.prefix)
+    requests: Callable[[int], tuple[Request, ...]]
 
 
-def asked(
-    arrivals: float | str | None, prompts: Quantiles, outputs: Quantiles, duration: float | str, trace: Path | None,
-    prefix: int = 0,
-) -> Load | None:  # fmt: skip
-    """The load over time that is asked for, None without one. Raises :class:`graphmem.errors.GraphmemError`."""
-    if not 0 <= prefix <= _MOST_TOKENS:
-        raise UsageError(f"--shared-prefix {prefix}; accepted: tokens from 0 to {_MOST_TOKENS}")
-    alike = f", all of which begin with the same {prefix:,} tokens" if prefix else ""
-    if trace is not None:
-        if arrivals is not None:
-            raise UsageError("--arrivals and --trace: a load comes from one of them")
-        requests = read(trace, prefix)
-        described = f"{len(requests):,} requests of {trace.name}{alike}"
-        return Load(requests[-1].arrival + _AFTER_A_TRACE, described, requests)
-    if arrivals is None:
-        if outputs or prefix:
-            option = "--output-lengths" if outputs else "--shared-prefix"
-            raise UsageError(f"{option} belongs to a load over time: give --arrivals, for example 5/s")
-        return None
-    if not prompts or not outputs:
-        raise UsageError("--arrivals wants --lengths (of prompts) and --output-lengths, for example p50=800,p99=6000")
-    rate = parse_rate(arrivals) if isinstance(arrivals, str) else float(arrivals)
-    seconds = seconds_of(duration, "--duration")
-    if not 0 < rate < math.inf:
-        raise UsageError(f"arrivals {rate:g} a second; accepted: a number above 0")
-    lasting = f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
-    described = f"{rate:g} requests a second over {lasting}, drawn at random (seed 0){alike}"
-    if shorter := _shorter(prompts, prefix):
-        if shorter > _MOST_SHORTER:
-            raise UsageError(
-                f"--shared-prefix {prefix} is longer than nearly all prompts; --lengths have it among them"
-            )
-        described += f", or of fewer as {shorter:.0%} of prompts are shorter"
-    return Load(seconds, described, (), rate, prompts, outputs, prefix)
-
-
-def _shorter(prompts: Quantiles, prefix: int) -> float:
+def shorter(prompts: Quantiles, prefix: int) -> float:
     """The part of prompts that are shorter than what they should share, in hundredths."""
     at = length_at(prompts)
     return sum(at(number / 100) < prefix for number in range(1, 100)) / 100
-
-
-def seconds_of(given: float | str, option: str, bare: bool = True) -> float:
-    """``"1h"``, ``"90s"``, ``"25ms"`` or a number as seconds; a ``bare`` number as text too. Raises
-    :class:`UsageError`."""
-    if not isinstance(given, str):
-        if not 0 < given < math.inf:
-            raise UsageError(f"{option} {given:g}; accepted: a number above 0")
-        return float(given)
-    match = re.fullmatch(_NUMBER + r"\s*(ms|s|min|m|h|d|)", given.strip().lower())
-    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match and (match[2] or bare) else 0.0
-    if not seconds:
-        raise UsageError(f"{option} {given!r} is no time; write for example 1h, 90s or 25ms")
-    return seconds
-
-
-def parse_rate(text: str) -> float:
-    """``"5/s"``, ``"300/min"``, ``"20000/d"`` as requests a second. Raises :class:`UsageError`."""
-    match = re.fullmatch(_NUMBER + r"\s*/\s*(s|min|m|h|d)", text.strip().lower())
-    rate = float(match[1]) / _UNITS[match[2]] if match else 0.0
-    if not rate:
-        raise UsageError(f"--arrivals {text!r} is no rate; write for example 5/s, 300/min or 20000/d")
-    return rate
-
-
-def length_at(quantiles: Quantiles) -> Callable[[float], float]:
-    """Length at a probability: straight lines through the given points, logarithms of lengths over the normal
-    distribution's deviates (two points are a log-normal distribution); beyond the ends the nearest line goes on."""
-    normal = NormalDist()
-    points = [(normal.inv_cdf(percent / 100), math.log(length)) for percent, length in quantiles]
-    if len(points) == 1:
-        return lambda probability: math.exp(points[0][1])
-
-    def length(probability: float) -> float:
-        at = normal.inv_cdf(probability)
-        right = next((number for number in range(1, len(points)) if points[number][0] >= at), len(points) - 1)
-        (x0, y0), (x1, y1) = points[right - 1], points[right]
-        return math.exp(y0 + (at - x0) * (y1 - y0) / (x1 - x0))
-
-    return length
 
 
 def drawn(
@@ -165,7 +76,7 @@ def drawn(
     while at < seconds and len(found) < _MOST_REQUESTS:
         prompt = max(1, min(_MOST_TOKENS, round(prompt_at(_open(rng)))))
         output = max(1, min(longest - prompt, round(output_at(_open(rng)))))
-        found.append(Request(at, prompt, output, _shared(prompt, prefix)))
+        found.append(Request(at, prompt, output, _beginning(prompt, prefix)))
         at += rng.expovariate(rate)
     return tuple(found)
 
@@ -192,14 +103,15 @@ def _open(rng: random.Random) -> float:
 
 def read(path: Path, prefix: int = 0) -> tuple[Request, ...]:
     """The requests of a file, the first of which arrives at 0; they begin with the same ``prefix`` tokens, or are all
-    of them. A CSV file has columns timestamp (seconds, or a date and time), prompt and output (tokens); prefix and
-    prefix_tokens where prompts begin alike. JSON lines are Mooncake's: timestamp (ms), input_length, output_length,
-    hash_ids (each of 512 tokens). Raises :class:`SourceError` naming the line."""
+    of them, where the file does not say itself how they begin. A CSV file has columns timestamp (seconds, or a date and
+    time), prompt and output (tokens); prefix and prefix_tokens where prompts begin alike. JSON lines are Mooncake's:
+    timestamp (ms), input_length, output_length, hash_ids (each of 512 tokens). Raises :class:`SourceError` naming the
+    line."""
     try:
         lines = _lines(path)
         first = next(lines, "")
         rows = _json_lines if first.lstrip().startswith("{") else _rows
-        found = list(rows(path, chain([first], lines), prefix))
+        found = list(rows(path, chain([first], lines)))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
@@ -208,18 +120,21 @@ def read(path: Path, prefix: int = 0) -> tuple[Request, ...]:
         raise SourceError(f"{path} is no CSV file: {error}") from None
     if not found:
         raise SourceError(f"{path} has no requests")
+    if prefix and any(request.shared for request in found):
+        raise UsageError(f"{path} says itself how its prompts begin: leave out --shared-prefix {prefix}")
     found.sort(key=lambda request: request.arrival)
     start = found[0].arrival
-    return tuple(replace(request, arrival=request.arrival - start) for request in found)
+    return tuple(
+        replace(one, arrival=one.arrival - start, shared=one.shared or _beginning(one.prompt, prefix)) for one in found
+    )
 
 
-def _shared(prompt: int, prefix: int, name: str = "", tokens: int = 0) -> Shared:
-    """What a prompt begins with: what all do, and what others of this ``name`` do."""
-    parts = (("", min(prefix, prompt)), (name, min(tokens, prompt)))
-    return tuple(part for part, before in zip(parts, (0, parts[0][1]), strict=True) if part[1] > before)
+def _beginning(prompt: int, prefix: int) -> Shared:
+    """The ``prefix`` that all prompts begin with, as far as this one goes."""
+    return (("", min(prefix, prompt)),) if prefix else ()
 
 
-def _json_lines(path: Path, lines: Iterable[str], prefix: int) -> Iterator[Request]:
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Request]:
     """Hashes that only one request has are its own. One with another before it is another one."""
     parsed = []
     nodes: dict[tuple[int, int], int] = {}
@@ -244,8 +159,7 @@ def _json_lines(path: Path, lines: Iterable[str], prefix: int) -> Iterator[Reque
             parsed.append((at, prompt, output, names))
     for at, prompt, output, names in parsed:
         ends = ((str(name), min(prompt, place * _HASHED)) for place, name in enumerate(names, 1) if uses[name] > 1)
-        shared = _shared(prompt, prefix)
-        yield Request(at, prompt, output, (*shared, *(part for part in ends if part[1] > prefix)))
+        yield Request(at, prompt, output, tuple(ends))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -255,7 +169,7 @@ def _lines(path: Path) -> Iterator[str]:
         yield line
 
 
-def _rows(path: Path, lines: Iterable[str], prefix: int) -> Iterator[Request]:
+def _rows(path: Path, lines: Iterable[str]) -> Iterator[Request]:
     rows = csv.reader(lines)
     header = [name.strip().lower() for name in next(rows, [])]
     places = {}
@@ -275,7 +189,7 @@ def _rows(path: Path, lines: Iterable[str], prefix: int) -> Iterator[Request]:
                 values = {name: row[place].strip() for name, place in places.items()}
                 prompt, named = _tokens(values["prompt"]), values.get("prefix", "")
                 tokens = _tokens(values["prefix_tokens"]) if named else 0
-                shared = _shared(prompt, prefix, named, tokens)
+                shared = ((named, min(tokens, prompt)),) if named else ()
                 yield Request(_instant(values["timestamp"]), prompt, _tokens(values["output"]), shared)
             except (ValueError, IndexError, OverflowError):
                 raise SourceError(

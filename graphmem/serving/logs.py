@@ -20,10 +20,11 @@ from graphmem.base.documents import open_file
 from graphmem.devices import device_named
 from graphmem.errors import SourceError, UsageError, reading
 from graphmem.serving.base import ServedModel
-from graphmem.serving.commands import asked_by
+from graphmem.serving.commands import asked_by, pairs_in
 from graphmem.units import GIB
 
-#: Bytes that are read of a file, and of a line; lines of requests are longer, and say nothing of memory.
+#: Bytes that are read of a file, and of a line: all options of a start, some hundred names with their values, are in
+#: one; lines of requests are longer, and say nothing of memory.
 _MOST_BYTES, _LONGEST_LINE = 1 << 28, 1 << 16
 #: Bytes that are looked at to see whether a file is text.
 _LOOKED_AT = 1 << 12
@@ -93,14 +94,14 @@ class Log:
     free_bytes: int | None = None
     on_windows: bool = False
     service: str | None = None
-    is_told: bool = True
+    names_options: bool = True
     own_model: tuple[ServedModel, frozenset[str]] | None = None
     architecture: str | None = None
     is_cuda: bool = True
 
 
 @dataclass(frozen=True)
-class Said:
+class PrintedFigure:
     """A figure's place: a line with ``words`` in which ``expression`` finds it as its first group. ``unit``: bytes of
     one, 0 for a count. Of several ranks the ``worst`` is taken."""
 
@@ -116,9 +117,9 @@ def last(values: Sequence[float]) -> float:
     return values[-1]
 
 
-def said(name: str, words: str, expression: str, unit: int = GIB, worst: Callable[..., float] = max) -> Said:
-    """A :class:`Said`; in ``expression`` ``#`` stands for a number."""
-    return Said(name, words, re.compile(expression.replace("#", _NUMBER)), unit, worst)
+def figure(name: str, words: str, expression: str, unit: int = GIB, worst: Callable[..., float] = max) -> PrintedFigure:
+    """A :class:`PrintedFigure`; in ``expression`` ``#`` stands for a number."""
+    return PrintedFigure(name, words, re.compile(expression.replace("#", _NUMBER)), unit, worst)
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,14 @@ class Reader:
     the lines of a start tell. ``sums``: the parts of an answer that a printed figure is the sum of, where it has not
     the name of one. ``follows_versions``: whether another version is another answer; ``by_words``: words that lines of
     a version have, the newest first, for logs that do not tell theirs. ``model_in``: the model by what the log prints
-    of it, and the figures that this leaves open. ``told``: words of the line that has all options that were given;
-    without it what a log does not say may be otherwise than by default.
+    of it, and the figures that this leaves open. ``options_lines``: words of the line that has all options that were
+    given; without it what a log does not say may be otherwise than by default.
     """
 
     engine: str
     begins: tuple[str, ...]
     version: re.Pattern[str] | None
-    figures: tuple[Said, ...]
+    figures: tuple[PrintedFigure, ...]
     settings: Callable[[Sequence[str]], Mapping[str, str]]
     model: tuple[str, ...] = ("model",)
     total: tuple[re.Pattern[str], ...] = ()
@@ -146,7 +147,7 @@ class Reader:
     follows_versions: bool = False
     by_words: tuple[tuple[str, str], ...] = ()
     model_in: Callable[[Sequence[str]], tuple[ServedModel, frozenset[str]] | None] = lambda lines: None
-    told: tuple[str, ...] = ()
+    options_lines: tuple[str, ...] = ()
 
     def read(self, lines: Sequence[str], commands: Mapping[str, Sequence[str]] | None = None) -> Log | None:
         """The last start that these lines tell of, None where this engine printed no figure. ``commands``: what
@@ -169,7 +170,9 @@ class Reader:
             next(_sizes(start, self.total), None),
             next(_sizes(start, (self.free,) if self.free else ()), None),
             any(_WINDOWS in line for line in start),
-            is_told=not self.told or bool(command) or any(one in line for line in start for one in self.told),
+            names_options=bool(command)
+            or not self.options_lines
+            or any(one in line for line in start for one in self.options_lines),
             own_model=self.model_in(start),
             architecture=next(_found(start, _ARCHITECTURE), None),
             is_cuda=not any(map(_OTHER_PLATFORM.search, start)),
@@ -207,9 +210,9 @@ def _found(lines: Sequence[str], expression: re.Pattern[str]) -> Iterator[str]:
     return (match[1] for match in map(expression.search, lines) if match)
 
 
-def _printed(lines: Sequence[str], figures: Sequence[Said]) -> dict[str, Printed]:
+def _printed(lines: Sequence[str], figures: Sequence[PrintedFigure]) -> dict[str, Printed]:
     found: dict[str, list[tuple[float, float]]] = {}
-    kept: dict[str, Said] = {}
+    kept: dict[str, PrintedFigure] = {}
     for line in lines:
         for one in figures:
             match = one.expression.search(line) if one.words in line else None
@@ -225,7 +228,7 @@ def _figure(text: str, unit: int) -> tuple[float, float]:
     return float(text.replace(",", "")) * unit, 0.5 * unit / 10**digits
 
 
-def _of_ranks(one: Said, values: Sequence[tuple[float, float]]) -> Printed:
+def _of_ranks(one: PrintedFigure, values: Sequence[tuple[float, float]]) -> Printed:
     alone = [value for value, _ in values]
     step = max(step for _, step in values) if one.unit else 0.0
     return Printed(one.name, one.worst(alone), min(alone), max(alone), step, bool(one.unit))
@@ -316,19 +319,10 @@ def _command_of(line: str) -> str | None:
 
 
 def _options_in(words: Sequence[str]) -> dict[str, str]:
-    """``--name value``, ``--name=value`` and ``--name`` as settings."""
-    found: dict[str, str] = {}
-    last = ""
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word.startswith("-"):
-            last = name.lstrip("-").replace("-", "_")
-            last = {"tp": "tensor_parallel_size"}.get(last, last)
-            found[last] = value if equals else "True"
-        elif last:
-            found[last] = word
-            last = ""
-    return found
+    """Options of a command as settings of Python, in which switches are true."""
+    found = {name.lstrip("-").replace("-", "_"): text for name, text in pairs_in(words) if name}
+    settings = {"tensor_parallel_size": found.pop("tp")} if "tp" in found else {}
+    return settings | {name: "True" if text == "true" else text for name, text in found.items()}
 
 
 def card_in(lines: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from graphmem.serving.base import Question, Served
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, whole
-from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside
+from graphmem.serving.shapes import Formula, Resolved
 from graphmem.units import GIB
 
 OPTIONS = {
@@ -32,25 +32,19 @@ class OnnxRuntimeGenAI(Formula):
     name = "onnxruntimegenai"
     title = "ONNX Runtime GenAI"
     newest = "0.16"
-    options, length = OPTIONS, "max_length"
+    options = OPTIONS
+    advice = "give quantised weights, or a larger card"
+    notes = ("activations, the arena's rounding and cuDNN's workspaces are not counted",)
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
-        found, own, length = self.asked(question)
-        batch, beams, shared = found["batch_size"], found["num_beams"], found["past_present_share_buffer"]
-        before = outside(question.device, 1)
-        token = own.token_bytes(CACHE_BYTES["auto"]) * beams * (1 if shared else 2)
-        answer = filled(
-            self, question, own, 1, parts=first_parts(before, own), page=1, length=length, requests=batch,
-            token_bytes=token,
-            settings={
-                "max_length": length, "batch_size": batch, "num_beams": beams, "past_present_share_buffer": shared,
-            },
-            advice="give quantised weights, or a larger card",
-            basis="formula",
-            notes=("activations, the arena's rounding and cuDNN's workspaces are not counted",),
-        )  # fmt: skip
-        return _asked(answer, batch * length)
+        answer = super().serve(question)
+        return _asked(answer, int(answer.settings["batch_size"]) * int(answer.settings["max_length"]))
+
+    def token_bytes(self, start: Resolved) -> int:
+        """Of all beams; past and present are two where they do not share a buffer."""
+        copies = 1 if start.found["past_present_share_buffer"] else 2
+        return super().token_bytes(start) * int(start.found["num_beams"]) * copies
 
 
 def _asked(answer: Served, tokens: int) -> Served:

@@ -4,51 +4,30 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graphmem.base.documents import shown
+from graphmem.base.options import option_of
+from graphmem.base.options import options_of as fields_of
+from graphmem.base.tables import read_table
 from graphmem.errors import UsageError
-from graphmem.serving.base import Question
+from graphmem.serving.base import Question, spelled
 
-_NOT_OPTIONS = frozenset(("model", "device", "version", "arguments", "entry", "alloc_conf"))
-#: How the command line spells them, where not as the field.
-_SPELLED = {"tensor_parallel_size": "tp", "non_torch_bytes": "non-torch"}
+#: Fields of a question that every engine is asked, whether they change anything there or not.
+_OF_ALL = frozenset(("entry", "alloc_conf"))
 _WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+TABLES = read_table("graphmem.serving", "options.toml")
 
 
-#: Options of servers that change no memory: who asks, how it is answered, where weights come from.
-HARMLESS = frozenset((
-    "host", "port", "api_key", "served_model_name", "trust_remote_code", "revision", "log_level", "enable_metrics",
-    "tool_call_parser", "reasoning_parser", "chat_template", "download_dir", "tokenizer", "tokenizer_path",
-    "skip_server_warmup", "random_seed", "seed", "watchdog_timeout", "hostname", "huggingface_hub_cache", "json_output",
-    "max_client_batch_size", "threads", "t", "threads_http", "jinja", "temp", "top_k", "top_p", "min_p", "alias", "a",
-    "metrics", "verbose", "v", "log_disable", "no_webui", "mlock", "no_mmap", "cont_batching", "slots", "timeout",
-    "enable_cache_report", "stream_interval", "dist_init_addr", "nnodes", "node_rank", "backend", "num_gpus",
-    # SGLang's: which kernels run, and in what order, within what is kept free.
-    "attention_backend", "prefill_attention_backend", "decode_attention_backend", "sampling_backend", "grammar_backend",
-    "schedule_policy", "schedule_conservativeness", "disable_overlap_schedule", "disable_radix_cache",
-    "enable_torch_compile", "torch_compile_max_bs", "disable_cuda_graph_padding", "enable_mixed_chunk",
-    "allow_auto_truncate", "load_format", "enable_p2p_check", "disable_custom_all_reduce", "model_loader_extra_config",
-    "decode_log_interval", "log_requests", "show_time_cost", "tokenizer_mode", "skip_tokenizer_init", "nccl_init_addr",
-    "context_file", "json_model_override_args_file", "crash_dump_folder", "collect_tokens_histogram", "device",
-    "moe_runner_backend", "fp8_gemm_backend", "sampling_defaults", "constrained_json_whitespace_pattern", "data_path",
-    # TGI's and llama-server's.
-    "max_input_tokens", "max_input_length", "sharded", "max_waiting_tokens", "waiting_served_ratio", "max_best_of",
-    "max_stop_sequences", "validation_workers", "disable_grammar_support", "otlp_endpoint", "cors_allow_origin",
-    "shard_uds_path", "master_addr", "master_port", "prometheus_port", "usage_stats", "no_mmproj", "threads_batch",
-    "tb", "numa", "prio", "poll", "n_predict", "n", "repeat_penalty", "samplers", "chat_template_file", "props",
-    "reasoning_format", "reasoning_budget", "no_slots", "embeddings_only", "cache_reuse", "no_warmup", "log_file",
-    "prio_batch", "poll_batch", "cpu_mask", "cpu_range", "cpu_strict", "perf", "no_perf", "keep", "mmap", "load_mode",
-    "check_tensors", "repack", "no_repack", "verbosity", "log_verbosity", "log_colors", "log_prefix", "log_timestamps",
-    "cache_ram", "ctx_checkpoints", "swa_checkpoints", "cache_prompt", "no_cache_prompt", "no_cont_batching",
-    "context_shift", "no_context_shift", "warmup", "webui", "ui", "no_ui", "path", "api_prefix", "api_key_file",
-    "chat_template_kwargs", "slot_save_path", "slot_prompt_similarity", "reasoning", "special", "ignore_eos", "offline",
-    "temperature", "presence_penalty", "frequency_penalty", "repeat_last_n", "rope_scaling", "rope_scale",
-    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "defrag_thold", "fit",
-    "fit_target", "fit_ctx", "no_jinja",
-))  # fmt: skip
+def without_effect(whose: str) -> frozenset[str]:
+    """Options of servers that change no memory on the card: of ``vllm``, or of ``others``."""
+    table = TABLES["without_effect"]
+    return frozenset((*table["all"].split(), *table[whose].split()))
+
+
+_HARMLESS = without_effect("others")
 _AT_ONCE = "--load N (requests at once) or --arrivals 5/s, with --lengths p50=800,p99=6000"
 #: Words that people know from elsewhere -> what to write where the engine has no such option.
 _ELSEWHERE = {
@@ -97,42 +76,48 @@ def options_of(
     title = engine.title
     if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
         raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")
-    found: dict[str, Any] = {}
-    for name, text in question.arguments:
-        key = name.replace("-", "_")
-        key = (short or {}).get(key, key)
-        if key in HARMLESS and key not in options:
-            continue
-        if key not in options:
-            raise UsageError(here(name) or f"{title}: --{name} is not followed; {nearest(key, tuple(options))}")
-        if key in found:
-            raise UsageError(f"{title}: --{name} is given twice")
-        found[key] = options[key].read(name, text)
+    given = ((name, _key(name, short or {}), text) for name, text in question.arguments)
+    found = values_of(title, given, {name: option.read for name, option in options.items()}, _HARMLESS)
     known = {option.field: key for key, option in options.items()}
     for field, value in _given(question):
         if field not in known:
-            accepted = ", ".join("--" + name.replace("_", "-") for name in options)
-            raise UsageError(f"{title} has no --{_SPELLED.get(field, field.replace('_', '-'))}; accepted: {accepted}")
+            accepted = ", ".join(map(spelled, options))
+            raise UsageError(f"{title} has no {option_of(Question, field).flags[0]}; accepted: {accepted}")
         read = options[known[field]].read
         found.setdefault(known[field], read(field, value) if isinstance(value, str) else value)
     return {key: option.default for key, option in options.items() if option.default is not None} | found
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
-    """The three options of a name like this one, as a message ends."""
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.0)
-    return f"nearest: {', '.join('--' + one.replace('_', '-') for one in close)}"
+def values_of(
+    title: str, given: Iterable[tuple[str, str, str]], readers: Mapping[str, Reader], harmless: Collection[str]
+) -> dict[str, Any]:
+    """Values by name of the options ``given`` as (as it was written, its name, the text), but for those that are
+    ``harmless``. Raises :class:`UsageError` for others, and for one that is given twice."""
+    found: dict[str, Any] = {}
+    for written, name, text in given:
+        if name in readers:
+            if name in found:
+                raise UsageError(f"{title}: {spelled(written)} is given twice")
+            found[name] = readers[name](written, text)
+        elif name not in harmless:
+            like = difflib.get_close_matches(name, (*readers, *harmless))
+            like += difflib.get_close_matches(name, readers, cutoff=0.0)
+            nearest = f"nearest: {', '.join(map(spelled, list(dict.fromkeys(like))[:3]))}"
+            raise UsageError(here(written) or f"{title}: {spelled(written)} is not followed; {nearest}")
+    return found
 
 
-def _given(question: Question) -> list[tuple[str, object]]:
+def _key(name: str, short: Mapping[str, str]) -> str:
+    key = name.replace("-", "_")
+    return short.get(key, key)
+
+
+def _given(question: Question) -> Iterator[tuple[str, object]]:
     """Fields that are not as they are by default."""
-    given = []
-    for field in fields(question):
-        default = field.default if field.default is not MISSING else None
+    for field, _ in fields_of(Question):
         value = getattr(question, field.name)
-        if field.name not in _NOT_OPTIONS and value != default:
-            given.append((field.name, value))
-    return given
+        if field.name not in _OF_ALL and value != field.default:
+            yield field.name, value
 
 
 def whole(least: int = 1, most: int = 1 << 31) -> Reader:

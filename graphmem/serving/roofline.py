@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from graphmem.devices import Device
 from graphmem.errors import UsageError
 from graphmem.serving.base import Served, ServedModel
-from graphmem.serving.stored import kind_of, sized
+from graphmem.serving.stored import experts_of, kind_of, sized
 from graphmem.serving.values import count, mapping
 
 #: Parts of the memory's bandwidth and of the tensor cores' peak that engines reach.
@@ -27,8 +27,6 @@ _LAYER_SECONDS, _SUM_SECONDS = 80e-6, 20e-6
 SLOW, FAST, HELD = 0.7, 1.1, "70 of 81"
 #: The first cards with products of eight bits twice as fast as those of 16.
 _EIGHT_BITS_SINCE = (8, 9)
-#: Experts of a token where the configuration does not say.
-_CHOSEN = {"mixtral": 2, "gpt_oss": 4}
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ def roofline(model: ServedModel, device: Device, cards: int, kept_bytes: float, 
     model = replace(model, config={**model.config, "num_nextn_predict_layers": 0})  # a draft's, which is not run
     if device.tensor_teraflops is None or device.memory_bandwidth is None or device.link_bandwidth is None:
         raise UsageError(f"the peak of {device.name} is not in the table")
-    experts = next((count(model, name) for name in _EXPERTS if model.config.get(name) is not None), 0)
-    chosen = count(model, "num_experts_per_tok", _CHOSEN.get(kind, 8)) / experts if experts else 0.0
+    experts, _, of_token = experts_of(model)
+    chosen = of_token / experts if experts else 0.0
     read = of_experts = flops = row = 0.0
     for matrix, size in sized(model, quantization, cards=cards):
         operations = 2 * matrix.numel * matrix.count / matrix.cut(cards)
@@ -108,10 +106,6 @@ def roofline(model: ServedModel, device: Device, cards: int, kept_bytes: float, 
         bandwidth=device.memory_bandwidth * _BANDWIDTH_REACHED, peak=2 * peak if eight else peak,
         attention_peak=peak, link=device.link_bandwidth,
     )  # fmt: skip
-
-
-#: Names that configurations have for the number of experts.
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def _attention(model: ServedModel, kind: str) -> int:

@@ -7,7 +7,7 @@ its headers' bytes are used instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,16 @@ from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
-from graphmem.serving.options import Named, Option, options_of
-from graphmem.serving.stored import kind_of, stored
+from graphmem.serving.options import Option, options_of
+from graphmem.serving.stored import experts_of, kind_of, stored
 from graphmem.serving.values import count
 from graphmem.units import GIB
 
+#: Bytes of an element of the cache by the names that engines use.
+CACHE_BYTES = {
+    "auto": 2, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "fp8_e4m3fn": 1, "int8": 1,
+}  # fmt: skip
 #: Decoders whose layers all keep keys and values of every head, and those that keep one latent vector for all heads.
 FOLLOWED = frozenset(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"))
 LATENT = frozenset(("deepseek_v2", "deepseek_v3"))
@@ -63,18 +68,12 @@ def decoder(question: Question, cards: int, accepted: frozenset[str] = FOLLOWED)
         values = count(model, "kv_lora_rank") + count(model, "qk_rope_head_dim")
     else:
         values = 2 * max(1, kv_heads // cards) * count(model, "head_dim", max(1, hidden // heads))
+    _, width, chosen = experts_of(model)
     return Decoder(
         layers, values, hidden, count(model, "vocab_size"), count(model, "max_position_embeddings", 2048),
-        _wide(model, kind) // cards, _bytes(question, cards),
+        width * chosen // cards, _bytes(question, cards),
         "the configuration counts them" if model.checkpoint is None else "the checkpoint's headers say",
     )  # fmt: skip
-
-
-def _wide(model: ServedModel, kind: str) -> int:
-    """Values of all feed-forward layers that a token goes through at once."""
-    if kind == "qwen3_moe" or kind in LATENT:
-        return count(model, "moe_intermediate_size") * count(model, "num_experts_per_tok", 8)
-    return count(model, "intermediate_size") * (count(model, "num_experts_per_tok", 2) if kind == "mixtral" else 1)
 
 
 def _bytes(question: Question, cards: int) -> int:
@@ -93,30 +92,103 @@ def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: i
     return stored(model, quantization, width, cards) - stored(without, quantization, width, cards)
 
 
+def outside(device: Device, cards: int) -> tuple[Figure, ...]:
+    """The memory that a process holds before it loads a model."""
+    return device.outside(Loads(communicators=(Communicator(cards),) if cards > 1 else ()))
+
+
+class Resolved:
+    """A question to an engine that is followed by a formula: ``found``, the values of its options by its own names,
+    ``own``, one card's share of the model, ``length``, tokens of the longest request, and what lies on the card before
+    a cache is made."""
+
+    def __init__(self, engine: Formula, question: Question) -> None:
+        self.question, self.device = question, question.device
+        self._options = engine.options
+        self._names = {option.field: name for name, option in engine.options.items()}
+        self.found = options_of(question, engine, engine.options, engine.short)
+        self.cards = self.of("tensor_parallel_size", 1)
+        weights = question.with_(quantization=self.of("quantization"), dtype=self.found["dtype"])
+        self.own = decoder(weights, self.cards, engine.accepted)
+        self.length = self.of("max_model_len", self.own.longest)
+        if self.length < 1 or (engine.keeps_to_length and self.length > self.own.longest):
+            option = self._names["max_model_len"].replace("_", "-")
+            raise UsageError(f"--{option} {self.length}; accepted: 1 to {self.own.longest}, the model's own")
+        before = outside(self.device, self.cards)
+        self.context = sum(figure.bytes for figure in before)
+        self.first = (
+            Part("outside the engine", self.context, "; ".join(figure.name for figure in before)),
+            Part("weights", self.own.weights_bytes, f"as {self.own.counted_by}"),
+        )
+
+    def of(self, field: str, otherwise: Any = None) -> Any:
+        """The value of the option that is this field of a question."""
+        return self.found.get(self._names.get(field, ""), otherwise)
+
+    def shown(self) -> dict[str, Any]:
+        """The options of an answer: all but those of the weights, which ``first`` counts."""
+        hidden = (self._names.get("dtype"), self._names.get("quantization"), "basis")
+        values = {**self.found, self._names["max_model_len"]: self.length}
+        return {name: values[name] for name in self._options if name in values and name not in hidden}
+
+
 class Formula:
-    """An engine that is followed by a formula over its ``options``: its cache gets what is left of the card. ``cards``
-    and ``length`` are its names of how many cards share the model and of the longest request, ``quantization`` of how
-    weights are kept; ``accepted``: models that are followed."""
+    """An engine that is followed by a formula over its ``options``: its cache gets what is left of the card, but for
+    :meth:`parts`. ``accepted``: models that are followed; ``advice``: what to do where nothing is left;
+    ``notes``: what a reader has to know, with values of options."""
 
     title: str
     newest: str
     options: Mapping[str, Option]
+    advice: str
     short: Mapping[str, str] = {}
-    cards, length, quantization = "tp_size", "max_seq_len", "quantization"
     accepted = FOLLOWED
+    basis = "formula"
+    notes: tuple[str, ...] = ()
     #: Whether it refuses requests that are longer than the model's own configuration says.
     keeps_to_length = True
 
-    def asked(self, question: Question) -> tuple[dict[str, Any], Decoder, int]:
-        """(values of its options, one card's share of the model, the longest request)."""
-        found = options_of(question, self, self.options, self.short)
-        weights = question.with_(quantization=found.get(self.quantization), dtype=found["dtype"])
-        own = decoder(weights, found.get(self.cards, 1), self.accepted)
-        asked = found.get(self.length, own.longest)
-        if asked < 1 or (self.keeps_to_length and asked > own.longest):
-            option = self.length.replace("_", "-")
-            raise UsageError(f"--{option} {asked}; accepted: 1 to {own.longest}, the model's own")
-        return found, own, asked
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        start = Resolved(self, question)
+        parts = (*start.first, *self.parts(start))
+        return self.filled(start, parts, self.token_bytes(start), start.of("max_num_seqs"), start.shown())
+
+    def parts(self, start: Resolved) -> Iterable[Part]:
+        """What is neither outside the engine, nor weights, nor the cache; nothing by default."""
+        return ()
+
+    def token_bytes(self, start: Resolved) -> int:
+        """Bytes of a token in one card's cache."""
+        return start.own.token_bytes(CACHE_BYTES[start.of("kv_cache_dtype", "auto")])
+
+    def filled(
+        self, start: Resolved, parts: Sequence[Part], token_bytes: int, requests: int, settings: Mapping[str, Any]
+    ) -> Served:  # fmt: skip
+        """The answer where whatever ``parts`` leave of the card is cut into pages."""
+        device, own, page = start.device, start.own, start.of("block_size", 1)
+        available = device.capacity_bytes - sum(part.bytes for part in parts)
+        pages = max(0, available // (token_bytes * page))
+        tokens = pages * page
+        refusal = None
+        if not tokens:
+            refusal = (
+                f"nothing is left for the KV cache on {device.name}: weights take {own.weights_bytes / GIB:.2f} of "
+                f"{device.capacity_bytes / GIB:.2f} GiB; {self.advice}"
+            )
+        cache = KVCache(
+            available_bytes=available, block_bytes=token_bytes * page, block_size=page, blocks=pages, tokens=tokens,
+            concurrency=tokens / start.length, longest=min(tokens, own.longest),
+            groups=(("full attention", own.layers),),
+        )  # fmt: skip
+        return Served(
+            engine=self.title, version=self.newest, model=start.question.model.name, gpu=device.name, cards=start.cards,
+            settings={**settings, "max_model_len": start.length, "max_num_seqs": requests},
+            total_bytes=device.capacity_bytes, requested_bytes=device.capacity_bytes, weights_bytes=own.weights_bytes,
+            parts=tuple(parts), kv_cache=cache,
+            request_blocks=lambda length: max(1, -(-length // page)), refusal=refusal, basis=self.basis,
+            notes=tuple(note.format(**start.found) for note in self.notes),
+        )  # fmt: skip
 
 
 def with_pool(served: Served, size: int) -> Served:
@@ -126,51 +198,3 @@ def with_pool(served: Served, size: int) -> Served:
     return replace(
         served, kv_cache=replace(cache, available_bytes=size, blocks=blocks, tokens=blocks * cache.block_size)
     )
-
-
-#: Bytes of an element of the cache by the names that engines use.
-CACHE_BYTES = {
-    "auto": 2, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "fp8_e4m3fn": 1, "int8": 1,
-}  # fmt: skip
-
-
-def outside(device: Device, cards: int) -> tuple[Figure, ...]:
-    """The memory that a process holds before it loads a model."""
-    return device.outside(Loads(communicators=(Communicator(cards),) if cards > 1 else ()))
-
-
-def first_parts(before: Sequence[Figure], own: Decoder) -> list[Part]:
-    """The first parts of the card: memory in use outside the engine, and the weights."""
-    return [
-        Part("outside the engine", sum(figure.bytes for figure in before), "; ".join(figure.name for figure in before)),
-        Part("weights", own.weights_bytes, f"as {own.counted_by}"),
-    ]
-
-
-def filled(
-    engine: Named, question: Question, own: Decoder, cards: int, *, parts: Sequence[Part], token_bytes: int,
-    page: int, length: int, requests: int, settings: Mapping[str, Any], advice: str, basis: str, notes: tuple[str, ...],
-) -> Served:  # fmt: skip
-    """The answer of an engine that cuts whatever ``parts`` leave of the card into pages of so many tokens."""
-    device = question.device
-    available = device.capacity_bytes - sum(part.bytes for part in parts)
-    pages = max(0, available // (token_bytes * page))
-    tokens = pages * page
-    refusal = None
-    if not tokens:
-        refusal = (
-            f"nothing is left for the KV cache on {device.name}: weights take {own.weights_bytes / GIB:.2f} of "
-            f"{device.capacity_bytes / GIB:.2f} GiB; {advice}"
-        )
-    cache = KVCache(
-        available_bytes=available, block_bytes=token_bytes * page, block_size=page, blocks=pages, tokens=tokens,
-        concurrency=tokens / length, longest=min(tokens, own.longest), groups=(("full attention", own.layers),),
-    )  # fmt: skip
-    return Served(
-        engine=engine.title, version=engine.newest, model=question.model.name, gpu=device.name, cards=cards,
-        settings={**settings, "max_model_len": length, "max_num_seqs": requests},
-        total_bytes=device.capacity_bytes, requested_bytes=device.capacity_bytes, weights_bytes=own.weights_bytes,
-        parts=tuple(parts), kv_cache=cache, graphs_bytes=0, fragmentation_bytes=0, outside=(),
-        request_blocks=lambda asked: max(1, -(-asked // page)), refusal=refusal, notes=notes, basis=basis,
-    )  # fmt: skip

@@ -145,41 +145,62 @@ def _attention(model: ServedModel, kind: str, layers: int, hidden: int) -> Itera
     yield Matrix(f"{at}o_proj", hidden, heads * size, layers, biased and kind != "qwen2")
 
 
-def _feed_forward(model: ServedModel, kind: str, layers: int, hidden: int) -> Iterator[Matrix]:
-    if kind == "mixtral":
-        experts, width = count(model, "num_local_experts"), count(model, "intermediate_size")
-        yield Matrix("model.layers.0.block_sparse_moe.gate", experts, hidden, layers, parts=1)
-        yield from _gated(
-            "model.layers.0.block_sparse_moe.experts.0", ("w1", "w3", "w2"), hidden, width, layers * experts
-        )
-    elif kind == "qwen3_moe":
-        experts, width = count(model, "num_experts"), count(model, "moe_intermediate_size")
-        yield Matrix("model.layers.0.mlp.gate", experts, hidden, layers, parts=1)
-        yield from _gated("model.layers.0.mlp.experts.0", _GATED, hidden, width, layers * experts)
-    elif kind.startswith("deepseek"):
-        yield from _deepseek(model, layers, hidden)
-    elif kind == "gpt_oss":
-        experts, width = count(model, "num_local_experts"), count(model, "intermediate_size")
-        yield Matrix("model.layers.0.mlp.router", experts, hidden, layers, True, 1)
-        yield Matrix("model.layers.0.mlp.experts.gate_up_proj", 2 * width, hidden, layers * experts, True)
-        yield Matrix("model.layers.0.mlp.experts.down_proj", hidden, width, layers * experts, True)
-    else:
-        yield from _gated("model.layers.0.mlp", _GATED, hidden, count(model, "intermediate_size"), layers)
-
-
-def _deepseek(model: ServedModel, layers: int, hidden: int) -> Iterator[Matrix]:
-    """The first layers are dense, the others have experts of their own and shared ones."""
-    dense = min(layers, count(model, "first_k_dense_replace", 0, least=0))
-    width, experts = count(model, "moe_intermediate_size"), count(model, "n_routed_experts")
-    shared = count(model, "n_shared_experts", 0, least=0)
-    yield from _gated("model.layers.0.mlp", _GATED, hidden, count(model, "intermediate_size"), dense)
-    yield Matrix("model.layers.3.mlp.gate", experts, hidden, layers - dense, parts=1)
-    yield from _gated("model.layers.3.mlp.experts.0", _GATED, hidden, width, (layers - dense) * experts)
-    if shared:
-        yield from _gated("model.layers.3.mlp.shared_experts", _GATED, hidden, shared * width, layers - dense)
-
-
 _GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """Where a family's configuration has the number of its experts and their width, how many a token chooses where it
+    does not say, and names of modules: of what chooses, of the first expert, and of its products."""
+
+    number: str
+    width: str
+    chosen: int
+    router: str
+    first: str = ""
+    names: Sequence[str] = _GATED
+
+
+_DEEPSEEK = _Experts("n_routed_experts", "moe_intermediate_size", 8, "mlp.gate", "mlp.experts.0")
+_EXPERTS = {
+    "mixtral": _Experts(
+        "num_local_experts", "intermediate_size", 2, "block_sparse_moe.gate", "block_sparse_moe.experts.0",
+        ("w1", "w3", "w2"),
+    ),
+    "qwen3_moe": _Experts("num_experts", "moe_intermediate_size", 8, "mlp.gate", "mlp.experts.0"),
+    "gpt_oss": _Experts("num_local_experts", "intermediate_size", 4, "mlp.router"),
+    "deepseek_v2": _DEEPSEEK, "deepseek_v3": _DEEPSEEK,
+}  # fmt: skip
+
+
+def experts_of(model: ServedModel) -> tuple[int, int, int]:
+    """(experts of a layer, their width, experts that a token chooses); of a dense model 0, its width and 1."""
+    known = _EXPERTS.get(str(model.config.get("model_type")))
+    if known is None:
+        return 0, count(model, "intermediate_size"), 1
+    chosen = count(model, "num_experts_per_tok", known.chosen)
+    return count(model, known.number), count(model, known.width), chosen
+
+
+def _feed_forward(model: ServedModel, kind: str, layers: int, hidden: int) -> Iterator[Matrix]:
+    """Of DeepSeek's the first layers are dense, the others have experts of their own and shared ones."""
+    known, at = _EXPERTS.get(kind), "model.layers.0."
+    if known is None:
+        yield from _gated(f"{at}mlp", _GATED, hidden, count(model, "intermediate_size"), layers)
+        return
+    experts, width, _ = experts_of(model)
+    if kind.startswith("deepseek"):
+        dense = min(layers, count(model, "first_k_dense_replace", 0, least=0))
+        yield from _gated(f"{at}mlp", _GATED, hidden, count(model, "intermediate_size"), dense)
+        at, layers = "model.layers.3.", layers - dense
+    yield Matrix(f"{at}{known.router}", experts, hidden, layers, kind == "gpt_oss", 1)
+    if kind == "gpt_oss":
+        yield Matrix(f"{at}mlp.experts.gate_up_proj", 2 * width, hidden, layers * experts, True)
+        yield Matrix(f"{at}mlp.experts.down_proj", hidden, width, layers * experts, True)
+    else:
+        yield from _gated(f"{at}{known.first}", known.names, hidden, width, layers * experts)
+    if kind.startswith("deepseek") and (shared := count(model, "n_shared_experts", 0, least=0)):
+        yield from _gated(f"{at}mlp.shared_experts", _GATED, hidden, shared * width, layers)
 
 
 def _gated(at: str, names: Sequence[str], hidden: int, width: int, times: int) -> Iterator[Matrix]:
@@ -220,7 +241,7 @@ def _corrections(model: ServedModel) -> int:
     if kind_of(model) != "deepseek_v3":
         return 0
     layers = count(model, "num_hidden_layers") + _drafting(model, "deepseek_v3")
-    return max(0, layers - count(model, "first_k_dense_replace", 0, least=0)) * count(model, "n_routed_experts")
+    return max(0, layers - count(model, "first_k_dense_replace", 0, least=0)) * experts_of(model)[0]
 
 
 # --- quantisations ----------------------------------------------------------------------------------------------------

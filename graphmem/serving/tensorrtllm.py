@@ -8,13 +8,13 @@ and activations, which decide what is free, nothing holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.logs import Reader, last, said, settings_in
+from graphmem.serving.base import Part, Served
+from graphmem.serving.logs import Reader, figure, last, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside, with_pool
+from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved, with_pool
 from graphmem.units import MIB
 
 #: Defaults as its logs print them where nothing is said; pages were of 64 tokens before.
@@ -72,13 +72,13 @@ _READER = Reader(
     version=re.compile(r"TensorRT-LLM (?:version: |LLM version: )(\d+\.\d+[\w.]*)"),
     settings=_logged,
     total=(re.compile(r"paged kv cache: total: (\d+\.\d+) GiB"),),
-    told=("KvCacheConfig(", "LlmArgs(", "fraction is set", "KV Memory Percentage", "free_gpu_memory_fraction"),
+    options_lines=("KvCacheConfig(", "LlmArgs(", "fraction is set", "KV Memory Percentage", "free_gpu_memory_fraction"),
     figures=(
-        said("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
-        said("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache", worst=last),
-        said("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, last),
-        said("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
-        said("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
+        figure("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
+        figure("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache", worst=last),
+        figure("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, last),
+        figure("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
+        figure("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
     ),
 )
 
@@ -92,36 +92,20 @@ class TensorRTLLM(Formula):
     newest = "1.0"
     log = _READER
     options, short, keeps_to_length = OPTIONS, SHORT, False
+    advice = "give more cards (--tp), or quantised weights"
+    notes = (
+        "only the share of free memory, its pages and tokens are held by public logs; weights, activations and "
+        "workspaces, which decide what is free, are formulas",
+    )
 
-    def serve(self, question: Question) -> Served:
-        """See :class:`graphmem.serving.base.Engine`."""
-        found, own, length = self.asked(question)
-        cards, batch, tokens = found["tp_size"], found["max_batch_size"], found["max_num_tokens"]
-        fraction, page = found["free_gpu_memory_fraction"], found["tokens_per_block"]
-        before = outside(question.device, cards)
-        context = sum(figure.bytes for figure in before)
-        peak = own.activations(tokens, min(batch, tokens))
-        free = question.device.capacity_bytes - context - own.weights_bytes - peak
-        parts = [
-            *first_parts(before, own),
-            Part("activations", peak, f"a formula: {tokens} tokens, {min(batch, tokens)} rows of logits"),
-            Part("kept free", max(0, free - pool_bytes(free, fraction)), f"free_gpu_memory_fraction {fraction:g}"),
-        ]
-        return filled(
-            self, question, own, cards, parts=parts, page=page, length=length, requests=batch,
-            token_bytes=own.token_bytes(CACHE_BYTES[found["kv_cache_dtype"]]),
-            settings={
-                "free_gpu_memory_fraction": fraction, "max_seq_len": length, "max_batch_size": batch,
-                "max_num_tokens": tokens, "tokens_per_block": page, "tp_size": cards,
-                "kv_cache_dtype": found["kv_cache_dtype"],
-            },
-            advice="give more cards (--tp), or quantised weights",
-            basis="formula",
-            notes=(
-                "only the share of free memory, its pages and tokens are held by public logs; weights, activations and "
-                "workspaces, which decide what is free, are formulas",
-            ),
-        )  # fmt: skip
+    def parts(self, start: Resolved) -> Iterator[Part]:
+        """See :class:`graphmem.serving.shapes.Formula`."""
+        tokens, fraction = start.found["max_num_tokens"], start.found["free_gpu_memory_fraction"]
+        rows = min(start.found["max_batch_size"], tokens)
+        peak = start.own.activations(tokens, rows)
+        free = start.device.capacity_bytes - start.context - start.own.weights_bytes - peak
+        yield Part("activations", peak, f"a formula: {tokens} tokens, {rows} rows of logits")
+        yield Part("kept free", max(0, free - pool_bytes(free, fraction)), f"free_gpu_memory_fraction {fraction:g}")
 
     def with_available(self, served: Served, free: int) -> Served:
         """The answer where so many bytes were free once the engine was loaded."""

@@ -8,13 +8,13 @@ flash_causal_lm.py`` (``warmup``) and ``utils/import_utils.py``: free memory aft
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.base import Part
+from graphmem.serving.logs import Reader, figure, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, Formula, filled, first_parts, outside
+from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved
 
 #: Defaults of launcher/src/main.rs; of tokens of a prefill where it does not choose by FLOPs.
 OPTIONS = {
@@ -50,10 +50,10 @@ _READER = Reader(
     version=None,
     settings=_logged,
     model=("model_id",),
-    told=("Args {",),
+    options_lines=("Args {",),
     figures=(
-        said("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),
-        said("tokens", "max batch total tokens", r"Setting max batch total tokens to #", 0, min),
+        figure("blocks", "KV-cache blocks", r"KV-cache blocks: #", 0, min),
+        figure("tokens", "max batch total tokens", r"Setting max batch total tokens to #", 0, min),
     ),
 )
 
@@ -65,35 +65,19 @@ class TGI(Formula):
     title = "Text Generation Inference"
     newest = "3.3"
     log = _READER
-    options, cards, length, quantization = OPTIONS, "num_shard", "max_total_tokens", "quantize"
+    options = OPTIONS
+    advice = "give more cards (--num-shard), or quantised weights (--quantize)"
+    notes = (
+        "the launcher chooses the tokens of a prefill by the card's speed, which is not followed: "
+        "{max_batch_prefill_tokens:,} are taken (--max-batch-prefill-tokens)",
+    )
 
-    def serve(self, question: Question) -> Served:
-        """See :class:`graphmem.serving.base.Engine`."""
-        found, own, length = self.asked(question)
-        cards, prefill = found["num_shard"], found["max_batch_prefill_tokens"]
-        requests, fraction = found["max_concurrent_requests"], found["cuda_memory_fraction"]
-        before = outside(question.device, cards)
-        kept = round(question.device.capacity_bytes * (1 - fraction * _WIGGLE))
-        parts = [
-            *first_parts(before, own),
-            Part("activations", own.activations(prefill, 1), f"a formula: {prefill} tokens of prefills"),
-            Part("kept free", kept, f"cuda_memory_fraction {fraction:g}, and a tenth of it for graphs"),
-        ]
-        return filled(
-            self, question, own, cards, parts=parts, page=1, length=length, requests=requests,
-            token_bytes=own.token_bytes(CACHE_BYTES[found["kv_cache_dtype"]]),
-            settings={
-                "max_total_tokens": length, "max_batch_prefill_tokens": prefill, "max_concurrent_requests": requests,
-                "cuda_memory_fraction": fraction, "num_shard": cards,
-                "kv_cache_dtype": found["kv_cache_dtype"],
-            },
-            advice="give more cards (--num-shard), or quantised weights (--quantize)",
-            basis="formula",
-            notes=(
-                "the launcher chooses the tokens of a prefill by the card's speed, which is not followed: "
-                f"{prefill:,} are taken (--max-batch-prefill-tokens)",
-            ),
-        )  # fmt: skip
+    def parts(self, start: Resolved) -> Iterator[Part]:
+        """See :class:`graphmem.serving.shapes.Formula`."""
+        prefill, fraction = start.found["max_batch_prefill_tokens"], start.found["cuda_memory_fraction"]
+        yield Part("activations", start.own.activations(prefill, 1), f"a formula: {prefill} tokens of prefills")
+        kept = round(start.device.capacity_bytes * (1 - fraction * _WIGGLE))
+        yield Part("kept free", kept, f"cuda_memory_fraction {fraction:g}, and a tenth of it for graphs")
 
 
 ENGINE: Any = TGI()

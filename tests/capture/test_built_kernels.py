@@ -1,4 +1,4 @@
-"""Kernels that a library compiles when they are first used, with a stand-in of FlashInfer's builder."""
+"""Kernels that a library compiles when they are first used, with stand-ins of FlashInfer's builder and CuTe's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,38 @@ from graphmem.analyze import analyze
 from graphmem.training.program import Program
 
 _LIBRARY = {
-    "__init__.py": "",
-    "jit/__init__.py": "",
-    "jit/core.py": """
+    "cutlass/__init__.py": "",
+    "cutlass/base_dsl/__init__.py": "",
+    "cutlass/base_dsl/compiler.py": """
+class CompileCallable:
+    def __call__(self, function, *arguments):
+        raise RuntimeError("no card to compile for")
+""",
+    "cutlass/cute/__init__.py": "",
+    "cutlass/cute/runtime.py": """
+def from_dlpack(tensor, assumed_align=None):
+    return tensor.__dlpack__()
+""",
+    "flashinfer/__init__.py": "",
+    "flashinfer/jit/__init__.py": "",
+    "flashinfer/jit/core.py": """
 class JitSpec:
     def build_and_load(self):
         raise RuntimeError("nvcc is missing")
 """,
-    "sampling.py": """
+    "flashinfer/scanning.py": """
+import torch
+from cutlass.base_dsl.compiler import CompileCallable
+from cutlass.cute.runtime import from_dlpack
+
+def scan(values):
+    shown = from_dlpack(values, assumed_align=16).mark_layout_dynamic(leading_dim=1)
+    assert shown.shape == values.shape
+    workspace = torch.empty(4096, dtype=torch.uint8, device=values.device)
+    CompileCallable()(scan, shown)(values, workspace)
+    return workspace
+""",
+    "flashinfer/sampling.py": """
 import functools, torch
 from flashinfer.jit.core import JitSpec
 
@@ -39,7 +63,9 @@ def sample(probs):
 _PROGRAM = """
 import torch
 from flashinfer.sampling import sample
+from flashinfer.scanning import scan
 chosen = sample(torch.rand(1024, 512, device="cuda"))
+kept = scan(torch.empty(8, 8, device="cuda"))
 print(torch.cuda.max_memory_allocated())
 """
 
@@ -49,10 +75,10 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library, which nobody finds afterwards."""
 
     def imported() -> list[str]:
-        return [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]
+        return [name for name in sys.modules if name.partition(".")[0] in ("cutlass", "flashinfer")]
 
     for name, text in _LIBRARY.items():
-        path = tmp_path / "packages" / "flashinfer" / name
+        path = tmp_path / "packages" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "packages")

@@ -25,7 +25,7 @@ _QUICK = ("glm-9b-tp2", "qwen1.5-moe-6l", "lfm2-moe-4l", "dots1-2l-tp2", "glm4.7
 #: taken to be like transformers'.
 LIKE = {
     "gpt2-xl": 4_194_304, "gpt-oss-20b-4l": 14_680_064, "bloom-7b1-8l": -262_656, "minitron-8b-6l-fp8kv": 16_777_216,
-    "falcon-h1-1.5b-8l": 70_641_664, "gemma3n-e2b-10l": -88_113_152, "minicpm3-4b-8l": -137_887_744,
+    "falcon-h1-1.5b-8l": -6_291_456, "gemma3n-e2b-10l": -88_113_152, "minicpm3-4b-8l": -137_887_744,
     "gemma4-text-6l": 25_165_824, "nemotron-h-8b-8l": 262_144, "zamba2-2.7b-8l": 69_206_016,
     "granite-4-h-tiny-6l": -8_388_608, "cohere2-moe-3l": 18_874_368,
     "longcat-flash-1l": -8_388_608,

@@ -267,3 +267,11 @@ def test_a_part_that_explains_little_is_not_named_as_the_reason(tmp_path: Path) 
     assert below is not None
     assert below.share is None
     assert "e+" not in compared(path, gpu="H100").report()
+
+
+def test_what_a_log_cannot_answer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(NEW)
+    code, said = _run("--from-log", str(path), "--load", "4")
+    assert (code, said.count("\n")) == (1, 1)
+    assert "--load is not asked of a log" in said

@@ -158,7 +158,7 @@ def test_the_command_before_a_log_tells_its_options(tmp_path: Path) -> None:
     report = _compared(tmp_path, SGLANG, gpu="H100")
     assert report.served.model == "Qwen/Qwen3-32B"
     assert report.served.settings["mem_fraction_static"] == 0.9
-    assert report.log.is_told
+    assert report.log.names_options
     assert report.given is not None  # of what the log says was free once the weights were there
     assert report.given.predicted == pytest.approx(39_078, rel=1e-3)
 

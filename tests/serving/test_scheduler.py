@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphmem.serving.base import Request
-from graphmem.serving.fleet import Wanted, loaded
+from graphmem.serving.fleet import loaded
+from graphmem.serving.load_options import OverTime
 from graphmem.serving.loads import drawn
 from graphmem.serving.over_time import Course, LoadAnswer, Speed
 from graphmem.serving.vllm.block_pool import BlockPool
@@ -236,7 +237,7 @@ def test_a_load_is_followed_to_its_end_on_one_copy_alone() -> None:
         scheduler=make, refusal=None, cards=1, kv_cache=SimpleNamespace(block_bytes=16, block_size=16)
     )
     requests = drawn(120.0, 100.0, ((50.0, 100),), ((50.0, 50),), 300)
-    report = loaded(served, requests, 100.0, Speed(step_seconds=0.1), Wanted(5.0), "")
+    report = loaded(served, requests, 100.0, Speed(step_seconds=0.1), OverTime(max_wait=5.0), "")
     assert report.answer.given_up_at is None
     too_few = [100.0 if one.followed is None else one.followed for one in report.tried[1:] if not one.enough]
     assert len(too_few) >= 3

@@ -435,6 +435,10 @@ def test_prompts_that_begin_alike_are_found(tmp_path: Path) -> None:
     assert _found(tmp_path / "plain.csv", plain) == (3300, 0)
     off = _found(tmp_path / "plain.csv", plain, "--shared-prefix", "1000", "--no-enable-prefix-caching")
     assert off == (3300, 0)
+    for own in ("named.csv", "mooncake.jsonl"):
+        code, text = _run(LLAMA, "--gpu", "L40S", "--trace", str(tmp_path / own), "--shared-prefix", "1000")
+        assert (code, text.count("\n")) == (1, 1)
+        assert "says itself how its prompts begin: leave out --shared-prefix 1000" in text
 
 
 def test_blocks_that_left_the_card_come_from_the_host(tmp_path: Path) -> None:
@@ -466,7 +470,10 @@ def test_prefill_and_decode_apart() -> None:
     assert 50e6 < apart["moved_bytes"] < 500e6
     slow = _json(*asked, "--disaggregated", "--kv-links", "0.5,32")["over_time"]["apart"]
     assert slow["ttft_p99"] > apart["ttft_p99"]
-    assert "1 prefill" in _run(*asked, "--disaggregated")[1]
+    text = " ".join(_run(*asked, "--disaggregated", "--kv-offloading-size", "8")[1].split())
+    assert "1 prefill" in text
+    assert "With a token every 50 ms both ways take 2 cards. With another --max-tpot" in text
+    assert "engines of one role keep nothing on the host (--kv-offloading-size)" in text
     code, text = _run("google/gemma-3-12b-it", *asked[1:], "--disaggregated")
     assert (code, text.count("\n")) == (1, 1)
     assert "one group of layers" in text
@@ -483,7 +490,23 @@ def test_copies_that_follow_the_load(tmp_path: Path) -> None:
     assert copies == [1, 0, found["copies"], 0, 1, 0, 1]
     assert scaling["copy_hours"] == pytest.approx(0.5 * (found["copies"] + 2) + 1 / 60 + (found["copies"] + 3) / 12)
     assert scaling["fixed_cost"] == pytest.approx(2 * found["copies"] * (10860 / 3600 + 1 / 12))
-    assert re.search(rf"1:00 to 1:30 +4\.00 +{found['copies']}\n", _run(*asked)[1])
+    text = _run(*asked)[1]
+    assert re.search(rf"1:00 to 1:30 +4\.00 +{found['copies']}\n", text)
+    path.write_text("timestamp,prompt,output\n0,50,5\n7205,50,5")
+    assert re.search(r"2:00 to 2:01:05 ", _run(*asked)[1])
+
+
+def test_a_spreadsheet_of_a_load_has_what_was_tried() -> None:
+    """Units as people write them, and figures in seconds and dollars."""
+    asked = (LLAMA, "--gpu", "L40S", "--max-model-len", "8192", "--arrivals", "4rps", "--duration", "2 minutes",
+             *OVER_TIME, "--max-tpot", "50msec", "--price", "1.5", "--format", "csv")  # fmt: skip
+    code, text = _run(*asked)
+    assert code == 0
+    header, *rows = next(part for part in text.split("\n\n") if part.startswith("engines,")).splitlines()
+    assert header.startswith("engines,cards,cache,preempted,wait_seconds,first_token_seconds,each_token_seconds,")
+    assert "an_hour_dollars" in header
+    assert [row.split(",")[0] for row in rows] == [str(number + 1) for number in range(len(rows))]
+    assert [row.rpartition(",")[2] for row in rows][-1] == "enough"
 
 
 def test_requests_that_the_engine_refuses_are_carried_by_no_number() -> None:
@@ -498,11 +521,13 @@ def test_requests_that_the_engine_refuses_are_carried_by_no_number() -> None:
     ("arguments", "message"),
     [
         (["--shared-prefix", "500"], "--shared-prefix belongs to a load over time"),
-        (["--autoscale", "10min"], "are of a load over time"),
+        (["--autoscale", "10min"], "--autoscale belongs to a load over time"),
+        (["--step-time", "20ms"], "--step-time belongs to a load over time"),
+        (["--kv-offloading-size", "8GiB"], "a number of GiB above 0, without the unit"),
         (["--arrivals", "5/s", *OVER_TIME, "--max-tpot", "50"], "--max-tpot '50' is no time"),
         (["--arrivals", "5/s", *OVER_TIME, "--shared-prefix", "9000"], "is longer than nearly all prompts"),
         (["--arrivals", "5/s", *OVER_TIME, "--kv-links", "50"], "GB/s of a card to other engines and to its host"),
-        (["--arrivals", "5/s", *OVER_TIME, "--autoscale", "1min"], "shorter than --startup 5min"),
+        (["--arrivals", "5/s", *OVER_TIME, "--autoscale", "1min"], "shorter than --startup 300s"),
         (["--arrivals", "5/s", *OVER_TIME, "--max-tpot", "fast"], "--max-tpot 'fast' is no time"),
         (["--arrivals", "5", *OVER_TIME], "5/s, 300/min"),
         (["--arrivals", "5/s"], "wants --lengths"),
@@ -516,7 +541,8 @@ def test_requests_that_the_engine_refuses_are_carried_by_no_number() -> None:
         (["--arivals", "5/s"], "did you mean --arrivals?"),
         (["--trace", "nowhere.csv"], "nowhere.csv: No such file"),
         (["--trace", "nowhere.csv", "--arrivals", "1/s"], "comes from one of them"),
-        (["--tokens-per-second", "-1"], "accepted: a number above 0"),
+        (["--trace", "nowhere.csv", "--duration", "5min"], "comes from one of them"),
+        (["--tokens-per-second", "-1"], "a number above 0"),
     ],
 )
 def test_a_load_that_is_none_is_one_line(arguments: Sequence[str], message: str) -> None:

@@ -2,8 +2,9 @@
 
 FlashInfer compiles CUDA for the card that is there (``flashinfer/jit/core.py``, 0.2 to 0.7), and so does SGLang
 (``sglang/kernels/jit``, 0.5.23): for minutes, and with a toolkit that a machine without a card need not have. CuTe's
-kernels are Python that its own compiler reads (``cutlass/base_dsl/compiler.py``, 4.8). What a kernel writes it is
-given, by Python around it, which runs as it is.
+kernels are Python that its own compiler reads (``cutlass/base_dsl/compiler.py``, 4.8), for tensors that it is shown by
+their addresses (``cutlass/cute/runtime.py``). What a kernel writes it is given, by Python around it, which runs as it
+is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import torch
 
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor
 
+#: Where CuTe's compiler is shown tensors: none has an address here.
+_SHOWN = "cutlass.cute.runtime"
 #: Modules, and the function of each, by class where it is a method, that gives the kernels of one specification.
 _BUILDERS = {
     "cutlass.base_dsl.compiler": ("CompileCallable", "__call__"),
@@ -32,6 +36,9 @@ def built_kernels(forget: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Until the end kernels are not built; ``forget`` gets every tensor that one is given."""
 
     def follow(patches: Patches, module: ModuleType) -> None:
+        if module.__name__ == _SHOWN:
+            patches.around(module, {"from_dlpack": _shown})
+            return
         class_name, function = _BUILDERS[module.__name__]
         owner = module if class_name is None else getattr(module, class_name)
         is_captured = patches.threads.only(lambda: True)
@@ -41,8 +48,24 @@ def built_kernels(forget: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
         patches.around(owner, {function: unbuilt})
 
-    with patched_imports(dict.fromkeys(_BUILDERS, follow)):
+    with patched_imports(dict.fromkeys((*_BUILDERS, _SHOWN), follow)):
         yield
+
+
+def _shown(original: Callable[..., Any], tensor: object, *args: Any, **kwargs: Any) -> Any:
+    return _Shown(tensor) if isinstance(tensor, FakeTensor) else original(tensor, *args, **kwargs)
+
+
+class _Shown:
+    """A tensor as CuTe's compiler is shown it, with methods that mark what of it may change."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.stride = tuple(tensor.shape), tensor.stride()
+
+    def __getattr__(self, name: str) -> Callable[..., _Shown]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: self
 
 
 class _Unbuilt:

@@ -234,12 +234,22 @@ def _of_plain(
 ) -> torch.Tensor:
     """``FakeTensorConverter.from_real_tensor``, which refuses tensors of any class but PyTorch's."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
+        if kwargs.get("shape_env") is not None and kwargs.get("symbolic_context") is None:
+            kwargs.update(_symbols_of(t))
         with disable_current_modes(), without_torch_function():
             t = _AS_SUBCLASS(t, torch.Tensor)
     made = original(self, fake_mode, t, *args, **kwargs)
     if t.is_meta and t._is_zerotensor():  # C++ makes them for forward derivatives, beside every mode
         vars(made)[FAKE_DEVICE] = cards().own
     return made
+
+
+def _symbols_of(tensor: torch.Tensor) -> dict[str, object]:
+    """Sizes that Dynamo has made symbols of, which are the same ones to its backend: PyTorch knows them by the tensor
+    (``TracingContext.tensor_to_context``, torch/_guards.py)."""
+    context = private("torch._guards.TracingContext.try_get", "compiled code is of one size")()
+    known = None if context is None else context.tensor_to_context.get(tensor)
+    return {} if known is None else {"symbolic_context": known, "source": known.tensor_source}
 
 
 #: Classes of PyTorch that are fake tensors' own.

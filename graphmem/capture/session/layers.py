@@ -441,7 +441,7 @@ LAYERS: tuple[Layer, ...] = (
         "built kernels",
         "device/built_kernels",
         "libraries would compile kernels for the card where they are first used",
-        ("cutlass.base_dsl.compiler.*", "flashinfer.jit.core.*", "sglang.kernels.jit.*"),
+        ("cutlass.base_dsl.compiler.*", "cutlass.cute.runtime.*", "flashinfer.jit.core.*", "sglang.kernels.jit.*"),
         "built_kernels",
         lambda context: (context.recorder.values.forget,),
         lost="kernels that a library builds cannot be followed",

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
 from graphmem.serving.installed import BASES, AskedFirst
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.logs import Reader, figure, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
 from graphmem.serving.sglang import installed
-from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, filled, first_parts, outside, with_pool
+from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, Resolved, with_pool
 from graphmem.serving.stored import matrices
 from graphmem.serving.values import count
 from graphmem.units import MIB
@@ -73,15 +74,15 @@ _READER = Reader(
     version=re.compile(r"sglang(?: version|==)[ =:v]*(\d+\.\d+[\w.]*)"),
     settings=_logged,
     model=("model_path",),
-    told=("ServerArgs(",),
+    options_lines=("ServerArgs(",),
     sums={"weights": ("weights", "beside the weights")},
     free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
     figures=(
-        said("weights", "Load weight end", r"mem usage=# GB"),
-        said("available", "Load weight end", r"avail mem=# GB", worst=min),
-        said("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
-        said("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
-        said("tokens", "#tokens:", r"\x23tokens: #", 0, min),
+        figure("weights", "Load weight end", r"mem usage=# GB"),
+        figure("available", "Load weight end", r"avail mem=# GB", worst=min),
+        figure("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
+        figure("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
+        figure("tokens", "#tokens:", r"\x23tokens: #", 0, min),
     ),
 )
 
@@ -94,7 +95,13 @@ class SGLang(AskedFirst, Formula):
     title = "SGLang"
     newest = "0.5"
     log = _READER
-    options, short, length, accepted = OPTIONS, SHORT, "context_length", FOLLOWED | LATENT
+    options, short, accepted, basis = OPTIONS, SHORT, FOLLOWED | LATENT, "logs"
+    advice = "raise --mem-fraction-static, or give more cards (--tp)"
+    notes = (
+        "twelve public logs: tokens within 1.7 %, given what was free before loading; activations and graphs are what "
+        "--mem-fraction-static keeps free, and are not predicted",
+        "the default fraction is that of 0.5.23; older versions had no graphs of prefills, and 0.88 on an H100",
+    )
 
     def why_not(self, question: Question) -> str | None:
         """See :class:`graphmem.serving.installed.AskedFirst`."""
@@ -106,51 +113,38 @@ class SGLang(AskedFirst, Formula):
 
     def retold(self, question: Question) -> Served:
         """See :class:`graphmem.serving.installed.AskedFirst`."""
-        found, own, length = self.asked(question)
-        cards, page = found["tp_size"], found["page_size"]
-        chunk, graphs = _defaults(question.device, cards)
-        chunk = found.get("chunked_prefill_size", chunk)
-        chunk = found.get("max_prefill_tokens", _LARGEST[0]) if chunk < 1 else chunk  # prompts are not cut
-        graphs = min(found.get("cuda_graph_max_bs", graphs), found.get("max_running_requests", graphs))
-        graphs = 0 if found.get("disable_cuda_graph") else graphs
-        prefills = 0 if found.get("disable_cuda_graph") else _prefill_graphs_mib(question.model, chunk)
-        fraction = found.get("mem_fraction_static")
-        fraction = fraction or default_fraction(question.device, cards, chunk, graphs, prefills)
-        before = outside(question.device, cards)
-        context = sum(figure.bytes for figure in before)
-        free = question.device.capacity_bytes - context
-        token = own.token_bytes(CACHE_BYTES[found["kv_cache_dtype"]])
-        plain = question.model.checkpoint is None and not found.get("quantization")
-        beside = beside_weights(question.model, cards) if plain else 0
+        start = Resolved(self, question)
+        found, own, model = start.found, start.own, question.model
+        chunk, graphs = _batches(start)
+        has_graphs = not found.get("disable_cuda_graph")
+        prefills = _prefill_graphs_mib(model, chunk) if has_graphs else 0
+        fraction = found.get("mem_fraction_static") or default_fraction(
+            start.device, start.cards, chunk, graphs, prefills
+        )
+        free, token = start.device.capacity_bytes - start.context, self.token_bytes(start)
+        plain = model.checkpoint is None and not found.get("quantization")
+        beside, kept = beside_weights(model, start.cards) if plain else 0, round(free * (1 - fraction))
         parts = [
-            *first_parts(before, own),
+            *start.first,
             Part("beside the weights", beside, "blocks of the allocator, and the rotary table in fp32"),
-            Part("kept free", round(free * (1 - fraction)), f"mem_fraction_static {fraction:g}: activations, graphs"),
+            Part("kept free", kept, f"mem_fraction_static {fraction:g}: activations, graphs"),
         ]
-        left = free - sum(part.bytes for part in parts[1:])
+        left = free - own.weights_bytes - beside - kept
         tokens = max(0, left // token)
-        if "max_total_tokens" in found and found["max_total_tokens"] < tokens:
-            parts.append(Part("not asked for", left - found["max_total_tokens"] * token, "max_total_tokens"))
+        if found.get("max_total_tokens", tokens) < tokens:
             tokens = found["max_total_tokens"]
-        requests = found.get("max_running_requests") or max(min(int(tokens / length * 512), 4096), 2048)
+            parts.append(Part("not asked for", left - tokens * token, "max_total_tokens"))
+        requests = found.get("max_running_requests") or max(min(int(tokens / start.length * 512), 4096), 2048)
         requests = max(1, min(requests, tokens // 2))
-        table = 4 * (requests + 1) * (length + 4)
-        return filled(
-            self, question, own, cards, parts=parts, token_bytes=token, page=page, length=length, requests=requests,
-            settings={
-                "mem_fraction_static": fraction, "context_length": length, "max_running_requests": requests,
-                "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": cards, "page_size": page,
-                "kv_cache_dtype": found["kv_cache_dtype"],
-            },
-            advice="raise --mem-fraction-static, or give more cards (--tp)",
-            basis="logs",
-            notes=(
-                "twelve public logs: tokens within 1.7 %, given what was free before loading; activations and graphs "
-                "are what --mem-fraction-static keeps free, and are not predicted",
-                f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
-                "the default fraction is that of 0.5.23; older versions had no graphs of prefills, and 0.88 on an H100",
-            ),
-        )  # fmt: skip
+        settings = {
+            "mem_fraction_static": fraction, "context_length": start.length, "max_running_requests": requests,
+            "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": start.cards,
+            "page_size": found["page_size"], "kv_cache_dtype": found["kv_cache_dtype"],
+        }  # fmt: skip
+        size = 4 * (requests + 1) * (start.length + 4)
+        served = self.filled(start, parts, token, requests, settings)
+        table = f"of what is kept free the table of requests' tokens takes {size / MIB:,.0f} MiB"
+        return replace(served, notes=(*served.notes, table))
 
     def with_available(self, served: Served, free: int) -> Served:
         """The answer where so many bytes were free once the weights were loaded."""
@@ -158,12 +152,15 @@ class SGLang(AskedFirst, Formula):
         return with_pool(served, free - kept)
 
 
-def _defaults(device: Device, cards: int) -> tuple[int, int]:
-    size = _board(device)
-    for most, chunk, few, many in _BY_MEMORY:
-        if size < most:
-            return chunk, few if cards < 4 else many
-    return _LARGEST[0], _LARGEST[1]
+def _batches(start: Resolved) -> tuple[int, int]:
+    """Tokens of a prefill's chunk, and the largest batch of CUDA graphs: as given, else by the card's memory."""
+    found, size, few = start.found, _board(start.device), start.cards < 4
+    usual = next((one[1:] for one in _BY_MEMORY if size < one[0]), _LARGEST)
+    chunk = found.get("chunked_prefill_size", usual[0])
+    if chunk < 1:  # prompts are not cut
+        chunk = found.get("max_prefill_tokens", _LARGEST[0])
+    graphs = min(found.get("cuda_graph_max_bs", usual[1 if few else 2]), found.get("max_running_requests", 1 << 31))
+    return chunk, 0 if found.get("disable_cuda_graph") else graphs
 
 
 def beside_weights(model: ServedModel, cards: int) -> int:

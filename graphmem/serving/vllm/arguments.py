@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from graphmem.base.documents import shown
 from graphmem.errors import UsageError
+from graphmem.serving.base import spelled
 from graphmem.serving.installed import BASES
-from graphmem.serving.options import flag, here, nearest, one_of, whole
+from graphmem.serving.options import TABLES, flag, one_of, values_of, whole, without_effect
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
 
@@ -36,54 +37,12 @@ GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEW
 _LEVELS, _USUAL_LEVEL = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE"), 2
 #: ``CompilationMode``: all but the last leave the model to Python, or to torch.compile as it comes.
 _COMPILED = 3
-#: Options that change nothing here: who asks, how it is answered, how weights are read.
-WITHOUT_EFFECT = frozenset((
-    "host", "port", "uvicorn_log_level", "api_key", "served_model_name", "chat_template", "tool_call_parser",
-    "enable_auto_tool_choice", "reasoning_parser", "trust_remote_code", "seed", "disable_log_stats",
-    "disable_log_requests", "enable_log_requests", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "revision",
-    "tokenizer_revision", "download_dir", "distributed_executor_backend", "generation_config", "scheduling_policy",
-    "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
-    "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
-    "ssl_certfile", "media_io_kwargs", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb",
-    "mm_hasher_algorithm", "interleave_mm_strings", "allowed_local_media_path", "allowed_media_domains",
-    "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning", "hf_token",
-    "hf_config_path", "config_format", "code_revision", "enable_prompt_tokens_details", "chat_template_kwargs",
-    "default_chat_template_kwargs", "chat_template_content_format", "override_generation_config", "logits_processors",
-    "logprobs_mode", "structured_outputs_config", "reasoning_config", "otlp_traces_endpoint", "collect_detailed_traces",
-    "kv_cache_metrics", "cudagraph_metrics", "enable_mfu_metrics", "enable_force_include_usage",
-    "enable_request_id_headers", "log_config_file", "log_level", "uds", "middleware", "lora_modules", "headless",
-    "nnodes", "node_rank", "master_addr", "master_port", "data_parallel_address", "data_parallel_backend",
-    "data_parallel_rpc_port", "data_parallel_size_local", "safetensors_load_strategy", "model_loader_extra_config",
-    "ignore_patterns", "pt_load_map_location", "use_tqdm_on_load", "prefix_caching_hash_algo", "kv_events_config",
-    "stream_interval", "shutdown_timeout", "enable_log_deltas", "disable_fastapi_docs", "enable_server_load_tracking",
-    "tool_server", "tool_parser_plugin", "exclude_tools_when_tool_choice_none", "long_prefill_token_threshold",
-    "max_parallel_loading_workers", "numa_bind", "disable_cascade_attn", "calculate_kv_scales", "max_log_len",
-    "data_parallel_start_rank", "data_parallel_rank", "data_parallel_hybrid_lb", "data_parallel_external_lb",
-    "return_tokens_as_token_ids", "disable_frontend_multiprocessing", "max_num_partial_prefills",
-    "max_long_partial_prefills", "ray_workers_use_nsight", "scheduler_reserve_full_isl", "enable_ssl_refresh",
-    # Of releases before 0.12, which have them no more.
-    "device", "max_seq_len_to_capture", "num_scheduler_steps", "use_v2_block_manager", "worker_use_ray",
-    "scheduler_delay_factor", "preemption_mode", "num_lookahead_slots", "guided_decoding_disable_fallback",
-    "engine_use_ray", "disable_async_output_proc", "multi_step_stream_outputs",
-))  # fmt: skip
+#: Options that change nothing here.
+_WITHOUT_EFFECT = without_effect("vllm")
 
 
 #: Options that are taken, and whose memory on the card is not followed: what the answer says of each.
-NOT_COUNTED = {
-    "attention_backend": "--attention-backend: attention is that of the card's usual kernels; another one's buffers, "
-    "and what it takes in graphs, are not counted",
-    "kv_transfer_config": "--kv-transfer-config: what the connector keeps on the card is not counted",
-    "moe_backend": "--moe-backend: experts run on Triton's kernels; another one's scratch is not counted",
-    "enable_sleep_mode": "--enable-sleep-mode: memory comes from its own allocator, whose granularity is not counted",
-    "attention_config": "--attention-config: attention is that of the card's usual kernels; another one's buffers are "
-    "not counted",
-    "kernel_config": "--kernel-config: kernels are the usual ones; the scratch of others is not counted",
-    "enable_prompt_embeds": "--enable-prompt-embeds: the buffer of embeddings is not counted",
-    "fully_sharded_loras": "--fully-sharded-loras: adapters are counted as they lie without it",
-    "ec_transfer_config": "--ec-transfer-config: what the connector keeps on the card is not counted",
-    "task": "--task: generation, as it is by default",
-    "convert": "--convert: generation, as it is by default",
-}
+_NOT_COUNTED: dict[str, str] = TABLES["not_counted"]
 #: ``--task``, ``--runner`` and ``--convert`` that generate, and those that return states of the model.
 _GENERATES = ("auto", "generate", "none")
 _POOLS = ("pooling", "embed", "embedding", "classify", "score", "reward")
@@ -115,7 +74,8 @@ def _gigabytes(name: str, text: str, least: float = 1e-9) -> int:
         value = -1.0
     if not least <= value <= 1 << 20:
         raise UsageError(
-            f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0"
+            f"{spelled(name)} {shown(text)}; accepted: a number of GiB {'above' if least else 'from'} 0, "
+            "without the unit"
         )
     return int(value * GIB)
 
@@ -126,7 +86,7 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise UsageError(f"--{name.replace('_', '-')} {shown(text)}; accepted: a JSON object")
+        raise UsageError(f"{spelled(name)} {shown(text)}; accepted: a JSON object")
     return value
 
 
@@ -142,7 +102,7 @@ def _sizes(name: str, text: str) -> list[int]:
 
 def _checked_sizes(name: str, value: Any) -> list[int]:
     if not isinstance(value, list) or not value or not all(type(one) is int and 1 <= one <= 1 << 16 for one in value):
-        raise UsageError(f"--{name.replace('_', '-')} {shown(value)}; accepted: whole numbers from 1 to {1 << 16}")
+        raise UsageError(f"{spelled(name)} {shown(value)}; accepted: whole numbers from 1 to {1 << 16}")
     return value
 
 
@@ -304,36 +264,24 @@ _READERS: dict[str, Callable[[str, str], Any]] = {name: one.metadata["reader"] f
 
 def read(given: tuple[tuple[str, str], ...]) -> Arguments:
     """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
-    found: dict[str, Any] = {}
-    noted: list[str] = []
-    for name, text in given:
-        key = name.replace("-", "_")
-        if key[:1] == "O" and key[1:].isdigit():
-            key, text = "O", key[1:]
-        key = _SHORT.get(key, key)
-        if key.startswith("no_") and key[3:] in _READERS:
-            key, text = key[3:], "false"
-        if key == "rope_scaling":  # before 0.12; ``--hf-overrides`` since
-            key, text = "hf_overrides", json.dumps({key: _mapping(key, text)})
-        if key in ("task", "convert") and _pools(key, text):
-            key = "runner"
-        if key in NOT_COUNTED:
-            noted.append(NOT_COUNTED[key])
-            continue
-        if key in WITHOUT_EFFECT and key not in _READERS:
-            continue
-        if key not in _READERS:
-            raise UsageError(here(name) or _unknown(key))
-        if key in found:
-            raise UsageError(f"--{name.replace('_', '-')} is given twice")
-        found[key] = _READERS[key](name, text)
+    pairs = [(name, *_full(name.replace("-", "_"), text)) for name, text in given]
+    found = values_of("vLLM", pairs, _READERS, {*_NOT_COUNTED, *_WITHOUT_EFFECT})
+    noted = (_NOT_COUNTED[name] for _, name, _ in pairs if name in _NOT_COUNTED)
     return replace(_resolved(found), not_counted=tuple(dict.fromkeys(noted)))
 
 
-def _unknown(key: str) -> str:
-    """The message for an option that is not followed: the three nearest that are."""
-    near = nearest(key, (*_READERS, *NOT_COUNTED, *WITHOUT_EFFECT))
-    return f"vLLM's option --{key.replace('_', '-')} is not followed; {near}"
+def _full(name: str, text: str) -> tuple[str, str]:
+    """An option by its full name, with the text that says the same there."""
+    if name[:1] == "O" and name[1:].isdigit():
+        name, text = "O", name[1:]
+    name = _SHORT.get(name, name)
+    if name.startswith("no_") and name[3:] in _READERS:
+        return name[3:], "false"
+    if name == "rope_scaling":  # before 0.12; ``--hf-overrides`` since
+        return "hf_overrides", json.dumps({name: _mapping(name, text)})
+    if name in ("task", "convert") and _pools(name, text):
+        return "runner", text
+    return name, text
 
 
 def _resolved(values: Mapping[str, Any]) -> Arguments:
@@ -367,7 +315,7 @@ def _adapters(values: Mapping[str, Any]) -> Adapters | None:
     if not values.get("enable_lora"):
         given = sorted({"max_loras", "max_lora_rank"} & set(values))
         if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --enable-lora: give that too")
+            raise UsageError(f"{spelled(given[0])} has no effect without --enable-lora: give that too")
         return None
     rank = values.get("max_lora_rank", 16)
     if rank not in RANKS:

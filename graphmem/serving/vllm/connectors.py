@@ -30,7 +30,7 @@ def connector_for(role: str, layout: Layout, host_bytes: int, ranks: int) -> Con
     if role and not is_plain:
         raise UsageError("--disaggregated is followed for models with one group of layers, all with full attention")
     if role:
-        return Sender() if role == "prefill" else Receiver()
+        return (Sender if role == "prefill" else Receiver)(host_bytes > 0)
     blocks = host_bytes // (cdiv(layout.block_bytes * ranks, _PAGE) * _PAGE)
     return Host(blocks, layout.block_size) if blocks and is_plain else Connector()
 
@@ -40,6 +40,8 @@ class Connector:
 
     #: Whether a finished request holds its blocks until they have been sent.
     sends = False
+    #: What is asked for and not followed, as the scheduler's rules end.
+    leaves_out = ""
 
     @property
     def is_idle(self) -> bool:
@@ -63,13 +65,21 @@ class Connector:
         """The oldest step has come back."""
 
 
-class Sender(Connector):
+class _OfOneRole(Connector):
+    """Of an engine that only prefills, or only decodes; it has no further one for the host."""
+
+    def __init__(self, has_host: bool = False) -> None:
+        if has_host:
+            self.leaves_out = "; engines of one role keep nothing on the host (--kv-offloading-size)"
+
+
+class Sender(_OfOneRole):
     """Of an engine that prefills."""
 
     sends = True
 
 
-class Receiver(Connector):
+class Receiver(_OfOneRole):
     """Of one that decodes: it gets all of a prompt, once; after a preemption it computes it itself."""
 
     def matched(self, request: State, start: int) -> int | None:

@@ -8,7 +8,7 @@ profile run, and headroom the run's peak above the bytes that stay.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -47,6 +47,7 @@ from graphmem.serving.vllm.quantization import method_for
 from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.settings import Settings, resolve
 from graphmem.serving.vllm.speculation import Draft, medusa_shape
+from graphmem.sources.checkpoints import Checkpoint
 from graphmem.trace import Trace, TraceBuilder
 from graphmem.units import GIB, MIB, format_bytes
 
@@ -395,49 +396,35 @@ def _answer(
     parts = _parts(question, settings, shape, start, total - requested)
     available = total - sum(part.bytes for part in parts)
     length = settings.batch.length
-    host_ranks = 1 if shape.latent is not None else settings.cards  # all ranks have the same latent keys
     blocks = settings.more.blocks or layout.blocks(available)
-    concurrency = layout.concurrency(blocks, length)
     cache = KVCache(
-        available_bytes=available,
-        block_bytes=layout.block_bytes,
-        block_size=layout.block_size,
-        blocks=blocks,
-        tokens=_tokens(settings, layout, blocks),
-        concurrency=concurrency,
+        available_bytes=available, block_bytes=layout.block_bytes, block_size=layout.block_size, blocks=blocks,
+        tokens=_tokens(settings, layout, blocks), concurrency=layout.concurrency(blocks, length),
         longest=layout.longest(available, settings.longest),
         groups=tuple((_words(shape, group.spec), group.layers) for group in layout.groups),
-    )
+    )  # fmt: skip
     return Served(
-        engine="vLLM",
-        version=".".join(map(str, settings.version)),
-        model=question.model.name,
-        gpu=question.device.name,
-        cards=settings.cards,
+        engine="vLLM", version=".".join(map(str, settings.version)), model=question.model.name,
+        gpu=question.device.name, cards=settings.cards,
         settings=settings.shown(method) | encoders.shown(shape, settings),
-        total_bytes=total,
-        requested_bytes=requested,
-        weights_bytes=start.weights,
-        parts=parts,
-        kv_cache=cache,
-        graphs_bytes=start.graphs_taken,
-        fragmentation_bytes=start.slack,
-        outside=_outside(question.device, settings, shape),
-        request_blocks=layout.request_blocks,
-        scheduler=lambda role="": Scheduler(
-            layout,
-            blocks,
-            max_num_seqs=settings.batch.requests,
-            max_num_batched_tokens=settings.batch.tokens,
-            max_model_len=length,
-            batches_in_flight=settings.batches_in_flight,
-            prefix_caching=settings.more.prefix_caching,
-            connector=connector_for(role, layout, settings.more.host_cache_bytes, host_ranks),
-        ),
+        total_bytes=total, requested_bytes=requested, weights_bytes=start.weights, parts=parts, kv_cache=cache,
+        graphs_bytes=start.graphs_taken, fragmentation_bytes=start.slack,
+        outside=_outside(question.device, settings, shape), request_blocks=layout.request_blocks,
+        scheduler=lambda role="": _scheduler(settings, shape, layout, blocks, role),
         refusal=_refusal(question, settings, shape, layout, start, cache),
-        notes=_notes(question, settings, shape),
-        basis=_basis(question, settings, shape, method),
-    )
+        notes=tuple(_notes(question, settings, shape)), basis=_basis(question, settings, shape, method),
+    )  # fmt: skip
+
+
+def _scheduler(settings: Settings, shape: Shape, layout: Layout, blocks: int, role: str) -> Scheduler:
+    """The engine's scheduler over so many blocks, of an engine that does both or has one role."""
+    ranks = 1 if shape.latent is not None else settings.cards  # all ranks have the same latent keys
+    return Scheduler(
+        layout, blocks, max_num_seqs=settings.batch.requests, max_num_batched_tokens=settings.batch.tokens,
+        max_model_len=settings.batch.length, batches_in_flight=settings.batches_in_flight,
+        prefix_caching=settings.more.prefix_caching,
+        connector=connector_for(role, layout, settings.more.host_cache_bytes, ranks),
+    )  # fmt: skip
 
 
 def _basis(question: Question, settings: Settings, shape: Shape, method: str | None) -> str:
@@ -599,58 +586,62 @@ def _connected_bytes(question: Question) -> int:
     return sum(figure.bytes for figure in question.device.outside(two) if figure.name == "NCCL's buffers")
 
 
-def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
+def _notes(question: Question, settings: Settings, shape: Shape) -> Iterator[str]:
     """The assumptions of an answer that a reader has to know, as sentences."""
-    shared = question.device.unified_memory
-    notes = list(settings.more.not_counted)
-    if settings.more.offloaded_bytes:
-        notes.append("weights are moved to the host by whole parameters, so up to one more than --cpu-offload-gb says")
-    if settings.more.pools:
-        notes.append("a model that pools: no sampler and no head; what its pooler takes is not followed")
-    if not settings.eager and not settings.cold:
-        notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")
-        if question.device.limits.vllm_attention not in (FlashAttention2.name, FlashAttention3.name):
-            notes.append("CUDA graphs with kernels other than FlashAttention's are followed by their source only")
-    if not settings.eager and settings.more.speculation:
-        notes.append("activations are taken as in eager mode where tokens are drafted, and graphs of the draft as none")
-    if not settings.eager and settings.more.pipeline > 1:
-        notes.append("compiled stages of a pipeline, and their graphs, are followed by the engine's source only")
-    if shape.kind in deltanet.KINDS and question.device.limits.vllm_attention != FlashAttention3.name:
-        notes.append(
-            "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
-        )
-    sums = collectives.in_words(question.device, settings.tensor_parallel)
-    notes += [sums] if sums is not None and settings.version >= versions.NEWEST else []
-    if settings.more.host_cache_bytes:
-        host = format_bytes(settings.more.host_cache_bytes)
-        notes.append(
-            f"KV offloading: {host} of pinned memory on the host of all cards together; the cards hold the same"
-        )
+    more, device = settings.more, question.device
+    compiled, attention = not settings.eager, device.limits.vllm_attention
+    yield from more.not_counted
+    if more.offloaded_bytes:
+        yield "weights are moved to the host by whole parameters, so up to one more than --cpu-offload-gb says"
+    if more.pools:
+        yield "a model that pools: no sampler and no head; what its pooler takes is not followed"
+    if compiled and not settings.cold:
+        yield "a warm start; the first one on a machine compiles, and charges that as activations: see --cold"
+        if attention not in _RECORDED_ATTENTION:
+            yield "CUDA graphs with kernels other than FlashAttention's are followed by their source only"
+    if compiled and more.speculation:
+        yield "activations are taken as in eager mode where tokens are drafted, and graphs of the draft as none"
+    if compiled and more.pipeline > 1:
+        yield "compiled stages of a pipeline, and their graphs, are followed by the engine's source only"
+    if shape.kind in deltanet.KINDS and attention != FlashAttention3.name:
+        yield "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
+    sums = collectives.in_words(device, settings.tensor_parallel)
+    if sums is not None and settings.version >= versions.NEWEST:
+        yield sums
+    if more.host_cache_bytes:
+        host = format_bytes(more.host_cache_bytes)
+        yield f"KV offloading: {host} of pinned memory on the host of all cards together; the cards hold the same"
     if settings.version < versions.NEWEST:
-        notes.append(
-            f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
-        )
+        yield f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
     if not question.non_torch_bytes:
-        if connected := _connected_bytes(question):
-            notes.append(
-                f"NCCL connects {question.tensor_parallel_size} cards while the engine profiles, which takes about "
-                f"{format_bytes(connected)} of the KV cache on each: --non-torch {round(connected / MIB)}MiB takes it "
-                "away"
-            )
-        notes.append(
-            "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to "
-            "400 MiB, which the KV cache has less"
-            + ("; here the host's processes, which share this memory, count too: 0.5 to 1.4 GiB in three logs" * shared)
+        yield from _notes_of_profiling(question)
+    if question.model.checkpoint is not None:
+        yield _note_of_checkpoint(question.model.checkpoint, shape)
+    yield from encoders.notes(shape, question.model, settings)
+    yield from backend.notes(shape, settings.eager)
+    yield from families.notes(shape, settings.eager)
+
+
+def _notes_of_profiling(question: Question) -> Iterator[str]:
+    """What takes memory while the engine profiles, and is taken as 0."""
+    if connected := _connected_bytes(question):
+        yield (
+            f"NCCL connects {question.tensor_parallel_size} cards while the engine profiles, which takes about "
+            f"{format_bytes(connected)} of the KV cache on each: --non-torch {round(connected / MIB)}MiB takes it away"
         )
-    checkpoint = question.model.checkpoint
-    if checkpoint is not None:
-        headless = not checkpoint.has_head and not shape.tied
-        notes.append(
-            f"the checkpoint's headers: {len(checkpoint.tensors):,} tensors, {format_bytes(checkpoint.bytes)}"
-            + ("; it has no head of its own, as tied embeddings have none" if headless else "")
-        )
-    notes += encoders.notes(shape, question.model, settings)
-    return (*notes, *backend.notes(shape, settings.eager), *families.notes(shape, settings.eager))
+    shared = "; here the host's processes, which share this memory, count too: 0.5 to 1.4 GiB in three logs"
+    yield (
+        "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to 400 "
+        f"MiB, which the KV cache has less{shared * question.device.unified_memory}"
+    )
+
+
+def _note_of_checkpoint(checkpoint: Checkpoint, shape: Shape) -> str:
+    headless = "; it has no head of its own, as tied embeddings have none"
+    return (
+        f"the checkpoint's headers: {len(checkpoint.tensors):,} tensors, {format_bytes(checkpoint.bytes)}"
+        f"{headless * (not checkpoint.has_head and not shape.tied)}"
+    )
 
 
 ENGINE: Any = VLLM()

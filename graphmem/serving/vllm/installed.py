@@ -149,9 +149,20 @@ def _answer(question: Question, cards: int, found: Mapping[str, Any]) -> Served:
             connector=connector_for(role, layout, more.host_cache_bytes, question.tensor_parallel_size),
         ),
         refusal=refusal,
-        notes=(f"the class {known['architecture']} of vLLM {version()} was started, its weights without values",),
+        notes=tuple(_notes(found, known["architecture"])),
         basis="engine",
     )  # fmt: skip
+
+
+def _notes(found: Mapping[str, Any], architecture: str) -> Iterator[str]:
+    yield f"the class {architecture} of vLLM {version()} was started, its weights without values"
+    if found.get("flashinfer") is not None:
+        yield (
+            "FlashInfer's kernels are among its choices, as nvcc and ninja, or they, are found here"
+            if found["flashinfer"]
+            else "without FlashInfer's kernels, as nvcc or ninja is not found here (CUDA_HOME, PATH); a server's "
+            "machine that has both uses them"
+        )
 
 
 def _parts(found: Mapping[str, Any], total: int, requested: int, settings: Mapping[str, Any]) -> tuple[Part, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from graphmem.serving.logs import Reader, said, settings_in
+from graphmem.serving.logs import Reader, figure, settings_in
 
 #: Names of the engine's configuration -> of the options, where they are others.
 _OF_CONFIG = {"max_seq_len": "max_model_len"}
@@ -102,7 +102,7 @@ READER = Reader(
     engine="vllm",
     follows_versions=True,
     by_words=_WORDS,
-    told=("non-default args:", "args: Namespace("),
+    options_lines=("non-default args:", "args: Namespace("),
     begins=("vLLM API server version", "LLM engine (v", "non-default args:"),
     # A build of a checkout without tags says 0.1.dev, which is none.
     version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(?!0\.1\.dev)(\d+\.\d+[\w.+]*)"),
@@ -123,23 +123,23 @@ READER = Reader(
         ),
     },
     figures=(
-        said("weights", "Model loading took", r"Model loading took # G"),
-        said("weights", "Loading model weights took", r"Loading model weights took # G"),
-        said("weights", "model weights take", r"model weights take # ?GiB"),
-        said("activation peak", "PyTorch activation peak memory takes", r"activation peak memory takes # ?GiB"),
-        said("activation peak and graphs", "for peak activation", r"# GiB for peak activation"),
-        said("outside torch", "non_torch_memory takes", r"non_torch_memory takes # ?GiB"),
-        said("outside torch", "non_torch_memory=", r"non_torch_memory=# ?GiB"),
-        said("outside torch", "for non-torch memory", r"# GiB for non-torch memory"),
-        said("consumed", "for consumed memory", r"# ?GiB for consumed memory"),
-        said("peak of torch", "peak_torch_memory=", r"peak_torch_memory=# ?GiB"),
-        said("CUDA graphs, estimated", "Estimated CUDA graph memory", r"Estimated CUDA graph memory: # GiB"),
-        said("CUDA graphs", "Graph capturing finished", r"took # GiB"),
-        said("KV cache", "Available KV cache memory", r"Available KV cache memory: # GiB", worst=min),
-        said("KV cache", "reserved for KV Cache is", r"reserved for KV Cache is # ?GiB", worst=min),
-        said("KV cache", "kv_cache_size=", r"kv_cache_size=# ?GiB", worst=min),
-        said("blocks", " blocks:", r"(?:GPU|cuda|CUDA) blocks: #", 0, min),
-        said("tokens", "KV cache size:", r"KV cache size: # tokens", 0, min),
-        said("concurrency", "Maximum concurrency for", r"tokens per request: #x", 0, min),
+        figure("weights", "Model loading took", r"Model loading took # G"),
+        figure("weights", "Loading model weights took", r"Loading model weights took # G"),
+        figure("weights", "model weights take", r"model weights take # ?GiB"),
+        figure("activation peak", "PyTorch activation peak memory takes", r"activation peak memory takes # ?GiB"),
+        figure("activation peak and graphs", "for peak activation", r"# GiB for peak activation"),
+        figure("outside torch", "non_torch_memory takes", r"non_torch_memory takes # ?GiB"),
+        figure("outside torch", "non_torch_memory=", r"non_torch_memory=# ?GiB"),
+        figure("outside torch", "for non-torch memory", r"# GiB for non-torch memory"),
+        figure("consumed", "for consumed memory", r"# ?GiB for consumed memory"),
+        figure("peak of torch", "peak_torch_memory=", r"peak_torch_memory=# ?GiB"),
+        figure("CUDA graphs, estimated", "Estimated CUDA graph memory", r"Estimated CUDA graph memory: # GiB"),
+        figure("CUDA graphs", "Graph capturing finished", r"took # GiB"),
+        figure("KV cache", "Available KV cache memory", r"Available KV cache memory: # GiB", worst=min),
+        figure("KV cache", "reserved for KV Cache is", r"reserved for KV Cache is # ?GiB", worst=min),
+        figure("KV cache", "kv_cache_size=", r"kv_cache_size=# ?GiB", worst=min),
+        figure("blocks", " blocks:", r"(?:GPU|cuda|CUDA) blocks: #", 0, min),
+        figure("tokens", "KV cache size:", r"KV cache size: # tokens", 0, min),
+        figure("concurrency", "Maximum concurrency for", r"tokens per request: #x", 0, min),
     ),
 )  # fmt: skip

@@ -101,6 +101,7 @@ class Scheduler:
         self._sending: dict[int, State] = {}
         self._transfers: list[tuple[int, int]] = []
         self.lost_tokens = self.asked_tokens = self.found_tokens = self.loaded_tokens = 0
+        self.rules += self._connector.leaves_out
         if not self._plain:
             self.rules += "; with several groups of layers the prefix cache is not followed, which would help"
 

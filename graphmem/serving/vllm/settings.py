@@ -113,6 +113,27 @@ def resolve(question: Question) -> Settings:
     version = versions.checked(question.version)
     config = question.model.config
     more = _pooling(question, arguments.read(question.arguments))
+    batch, longest = _batch(question, version, more)
+    utilization = _utilization(question, version)
+    if question.kv_cache_dtype not in CACHE_DTYPES:
+        raise UsageError(f"kv_cache_dtype {question.kv_cache_dtype!r}; accepted: {', '.join(CACHE_DTYPES)}")
+    dtype, itemsize = _dtype(question, config)
+    check_parallel(question.model, question.tensor_parallel_size)
+    _check_context_parallel(question.model, question.tensor_parallel_size, more.context_parallel)
+    runner = _runner(more, version, question)
+    _check_followed(more, runner)
+    eager = question.enforce_eager or (not more.compiled and more.graph_mode == "NONE")
+    return Settings(
+        version=version, batch=batch, utilization=utilization, tensor_parallel=question.tensor_parallel_size,
+        cache_dtype=question.kv_cache_dtype, itemsize=itemsize, dtype=dtype, eager=eager,
+        cold=question.cold and (not eager or config.get("model_type") in STATES), runner=runner,
+        capture_sizes=() if eager or more.graph_mode == "NONE" else _capture_sizes(question, batch, more),
+        batches_in_flight=_batches_in_flight(more, version, runner), longest=longest, more=more,
+    )  # fmt: skip
+
+
+def _batch(question: Question, version: Version, more: Arguments) -> tuple[Batch, int]:
+    """(the most of a step, the longest request that the model has)."""
     length, longest = _length(question.model, question.max_model_len)
     tokens, requests = _batch_defaults(question, version, more)
     if more.performance == "throughput":  # both defaults are doubled (engine/arg_utils.py)
@@ -124,50 +145,34 @@ def resolve(question: Question) -> Settings:
         tokens = min(requests * length, tokens if chunked else max(length, tokens))
     else:
         tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
-        if tokens < requests:
-            raise UsageError(
-                f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({requests}): give "
-                f"--max-num-seqs {tokens} or less, or --max-num-batched-tokens {requests} or more"
-            )
-        if tokens < length and not more.chunked_prefill:  # SchedulerConfig.verify_max_model_len (config/scheduler.py)
-            raise UsageError(
-                f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}), and without chunked "
-                f"prefill a prompt goes into one batch: give --max-model-len {tokens} or less, "
-                f"--max-num-batched-tokens {length} or more, or leave out --no-enable-chunked-prefill"
-            )
-    utilization = question.gpu_memory_utilization
-    if utilization is None:
-        utilization = 0.92 if versions.UTILIZATION_92.holds(version) else 0.9
-    if not 0 < utilization <= 1:
-        raise UsageError(f"gpu_memory_utilization is {utilization}; accepted: above 0, to 1")
-    if question.kv_cache_dtype not in CACHE_DTYPES:
-        raise UsageError(f"kv_cache_dtype {question.kv_cache_dtype!r}; accepted: {', '.join(CACHE_DTYPES)}")
+        _check_tokens(tokens, requests, length, more)
     block_size = question.block_size or BLOCK_SIZE
     if block_size < 1 or block_size % _BLOCK_STEP:
         raise UsageError(f"block_size is {block_size}; FlashAttention takes multiples of {_BLOCK_STEP}")
-    dtype, itemsize = _dtype(question, config)
-    check_parallel(question.model, question.tensor_parallel_size)
-    _check_context_parallel(question.model, question.tensor_parallel_size, more.context_parallel)
-    runner = _runner(more, version, question)
-    _check_followed(more, runner)
-    eager = question.enforce_eager or (not more.compiled and more.graph_mode == "NONE")
-    batch = Batch(tokens, requests, length, block_size)
-    return Settings(
-        version=version,
-        batch=batch,
-        utilization=utilization,
-        tensor_parallel=question.tensor_parallel_size,
-        cache_dtype=question.kv_cache_dtype,
-        itemsize=itemsize,
-        dtype=dtype,
-        eager=eager,
-        cold=question.cold and (not eager or question.model.config.get("model_type") in STATES),
-        runner=runner,
-        capture_sizes=() if eager or more.graph_mode == "NONE" else _capture_sizes(question, batch, more),
-        batches_in_flight=_batches_in_flight(more, version, runner),
-        longest=longest,
-        more=more,
-    )
+    return Batch(tokens, requests, length, block_size), longest
+
+
+def _check_tokens(tokens: int, requests: int, length: int, more: Arguments) -> None:
+    """``SchedulerConfig.verify_max_model_len`` (config/scheduler.py)."""
+    if tokens < requests:
+        raise UsageError(
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({requests}): give "
+            f"--max-num-seqs {tokens} or less, or --max-num-batched-tokens {requests} or more"
+        )
+    if tokens < length and not more.chunked_prefill:
+        raise UsageError(
+            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}), and without chunked "
+            f"prefill a prompt goes into one batch: give --max-model-len {tokens} or less, "
+            f"--max-num-batched-tokens {length} or more, or leave out --no-enable-chunked-prefill"
+        )
+
+
+def _utilization(question: Question, version: Version) -> float:
+    asked = question.gpu_memory_utilization
+    utilization = (0.92 if versions.UTILIZATION_92.holds(version) else 0.9) if asked is None else asked
+    if not 0 < utilization <= 1:
+        raise UsageError(f"gpu_memory_utilization is {utilization}; accepted: above 0, to 1")
+    return utilization
 
 
 def _pooling(question: Question, more: Arguments) -> Arguments:

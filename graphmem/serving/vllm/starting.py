@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -79,7 +80,13 @@ def figures(watched: Watched) -> dict[str, Any]:
         "total": getattr(snapshot, "total_memory", 0),
     }
     sizes = {name: int(value or 0) for name, value in found.items()}
-    return {**sizes, "settings": _settings(worker.vllm_config, worker)}
+    return {**sizes, "flashinfer": _has_flashinfer(), "settings": _settings(worker.vllm_config, worker)}
+
+
+def _has_flashinfer() -> bool | None:
+    """Whether FlashInfer's kernels are there or can be built here; None where the version does not say."""
+    has = getattr(sys.modules.get("vllm.utils.flashinfer"), "has_flashinfer", None)
+    return None if has is None else bool(has())
 
 
 def _settings(config: Any, worker: Any) -> dict[str, Any]:
