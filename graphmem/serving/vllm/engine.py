@@ -97,7 +97,7 @@ class VLLM(AskedFirst):
 
     def by_itself(self, question: Question) -> Served:
         """See :class:`graphmem.serving.installed.AskedFirst`."""
-        return installed.serve(question)
+        return _of_stages(installed.stages_of(question))
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
@@ -123,12 +123,7 @@ class VLLM(AskedFirst):
         return _connected_bytes(question)
 
     def _worst(self, question: Question) -> Served:
-        """The answer of the stage of the pipeline that has the fewest blocks."""
-        answers = self.stages_of(question)
-        if len(answers) == 1:
-            return answers[0]
-        worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
-        return replace(worst, notes=(_stages_in_words(answers, worst), *worst.notes))
+        return _of_stages(self.stages_of(question))
 
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
@@ -271,6 +266,14 @@ def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -
             "which is not followed for it, nor with a pipeline or drafts; give --tensor-parallel-size 1, or "
             "--data-parallel-size 1"
         )
+
+
+def _of_stages(answers: list[Served]) -> Served:
+    """The answer of the stage of the pipeline that has the fewest blocks."""
+    if len(answers) == 1:
+        return answers[0]
+    worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
+    return replace(worst, notes=(_stages_in_words(answers, worst), *worst.notes))
 
 
 def _stages_in_words(answers: list[Served], worst: Served) -> str:

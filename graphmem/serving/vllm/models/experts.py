@@ -244,7 +244,8 @@ def _make_layer(run: Run, shape: Shape, name: str) -> list[Tensor]:
 
 def rearrange(run: Run, shape: Shape) -> None:
     """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room to
-    gather the experts of a layer into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
+    gather the experts of a layer into (distributed/eplb/{eplb_state,rebalance_execute}.py), each weight's by way of a
+    flat copy of those of all ranks (``ProcessGroupNCCL::allgather``)."""
     experts = shape.experts
     if experts is None or not run.experts.balanced:
         return
@@ -255,4 +256,7 @@ def rearrange(run: Run, shape: Shape) -> None:
     run.temporary(layers * copies, layers * copies * 8)
     total = run.new(layers * experts.count * 8, "sum of the load")
     run.temporary(_WINDOW * layers * experts.count * 8)
-    run.free(*_make_layer(run, shape, "experts that are gathered"), load, total)
+    gathered = _make_layer(run, shape, "experts that are gathered")
+    for weight in gathered:
+        run.temporary(run.experts.ranks * weight.bytes)
+    run.free(*gathered, load, total)
